@@ -30,7 +30,7 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
         "schema",
         "crates/cli/tests/snapshots",
     ]);
-    let changed = process::read(&mut status)?;
+    let changed = process::run_for_stdout(&mut status)?;
     out::print_result(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
     Ok(())
 }

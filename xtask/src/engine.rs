@@ -72,7 +72,7 @@ impl Engine {
     /// Explains an engine that no longer answers: a reason for failed tests that is none of theirs.
     pub(crate) fn hang(&self) -> Option<String> {
         let host = format!("unix://{}", self.socket.display());
-        if process::answers("timeout", &[HANG_TIMEOUT, "docker", "--host", &host, "network", "ls"]) {
+        if process::succeeds("timeout", &[HANG_TIMEOUT, "docker", "--host", &host, "network", "ls"]) {
             return None;
         }
         let stacks = self.stacks().unwrap_or_default();
@@ -85,7 +85,7 @@ impl Engine {
     fn stacks(&self) -> Option<String> {
         let pid = std::fs::read_to_string(self.home.path().join("docker.pid")).ok()?;
         let began = Instant::now();
-        process::read(Command::new("kill").args(["-USR1", pid.trim()])).ok()?;
+        process::run_for_stdout(Command::new("kill").args(["-USR1", pid.trim()])).ok()?;
         let mut before = String::new();
         while began.elapsed() < STACKS_TIMEOUT {
             std::thread::sleep(Duration::from_millis(200));
@@ -109,7 +109,7 @@ impl Drop for Engine {
         let docker = |args: &[&str]| {
             let mut command = Command::new("docker");
             command.arg("--host").arg(format!("unix://{}", self.socket.display())).args(args);
-            process::read(&mut command)
+            process::run_for_stdout(&mut command)
         };
         let ids = docker(&["ps", "--all", "--quiet"]).unwrap_or_default();
         for id in ids.split_whitespace() {
@@ -143,7 +143,7 @@ fn redirect_to_log<'a>(command: &'a mut Command, log: &Path) -> Result<&'a mut C
 }
 
 fn answers(socket: &Path) -> bool {
-    process::answers("docker", &["--host", &format!("unix://{}", socket.display()), "version"])
+    process::succeeds("docker", &["--host", &format!("unix://{}", socket.display()), "version"])
 }
 
 fn last_lines(log: &Path) -> String {

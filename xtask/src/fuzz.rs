@@ -20,7 +20,7 @@ const CASES_SHORT: u32 = 1_000;
 const SEED_SHORT: u64 = 17;
 const DOCUMENT: &str = "docs/api/openapi.json";
 /// Callers, one after the other.
-const BOTH: &str = "both";
+const BOTH_CALLERS: &str = "both";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Nobody else reaches this server, and it is gone at the end.
 const TOKEN: &str = "fuzz-only-0123456789abcdef0123456789abcdef";
@@ -33,8 +33,11 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
         Some(seed) => seed,
         None => random_seed(),
     };
-    let caller = args.value("--as")?.unwrap_or_else(|| BOTH.to_owned());
-    ensure!([BOTH, "admin", "user"].contains(&caller.as_str()), "`--as` wants `admin`, `user` or `{BOTH}`");
+    let caller = args.value("--as")?.unwrap_or_else(|| BOTH_CALLERS.to_owned());
+    ensure!(
+        [BOTH_CALLERS, "admin", "user"].contains(&caller.as_str()),
+        "`--as` wants `admin`, `user` or `{BOTH_CALLERS}`"
+    );
     args.finish()?;
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli"]))?;
     run_schemathesis(workspace, cases, seed, &caller)
@@ -46,13 +49,13 @@ fn random_seed() -> u64 {
 }
 
 /// The short form, with the program that the tests were built with.
-pub(crate) fn short(workspace: &Workspace) -> Result<()> {
-    run_schemathesis(workspace, CASES_SHORT, SEED_SHORT, BOTH)
+pub(crate) fn run_short(workspace: &Workspace) -> Result<()> {
+    run_schemathesis(workspace, CASES_SHORT, SEED_SHORT, BOTH_CALLERS)
 }
 
 /// The long form, with a seed of its own.
 pub(crate) fn run_long(workspace: &Workspace) -> Result<()> {
-    run_schemathesis(workspace, CASES, random_seed(), BOTH)
+    run_schemathesis(workspace, CASES, random_seed(), BOTH_CALLERS)
 }
 
 fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) -> Result<()> {

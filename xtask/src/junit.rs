@@ -21,12 +21,12 @@ impl TestResult {
     }
 }
 
-pub(crate) fn read(path: &Path) -> Result<Vec<TestResult>> {
+pub(crate) fn read_report(path: &Path) -> Result<Vec<TestResult>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("read `{}`", path.display()))?;
-    parse(&text).with_context(|| format!("understand `{}`", path.display()))
+    parse_report(&text).with_context(|| format!("understand `{}`", path.display()))
 }
 
-fn parse(text: &str) -> Result<Vec<TestResult>> {
+fn parse_report(text: &str) -> Result<Vec<TestResult>> {
     let document = roxmltree::Document::parse(text)?;
     let cases = document.descendants().filter(|node| node.has_tag_name("testcase"));
     cases
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_report_tells_times_and_failures() {
-        let results = parse(REPORT).unwrap();
+        let results = parse_report(REPORT).unwrap();
         assert_eq!(results.len(), 2);
         assert_eq!((results[0].secs, results[0].failed), (0.25, false));
         assert!(results[1].failed);
@@ -70,6 +70,6 @@ mod tests {
 
     #[test]
     fn a_report_that_is_cut_off_is_an_error() {
-        assert!(parse(&REPORT[..REPORT.len() - 20]).is_err());
+        assert!(parse_report(&REPORT[..REPORT.len() - 20]).is_err());
     }
 }

@@ -11,6 +11,6 @@ pub(crate) fn print_message(text: &str) {
 }
 
 /// The start of a level or step. On stderr, where cargo and nextest write too, so the order stays right.
-pub(crate) fn heading(text: &str) {
+pub(crate) fn print_heading(text: &str) {
     eprintln!("\n── {text}");
 }

@@ -47,7 +47,7 @@ impl Postgres {
         }
         let mut initdb = command_as_owner(&bin.join("initdb"))?;
         initdb.args(["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]);
-        process::read(initdb.args(["--username", USER, "-D"]).arg(&data))?;
+        process::run_for_stdout(initdb.args(["--username", USER, "-D"]).arg(&data))?;
 
         let mut command = command_as_owner(&bin.join("postgres"))?;
         command.arg("-D").arg(&data).arg("-k").arg(home.path()).args(["-c", "listen_addresses="]);

@@ -31,7 +31,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs to the end and gives back stdout.
-pub(crate) fn read(command: &mut Command) -> Result<String> {
+pub(crate) fn run_for_stdout(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", line(command)))?;
     if !output.status.success() {
@@ -42,7 +42,7 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
 }
 
 /// Whether a program exists and answers with success.
-pub(crate) fn answers(program: impl AsRef<OsStr>, args: &[&str]) -> bool {
+pub(crate) fn succeeds(program: impl AsRef<OsStr>, args: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
@@ -78,7 +78,7 @@ impl ChildGuard {
         if !matches!(self.child.try_wait(), Ok(None)) {
             return;
         }
-        answers("kill", &["-s", self.signal, &self.child.id().to_string()]);
+        succeeds("kill", &["-s", self.signal, &self.child.id().to_string()]);
         let until = Instant::now() + STOP_GRACE;
         while Instant::now() < until {
             if !matches!(self.child.try_wait(), Ok(None)) {
@@ -153,7 +153,7 @@ fn remove_with_mounts(dir: &Path) {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
     for point in points.filter(|point| Path::new(point).starts_with(dir)) {
-        let _ = read(Command::new("umount").args(["--lazy", point]));
+        let _ = run_for_stdout(Command::new("umount").args(["--lazy", point]));
     }
     let _ = std::fs::remove_dir_all(dir);
 }
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_failing_command_is_named_in_its_error() {
-        let error = read(Command::new("sh").args(["-c", "echo no luck >&2; exit 3"])).unwrap_err();
+        let error = run_for_stdout(Command::new("sh").args(["-c", "echo no luck >&2; exit 3"])).unwrap_err();
         let text = format!("{error:#}");
         assert!(text.contains("no luck") && text.contains("sh -c"), "{text}");
     }

@@ -96,7 +96,7 @@ mod tests {
             let mut child = Command::new(&stripped);
             let name = "release::tests::a_stripped_binary_finds_its_lines_in_the_file_beside_it";
             child.args(["--exact", name, "--nocapture"]).env(CHILD, "1");
-            process::read(&mut child).unwrap()
+            process::run_for_stdout(&mut child).unwrap()
         };
         let with_symbols = backtrace();
         assert!(with_symbols.contains("src/release.rs:"), "{with_symbols}");

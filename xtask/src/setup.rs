@@ -15,15 +15,15 @@ struct Requirement {
 
 /// Extend here: a line, and `cargo xtask test` installs it everywhere.
 const TEST_REQUIREMENTS: &[Requirement] = &[
-    Requirement { what: "git", here: || process::answers("git", &["--version"]), packages: &["git"] },
+    Requirement { what: "git", here: || process::succeeds("git", &["--version"]), packages: &["git"] },
     Requirement {
         what: "a C compiler with a static libc",
-        here: || process::answers("cc", &["--version"]),
+        here: || process::succeeds("cc", &["--version"]),
         packages: &["gcc", "libc6-dev"],
     },
     Requirement {
         what: "setpriv and kill",
-        here: || process::answers("setpriv", &["--version"]) && process::answers("kill", &["-l"]),
+        here: || process::succeeds("setpriv", &["--version"]) && process::succeeds("kill", &["-l"]),
         packages: &["util-linux", "procps"],
     },
     Requirement {
@@ -34,67 +34,69 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
     Requirement {
         what: "a container engine",
         here: || {
-            process::answers("dockerd", &["--version"]) && process::answers("containerd", &["--version"])
+            process::succeeds("dockerd", &["--version"]) && process::succeeds("containerd", &["--version"])
         },
         packages: &["docker.io", "containerd", "runc", "iptables"],
     },
     Requirement {
         what: "Podman, over which the agent runs tasks as well",
-        here: || process::answers("podman", &["--version"]),
+        here: || process::succeeds("podman", &["--version"]),
         packages: &["podman"],
     },
     Requirement {
         what: "a static busybox, of which test images are made",
-        here: || process::answers("busybox", &["true"]),
+        here: || process::succeeds("busybox", &["true"]),
         packages: &["busybox-static"],
     },
     Requirement {
         what: "OpenSSH's programs",
-        here: || std::path::Path::new("/usr/sbin/sshd").exists() && process::answers("ssh", &["-V"]),
+        here: || std::path::Path::new("/usr/sbin/sshd").exists() && process::succeeds("ssh", &["-V"]),
         packages: &["openssh-client", "openssh-server"],
     },
     Requirement {
         what: "what hosts of the lab are made of",
         here: || {
-            process::answers("ip", &["-V"])
-                && process::answers("unshare", &["--version"])
-                && process::answers("sudo", &["-V"])
+            process::succeeds("ip", &["-V"])
+                && process::succeeds("unshare", &["--version"])
+                && process::succeeds("sudo", &["-V"])
         },
         packages: &["iproute2", "util-linux", "sudo"],
     },
-    Requirement { what: "tmux", here: || process::answers("tmux", &["-V"]), packages: &["tmux"] },
+    Requirement { what: "tmux", here: || process::succeeds("tmux", &["-V"]), packages: &["tmux"] },
     Requirement {
         what: "Python with environments, for programs of others",
-        here: || process::answers("python3", &["-c", "import ensurepip, venv"]),
+        here: || process::succeeds("python3", &["-c", "import ensurepip, venv"]),
         packages: &["python3", "python3-venv"],
     },
     Requirement {
         what: "Slurm",
         // Its commands answer nothing without a cluster, not even their version.
         here: || {
-            ["slurmctld", "slurmd", "slurmrestd", "munged"].iter().all(|name| process::answers(name, &["-V"]))
+            ["slurmctld", "slurmd", "slurmrestd", "munged"]
+                .iter()
+                .all(|name| process::succeeds(name, &["-V"]))
                 && std::path::Path::new("/usr/bin/sbatch").exists()
         },
         packages: &["slurmctld", "slurmd", "slurmrestd", "slurm-client", "munge"],
     },
     Requirement {
         what: "openssl",
-        here: || process::answers("openssl", &["version"]),
+        here: || process::succeeds("openssl", &["version"]),
         packages: &["openssl"],
     },
     Requirement {
         what: "nginx, beside which the proxy is put to the same requests",
-        here: || process::answers("nginx", &["-v"]),
+        here: || process::succeeds("nginx", &["-v"]),
         packages: &["nginx"],
     },
-    Requirement { what: "rsync", here: || process::answers("rsync", &["--version"]), packages: &["rsync"] },
+    Requirement { what: "rsync", here: || process::succeeds("rsync", &["--version"]), packages: &["rsync"] },
 ];
 
 /// What the benchmark of the proxy needs beside; no test does.
 const PROXY_REQUIREMENTS: &[Requirement] = &[
     Requirement {
         what: "nginx, which the proxy is measured beside",
-        here: || process::answers("nginx", &["-v"]),
+        here: || process::succeeds("nginx", &["-v"]),
         packages: &["nginx"],
     },
     Requirement {
@@ -105,7 +107,7 @@ const PROXY_REQUIREMENTS: &[Requirement] = &[
     },
 ];
 
-pub(crate) fn ensure(workspace: &Workspace) -> Result<()> {
+pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<()> {
     ensure_all(TEST_REQUIREMENTS)?;
     ensure_nextest(workspace)
 }
@@ -126,7 +128,7 @@ fn ensure_all(needs: &[Requirement]) -> Result<()> {
 }
 
 fn install(missing: &[&Requirement]) -> Result<()> {
-    let packages = packages(missing, is_root()?, process::answers("apt-get", &["--version"]))?;
+    let packages = packages(missing, is_root()?, process::succeeds("apt-get", &["--version"]))?;
     process::run(run_apt().args(["-qq", "update"]))?;
     process::run(run_apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
 }
@@ -153,7 +155,7 @@ fn run_apt() -> Command {
 }
 
 fn ensure_nextest(workspace: &Workspace) -> Result<()> {
-    let here = || process::read(workspace.cargo().args(["nextest", "--version"])).is_ok();
+    let here = || process::run_for_stdout(workspace.cargo().args(["nextest", "--version"])).is_ok();
     if here() {
         return Ok(());
     }
@@ -166,7 +168,7 @@ fn ensure_nextest(workspace: &Workspace) -> Result<()> {
 }
 
 pub(crate) fn is_root() -> Result<bool> {
-    let said = process::read(Command::new("id").arg("-u")).context("ask who runs this")?;
+    let said = process::run_for_stdout(Command::new("id").arg("-u")).context("ask who runs this")?;
     Ok(said.trim() == "0")
 }
 

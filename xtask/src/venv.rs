@@ -103,7 +103,7 @@ impl Venv {
     /// The file is the last thing written: an environment without it was left half made.
     fn is_complete(&self, home: &Path) -> bool {
         fs::read_to_string(marker_file(home)).is_ok_and(|text| text == self.requirements)
-            && process::answers(home.join("bin/python"), &["-c", &format!("import {}", self.imports)])
+            && process::succeeds(home.join("bin/python"), &["-c", &format!("import {}", self.imports)])
     }
 }
 

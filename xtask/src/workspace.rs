@@ -63,7 +63,7 @@ impl Workspace {
     pub(crate) fn metadata(&self, extra: &[&str]) -> Result<Value> {
         let mut command = self.cargo();
         command.args(["metadata", "--format-version", "1", "--locked"]).args(extra);
-        serde_json::from_str(&process::read(&mut command)?).context("read cargo's metadata")
+        serde_json::from_str(&process::run_for_stdout(&mut command)?).context("read cargo's metadata")
     }
 
     pub(crate) fn members(&self) -> Result<BTreeMap<String, Member>> {
@@ -74,7 +74,7 @@ impl Workspace {
 
     /// Where cargo puts what a plain build of `profile` makes.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
-        let said = process::read(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
+        let said = process::run_for_stdout(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
         let host = said.lines().find_map(|line| line.strip_prefix("host: ")).context("find rustc's host")?;
         Ok(self.target()?.join(host).join(profile).join(binary))
     }
@@ -97,7 +97,7 @@ impl Workspace {
             "-co",
             "--exclude-standard",
         ]);
-        let listed = process::read(&mut command)?;
+        let listed = process::run_for_stdout(&mut command)?;
         let exists = |path: &&str| self.root.join(path).is_file();
         Ok(listed.lines().filter(exists).map(str::to_owned).collect())
     }

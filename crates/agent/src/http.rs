@@ -307,13 +307,13 @@ pub async fn connect_unix(socket: &OwnedFd) -> io::Result<UnixStream> {
 
 /// A "no": a status and a sentence, sent as plain text.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct ErrorResponse {
     pub status: StatusCode,
     pub text: String,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-impl Refusal {
+impl ErrorResponse {
     pub fn new(status: StatusCode, text: impl Into<String>) -> Self {
         Self { status, text: text.into(), headers: Vec::new() }
     }
@@ -344,7 +344,7 @@ impl Refusal {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let mut response = (self.status, self.text).into_response();
         for (name, value) in self.headers {
@@ -359,10 +359,10 @@ impl IntoResponse for Refusal {
 pub struct Json<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
-    type Rejection = Refusal;
-    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+    type Rejection = ErrorResponse;
+    async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
         let RawJson(bytes) = RawJson::from_request(request, state).await?;
-        parse(&bytes).map(Self)
+        parse_json(&bytes).map(Self)
     }
 }
 
@@ -371,31 +371,32 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 pub struct RawJson(pub Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for RawJson {
-    type Rejection = Refusal;
-    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+    type Rejection = ErrorResponse;
+    async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
         check_content_type(request.headers())?;
         match timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await {
-            Ok(read) => read.map(Self).map_err(too_long_or_broken),
-            Err(_) => Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")),
+            Ok(read) => read.map(Self).map_err(body_error),
+            Err(_) => Err(ErrorResponse::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")),
         }
     }
 }
 
 /// Reads a JSON body that was taken as bytes.
-pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
-    serde_json::from_slice(bytes).map_err(|error| Refusal::bad_request(format!("read the body: {error}")))
+pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ErrorResponse> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| ErrorResponse::bad_request(format!("read the body: {error}")))
 }
 
-fn too_long_or_broken(rejection: BytesRejection) -> Refusal {
+fn body_error(rejection: BytesRejection) -> ErrorResponse {
     if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
         let text = format!("the body is longer than {BODY_BYTES_MAX} bytes");
-        return Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text);
+        return ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, text);
     }
-    Refusal::bad_request("the body ended early")
+    ErrorResponse::bad_request("the body ended early")
 }
 
 /// Absent is fine; anything but JSON is not.
-fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_content_type(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     let Some(kind) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let kind = kind.to_str().unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
@@ -403,7 +404,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), Refusal> {
         return Ok(());
     }
     let text = format!("the content type must be application/json, not `{}`", kind.escape_debug());
-    Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
+    Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
 }
 
 /// The token of an `Authorization: Bearer …` header.
@@ -424,8 +425,8 @@ pub fn matches_hash<'a>(secret: &str, hashes: impl IntoIterator<Item = &'a str>)
 }
 
 /// Nothing of that name here; as plain text, like every other error.
-pub async fn no_such_call() -> Refusal {
-    Refusal::not_found("no such call")
+pub async fn unknown_route() -> ErrorResponse {
+    ErrorResponse::not_found("no such call")
 }
 
 #[cfg(test)]

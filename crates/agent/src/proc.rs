@@ -25,12 +25,12 @@ const ENVIRONMENT_MAX: u64 = 1 << 20;
 
 /// One process for as long as the host is up: the pid, and when it started in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Name {
+pub struct ProcessId {
     pub pid: i32,
     pub start: u64,
 }
 
-impl std::fmt::Display for Name {
+impl std::fmt::Display for ProcessId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:{}", self.pid, self.start)
     }
@@ -40,7 +40,7 @@ impl std::fmt::Display for Name {
 #[error("read a process's name: not `PID:START`")]
 pub struct ParseProcessIdError;
 
-impl FromStr for Name {
+impl FromStr for ProcessId {
     type Err = ParseProcessIdError;
 
     fn from_str(text: &str) -> Result<Self, ParseProcessIdError> {
@@ -55,13 +55,13 @@ impl FromStr for Name {
 /// What `/proc/PID/stat` says, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    pub name: Name,
+    pub name: ProcessId,
     pub parent: i32,
-    pub state: State,
+    pub state: ProcessState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum ProcessState {
     Alive,
     /// Ended; its parent has not asked yet.
     Zombie,
@@ -87,12 +87,12 @@ fn parse(text: &[u8]) -> Option<Stat> {
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     // Fields are counted from the state, which `proc(5)` calls the third.
     let state = match *fields.first()? {
-        "Z" | "X" | "x" => State::Zombie,
-        _ => State::Alive,
+        "Z" | "X" | "x" => ProcessState::Zombie,
+        _ => ProcessState::Alive,
     };
     let parent = fields.get(1)?.parse().ok()?;
     let start = fields.get(19)?.parse().ok()?;
-    Some(Stat { name: Name { pid, start }, parent, state })
+    Some(Stat { name: ProcessId { pid, start }, parent, state })
 }
 
 fn is_no_process(error: &io::Error) -> bool {
@@ -130,7 +130,7 @@ fn descendants_in(root: i32, all: &[Stat]) -> Vec<Stat> {
         for stat in children.get(&parent).into_iter().flatten() {
             if visited.insert(stat.name.pid) {
                 next.push(stat.name.pid);
-                if stat.state == State::Alive {
+                if stat.state == ProcessState::Alive {
                     found.push(**stat);
                 }
             }
@@ -146,7 +146,7 @@ pub fn was_started_with(pid: i32, variables: &[&str]) -> bool {
 }
 
 /// The value a variable had when the process was started.
-pub fn variable(pid: i32, name: &str) -> Option<String> {
+pub fn environment_variable(pid: i32, name: &str) -> Option<String> {
     let environment = environment(pid);
     let mut all = environment.split(|&byte| byte == 0);
     all.find_map(|one| {
@@ -178,14 +178,14 @@ pub fn boot_id() -> io::Result<String> {
 
 /// A process held by handle: what is sent reaches it or nobody.
 #[derive(Debug)]
-pub struct Held {
-    name: Name,
+pub struct ProcessHandle {
+    name: ProcessId,
     fd: OwnedFd,
 }
 
-impl Held {
+impl ProcessHandle {
     /// `None` when that process is gone, also when somebody else has its pid now.
-    pub fn open(name: Name) -> io::Result<Option<Self>> {
+    pub fn open(name: ProcessId) -> io::Result<Option<Self>> {
         let Some(pid) = Pid::from_raw(name.pid) else { return Ok(None) };
         let fd = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(fd) => fd,
@@ -196,7 +196,7 @@ impl Held {
         Ok(stat(name.pid)?.filter(|stat| stat.name == name).map(|_| Self { name, fd }))
     }
 
-    pub fn name(&self) -> Name {
+    pub fn name(&self) -> ProcessId {
         self.name
     }
 
@@ -234,13 +234,13 @@ impl Held {
     }
 }
 
-impl AsFd for Held {
+impl AsFd for ProcessHandle {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-impl std::os::fd::AsRawFd for Held {
+impl std::os::fd::AsRawFd for ProcessHandle {
     fn as_raw_fd(&self) -> std::os::fd::RawFd {
         self.fd.as_raw_fd()
     }
@@ -250,7 +250,7 @@ impl std::os::fd::AsRawFd for Held {
 mod tests {
     use super::*;
 
-    fn own() -> Name {
+    fn own() -> ProcessId {
         stat(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap().name
     }
 
@@ -258,28 +258,28 @@ mod tests {
     fn a_program_name_with_parentheses_and_spaces_is_no_trap() {
         let line = b"71 (a) R 1 (b) S 42 71 71 0 -1 4194304 1 0 0 0 5 6 0 0 20 0 1 0 98765 1 2 3";
         let read = parse(line).unwrap();
-        assert_eq!(read.name, Name { pid: 71, start: 98765 });
-        assert_eq!((read.parent, read.state), (42, State::Alive));
+        assert_eq!(read.name, ProcessId { pid: 71, start: 98765 });
+        assert_eq!((read.parent, read.state), (42, ProcessState::Alive));
         assert!(parse(b"71 (a) Z 42 71").is_none());
     }
 
     #[test]
     fn f33_a_reused_pid_is_not_taken_for_the_old_process() {
         let own = own();
-        assert!(Held::open(own).unwrap().is_some());
-        let reused = Name { start: own.start - 1, ..own };
-        assert!(Held::open(reused).unwrap().is_none());
+        assert!(ProcessHandle::open(own).unwrap().is_some());
+        let reused = ProcessId { start: own.start - 1, ..own };
+        assert!(ProcessHandle::open(reused).unwrap().is_none());
     }
 
     #[test]
     fn a_process_that_ended_is_neither_signalled_nor_awaited() {
         let mut child = std::process::Command::new("/bin/true").spawn().unwrap();
         let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
-        let held = Held::open(name).unwrap().unwrap();
+        let held = ProcessHandle::open(name).unwrap().unwrap();
         assert!(held.ended(Duration::from_secs(10)).unwrap());
         child.wait().unwrap();
         assert!(!held.signal(Signal::TERM).unwrap());
-        assert!(Held::open(name).unwrap().is_none());
+        assert!(ProcessHandle::open(name).unwrap().is_none());
     }
 
     /// On a full disk that is all an init can leave of a job that was killed.
@@ -288,7 +288,7 @@ mod tests {
         for (command, said) in [("exit 137", Some(137)), ("kill -9 $$", None)] {
             let mut child = std::process::Command::new("/bin/sh").args(["-c", command]).spawn().unwrap();
             let name = stat(i32::try_from(child.id()).unwrap()).unwrap().unwrap().name;
-            let held = Held::open(name).unwrap().unwrap();
+            let held = ProcessHandle::open(name).unwrap().unwrap();
             assert!(held.ended(Duration::from_secs(10)).unwrap());
             assert_eq!(held.reap(), said, "{command}");
             child.wait().unwrap_err();
@@ -297,14 +297,15 @@ mod tests {
 
     #[test]
     fn a_name_reads_back_as_written() {
-        let name = Name { pid: 12, start: 99 };
+        let name = ProcessId { pid: 12, start: 99 };
         assert_eq!(name.to_string().parse(), Ok(name));
-        assert_eq!("12".parse::<Name>(), Err(ParseProcessIdError));
+        assert_eq!("12".parse::<ProcessId>(), Err(ParseProcessIdError));
     }
 
     #[test]
     fn descendants_are_found_over_generations_and_circles_end() {
-        let stat = |pid, parent| Stat { name: Name { pid, start: 1 }, parent, state: State::Alive };
+        let stat =
+            |pid, parent| Stat { name: ProcessId { pid, start: 1 }, parent, state: ProcessState::Alive };
         let all = [stat(2, 1), stat(3, 2), stat(4, 3), stat(9, 1), stat(1, 4)];
         let mut found: Vec<i32> = descendants_in(2, &all).iter().map(|stat| stat.name.pid).collect();
         found.sort_unstable();

@@ -32,7 +32,7 @@ use windlass_model::id::SubmissionId;
 use crate::{cgroup::ports::PortMap, confine::DirHandle};
 
 /// Where the `run` directory appears inside a container.
-pub const INSIDE: &str = "/windlass/run";
+pub const RUN_DIR_IN_CONTAINER: &str = "/windlass/run";
 /// Where the agent's binary appears inside a container, read-only.
 pub const AGENT_IN_CONTAINER: &str = "/windlass/agent";
 
@@ -181,7 +181,7 @@ pub const HTTP_PORT_FILE: &str = "http.port";
 
 /// What a runner leaves when it ends of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastWord {
+pub struct ExitRecord {
     /// What the job's main process exited with; 128 + signal when it was killed.
     pub exit_status: Option<i32>,
     /// The kernel killed something of the job for want of memory.

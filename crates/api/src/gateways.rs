@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
-use crate::{Document, metrics::Answers, runs::ApplyAction};
+use crate::{Document, metrics::ResponseCounts, runs::ApplyAction};
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayReplica {
@@ -175,7 +175,7 @@ pub struct TrafficReport {
     #[serde(default)]
     pub waiting_us: u64,
     #[serde(default)]
-    pub answers: Option<Answers>,
+    pub answers: Option<ResponseCounts>,
     /// There was no replica for them.
     #[serde(default)]
     pub asleep: bool,

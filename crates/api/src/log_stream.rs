@@ -18,7 +18,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a stream brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum LogStreamEvent {
     Bytes {
         offset: u64,
         at: Timestamp,
@@ -52,18 +52,18 @@ impl LogStream {
 
     /// The next news; `None` when the server closed the stream without an end. Then the caller asks again from
     /// [`LogStream::offset`].
-    pub async fn next(&mut self) -> Result<Option<News>, CallError> {
+    pub async fn next(&mut self) -> Result<Option<LogStreamEvent>, CallError> {
         loop {
             if let Some(data) = self.parser.next_event() {
                 match serde_json::from_slice(&data).map_err(CallError::Decode)? {
                     StreamEvent::Log { offset, timestamp, message } => {
                         let bytes = STANDARD.decode(message).map_err(CallError::Base64)?;
                         self.offset = offset.saturating_add(bytes.len() as u64);
-                        return Ok(Some(News::Bytes { offset, at: timestamp, bytes }));
+                        return Ok(Some(LogStreamEvent::Bytes { offset, at: timestamp, bytes }));
                     }
                     StreamEvent::End { offset, status, exit_status, termination_reason } => {
                         self.offset = offset;
-                        return Ok(Some(News::End { status, exit_status, termination_reason }));
+                        return Ok(Some(LogStreamEvent::End { status, exit_status, termination_reason }));
                     }
                 }
             }

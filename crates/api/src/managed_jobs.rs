@@ -83,7 +83,7 @@ pub struct TaskFile {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Launched {
+pub struct LaunchResponse {
     /// In the order of their ranks.
     pub jobs: Vec<LaunchedJob>,
     /// What of the file has no effect here.
@@ -152,7 +152,7 @@ pub struct CancelRequest {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-pub struct Cancelled {
+pub struct CancelResponse {
     /// Those that had not ended, by age.
     pub job_ids: Vec<i64>,
 }

@@ -37,7 +37,7 @@ pub struct Metric {
 
 /// How requests to a service were answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Answers {
+pub struct ResponseCounts {
     /// By the class of the status, from 1xx to 5xx.
     pub classes: Vec<u64>,
     /// By the time they took, in steps that the server knows.

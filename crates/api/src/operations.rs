@@ -10,23 +10,23 @@ use crate::{
 
 operations! {
     /// Says that the server runs.
-    CheckHealth = "check_health": Get Query "/healthcheck" Open (server::Nothing) -> server::Health;
+    CheckHealth = "check_health": Get Query "/healthcheck" Open (server::EmptyRequest) -> server::Health;
     /// Counters and gauges of the server, for Prometheus.
-    ReadMetrics = "read_metrics": Get Text "/metrics" GlobalAdmin (server::Nothing) -> String;
+    ReadMetrics = "read_metrics": Get Text "/metrics" GlobalAdmin (server::EmptyRequest) -> String;
     /// The version of the API this server speaks.
-    ReadServerInfo = "read_server_info": Post Json "/api/server/get_info" Open (server::Nothing) -> server::Info;
+    ReadServerInfo = "read_server_info": Post Json "/api/server/get_info" Open (server::EmptyRequest) -> server::Info;
     /// How each pipeline of the replica that answers is doing.
-    ListPipelines = "list_pipelines": Post Json "/api/server/pipelines" GlobalAdmin (server::Nothing) -> Vec<server::Pipeline>;
+    ListPipelines = "list_pipelines": Post Json "/api/server/pipelines" GlobalAdmin (server::EmptyRequest) -> Vec<server::Pipeline>;
 
     /// Ways to log in beside a token.
-    ListAuthProviders = "list_auth_providers": Post Json "/api/auth/list_providers" Open (server::Nothing) -> Vec<auth::Provider>;
+    ListAuthProviders = "list_auth_providers": Post Json "/api/auth/list_providers" Open (server::EmptyRequest) -> Vec<auth::Provider>;
     /// Where a browser goes next in a login.
     ReadNextRedirect = "read_next_redirect": Post Json "/api/auth/get_next_redirect" Open (auth::NextRedirectRequest) -> auth::NextRedirect;
 
     /// Users the caller may see: everyone for a global admin, else the caller.
-    ListUsers = "list_users": Post Json "/api/users/list" Token (users::ListRequest) -> users::Listing;
+    ListUsers = "list_users": Post Json "/api/users/list" Token (users::ListRequest) -> users::UserList;
     /// The caller, with credentials.
-    ReadMyUser = "read_my_user": Post Json "/api/users/get_my_user" Token (server::Nothing) -> users::UserWithCreds;
+    ReadMyUser = "read_my_user": Post Json "/api/users/get_my_user" Token (server::EmptyRequest) -> users::UserWithCreds;
     /// One user, with credentials.
     ReadUser = "read_user": Post Json "/api/users/get_user" SelfOrAdmin (users::NameRequest) -> users::UserWithCreds;
     /// Adds a user. The answer holds the token, which is never shown again.
@@ -40,29 +40,29 @@ operations! {
     /// Removes users.
     DeleteUsers = "delete_users": Post Json "/api/users/delete" GlobalAdmin (users::DeleteRequest) -> ();
     /// The caller's additional SSH public keys.
-    ListPublicKeys = "list_public_keys": Post Json "/api/users/public_keys/list" Token (server::Nothing) -> Vec<users::PublicKey>;
+    ListPublicKeys = "list_public_keys": Post Json "/api/users/public_keys/list" Token (server::EmptyRequest) -> Vec<users::PublicKey>;
     /// Adds an SSH public key to the caller.
     AddPublicKey = "add_public_key": Post Json "/api/users/public_keys/add" Token (users::AddPublicKeyRequest) -> users::PublicKey;
     /// Removes SSH public keys from the caller.
     DeletePublicKeys = "delete_public_keys": Post Json "/api/users/public_keys/delete" Token (users::DeletePublicKeysRequest) -> ();
 
     /// The caller's tokens beside the first one.
-    ListTokens = "list_tokens": Post Json "/api/users/tokens/list" Token (server::Nothing) -> Vec<users::NamedToken>;
+    ListTokens = "list_tokens": Post Json "/api/users/tokens/list" Token (server::EmptyRequest) -> Vec<users::NamedToken>;
     /// Makes a token with a name, a scope and an expiry. The answer holds it, and it is never shown again.
     CreateToken = "create_token": Post Json "/api/users/tokens/create" Token (users::CreateTokenRequest) -> users::NewToken;
     /// Ends tokens by their names, at once.
     RevokeTokens = "revoke_tokens": Post Json "/api/users/tokens/revoke" Token (users::RevokeTokensRequest) -> ();
 
     /// Projects the caller may see.
-    ListProjects = "list_projects": Post Json "/api/projects/list" Token (projects::ListRequest) -> projects::Listing;
+    ListProjects = "list_projects": Post Json "/api/projects/list" Token (projects::ListRequest) -> projects::ProjectList;
     /// The caller's projects that have no fleet.
-    ListProjectsWithoutFleets = "list_projects_without_fleets": Post Json "/api/projects/list_only_no_fleets" Token (server::Nothing) -> Vec<projects::Project>;
+    ListProjectsWithoutFleets = "list_projects_without_fleets": Post Json "/api/projects/list_only_no_fleets" Token (server::EmptyRequest) -> Vec<projects::Project>;
     /// Adds a project owned by the caller.
     CreateProject = "create_project": Post Json "/api/projects/create" Token (projects::CreateRequest) -> projects::Project;
     /// Removes projects the caller administers.
     DeleteProjects = "delete_projects": Post Json "/api/projects/delete" Token (projects::DeleteRequest) -> ();
     /// One project with its members.
-    ReadProject = "read_project": Post Json "/api/projects/{project_name}/get" ProjectPublic (server::Nothing) -> projects::Project;
+    ReadProject = "read_project": Post Json "/api/projects/{project_name}/get" ProjectPublic (server::EmptyRequest) -> projects::Project;
     /// Replaces the list of members.
     SetMembers = "set_members": Post Json "/api/projects/{project_name}/set_members" ProjectManager (projects::MembersRequest) -> projects::Project;
     /// Adds members, or joins a public project.
@@ -80,10 +80,10 @@ operations! {
     /// No longer lets a project use a backend. Instances that it has there stay.
     RevokeBackend = "revoke_backend": Post Json "/api/backends/revoke" GlobalAdmin (backends::GrantRequest) -> projects::Project;
     /// Kinds of backends this server can use.
-    ListBackendTypes = "list_backend_types": Post Json "/api/backends/list_types" Open (server::Nothing) -> Vec<backends::BackendType>;
+    ListBackendTypes = "list_backend_types": Post Json "/api/backends/list_types" Open (server::EmptyRequest) -> Vec<backends::BackendType>;
 
     /// Names of the project's secrets.
-    ListSecrets = "list_secrets": Post Json "/api/project/{project_name}/secrets/list" ProjectManager (server::Nothing) -> Vec<secrets::Secret>;
+    ListSecrets = "list_secrets": Post Json "/api/project/{project_name}/secrets/list" ProjectManager (server::EmptyRequest) -> Vec<secrets::Secret>;
     /// One secret with its value.
     ReadSecret = "read_secret": Post Json "/api/project/{project_name}/secrets/get" ProjectManager (secrets::NameRequest) -> secrets::Secret;
     /// Stores a secret, encrypted.
@@ -95,7 +95,7 @@ operations! {
     ListEvents = "list_events": Post Json "/api/events/list" Token (events::ListRequest) -> Vec<events::Event>;
 
     /// The project's repos.
-    ListRepos = "list_repos": Post Json "/api/project/{project_name}/repos/list" ProjectUser (server::Nothing) -> Vec<repos::RepoHead>;
+    ListRepos = "list_repos": Post Json "/api/project/{project_name}/repos/list" ProjectUser (server::EmptyRequest) -> Vec<repos::RepoHead>;
     /// One repo, with the caller's credentials if asked.
     ReadRepo = "read_repo": Post Json "/api/project/{project_name}/repos/get" ProjectUser (repos::ReadRequest) -> repos::RepoHeadWithCreds;
     /// Makes a repo known and stores the caller's credentials for it.
@@ -108,7 +108,7 @@ operations! {
     /// Finds an uploaded archive of the caller.
     ReadArchive = "read_archive": Post Json "/api/files/get_archive_by_hash" Token (files::HashRequest) -> files::Archive;
     /// Stores an archive; the file name is its SHA-256.
-    UploadArchive = "upload_archive": Post File "/api/files/upload_archive" Token (server::Nothing) -> files::Archive;
+    UploadArchive = "upload_archive": Post File "/api/files/upload_archive" Token (server::EmptyRequest) -> files::Archive;
 
     /// Runs of the caller's projects, newest first.
     ListRuns = "list_runs": Post Json "/api/runs/list" Token (runs::ListRequest) -> Vec<runs::Run>;
@@ -136,15 +136,15 @@ operations! {
     ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::GpuList;
 
     /// Launches managed jobs from a task file.
-    LaunchManagedJobs = "launch_managed_jobs": Post Json "/api/project/{project_name}/jobs/launch" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::Launched;
+    LaunchManagedJobs = "launch_managed_jobs": Post Json "/api/project/{project_name}/jobs/launch" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::LaunchResponse;
     /// Says what is wrong with a task file, and what of it has no effect; launches nothing. Its archives need not be there.
-    CheckManagedJobs = "check_managed_jobs": Post Json "/api/project/{project_name}/jobs/check" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::Launched;
+    CheckManagedJobs = "check_managed_jobs": Post Json "/api/project/{project_name}/jobs/check" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::LaunchResponse;
     /// Managed jobs of the project, newest first.
     ListManagedJobs = "list_managed_jobs": Post Json "/api/project/{project_name}/jobs/list" ProjectUser (managed_jobs::ListRequest) -> Vec<managed_jobs::ManagedJob>;
     /// One managed job, with the runs of its attempts.
     ReadManagedJob = "read_managed_job": Post Json "/api/project/{project_name}/jobs/get" ProjectUser (managed_jobs::ReadRequest) -> managed_jobs::ManagedJob;
     /// Asks managed jobs to end: their owner, and managers of the project.
-    CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectOwnerOrManager (managed_jobs::CancelRequest) -> managed_jobs::Cancelled;
+    CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectOwnerOrManager (managed_jobs::CancelRequest) -> managed_jobs::CancelResponse;
 
     /// What the project's machines cost over a period, by run, user or fleet; the dearest first.
     ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::CostReport;
@@ -174,7 +174,7 @@ operations! {
     /// Volumes of the caller's projects.
     ListVolumes = "list_volumes": Post Json "/api/volumes/list" Token (volumes::ListRequest) -> Vec<volumes::Volume>;
     /// Volumes of one project.
-    ListProjectVolumes = "list_project_volumes": Post Json "/api/project/{project_name}/volumes/list" ProjectUser (server::Nothing) -> Vec<volumes::Volume>;
+    ListProjectVolumes = "list_project_volumes": Post Json "/api/project/{project_name}/volumes/list" ProjectUser (server::EmptyRequest) -> Vec<volumes::Volume>;
     /// One volume.
     ReadVolume = "read_volume": Post Json "/api/project/{project_name}/volumes/get" ProjectUser (volumes::NameRequest) -> volumes::Volume;
     /// Creates a volume.
@@ -210,11 +210,11 @@ operations! {
     LeaveGateway = "leave_gateway": Post Json "/api/gateway/leave" Gateway (gateways::LeaveRequest) -> ();
 
     /// What the project shares with others.
-    ListExports = "list_exports": Post Json "/api/project/{project_name}/exports/list" ProjectUser (server::Nothing) -> exports::Exports;
+    ListExports = "list_exports": Post Json "/api/project/{project_name}/exports/list" ProjectUser (server::EmptyRequest) -> exports::Exports;
     /// What others share with the project.
-    ListImports = "list_imports": Post Json "/api/project/{project_name}/imports/list" ProjectUser (server::Nothing) -> exports::Imports;
+    ListImports = "list_imports": Post Json "/api/project/{project_name}/imports/list" ProjectUser (server::EmptyRequest) -> exports::Imports;
     /// Templates the UI offers.
-    ListTemplates = "list_templates": Post Json "/api/project/{project_name}/templates/list" ProjectUser (server::Nothing) -> Vec<templates::Template>;
+    ListTemplates = "list_templates": Post Json "/api/project/{project_name}/templates/list" ProjectUser (server::EmptyRequest) -> Vec<templates::Template>;
 }
 
 #[cfg(test)]

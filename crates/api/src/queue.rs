@@ -79,19 +79,19 @@ enum ServerTransport {
 
 /// Where the queue is, and a token for it.
 #[derive(Clone)]
-pub struct Client {
+pub struct QueueHttpClient {
     transport: ServerTransport,
     authority: String,
     token: String,
 }
 
-impl std::fmt::Debug for Client {
+impl std::fmt::Debug for QueueHttpClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("authority", &self.authority).finish_non_exhaustive()
     }
 }
 
-impl Client {
+impl QueueHttpClient {
     /// A server that this machine trusts, if it is one with TLS.
     pub fn new(url: &str, token: &str) -> Result<Self, QueueError> {
         Self::with_certificate(url, token, None)
@@ -143,7 +143,10 @@ impl Client {
     pub async fn connect_events(&self) -> Result<Option<(Stream, String)>, DialError> {
         let ServerTransport::Http { place, .. } = &self.transport else { return Ok(None) };
         let stream = place.endpoint.connect(CONNECT_TIMEOUT).await?;
-        Ok(Some((stream, format!("ws://{}/websocket?api_token={}", self.authority, encoded(&self.token)))))
+        Ok(Some((
+            stream,
+            format!("ws://{}/websocket?api_token={}", self.authority, percent_encode(&self.token)),
+        )))
     }
 
     pub async fn get(&self, path: &str) -> Result<Value, QueueError> {
@@ -225,7 +228,7 @@ fn parse_json(body: &Bytes) -> Result<Value, QueueError> {
 }
 
 /// A value of a query.
-pub fn encoded(text: &str) -> String {
+pub fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()
         .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })

@@ -37,7 +37,7 @@ Beside the role, three things are given one by one:
 ";
 
 /// The whole page.
-pub fn page() -> String {
+pub fn render_page() -> String {
     let mut out = HEAD.to_owned();
     for entry in operations::table() {
         let _ = writeln!(out, "| `{}` | {} | {} |", entry.id, entry.access.name(), cells(&entry).join(" | "));

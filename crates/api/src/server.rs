@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// The request of an operation without parameters.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
-pub struct Nothing {}
+pub struct EmptyRequest {}
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Health {

@@ -99,7 +99,7 @@ fn limit() -> i64 {
 /// A plain list, or with its length when `return_total_count` was asked.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
-pub enum Listing {
+pub enum UserList {
     Plain(Vec<User>),
     Counted { total_count: Option<i64>, users: Vec<User> },
 }

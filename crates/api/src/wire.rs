@@ -58,10 +58,10 @@ impl HttpPool {
     /// A connection of its own, which may change its protocol.
     pub(crate) async fn connect(&self) -> Result<Sender, HttpPoolError> {
         match &self.address {
-            ServerAddress::Tcp(peer) => join(peer.connect(CONNECT_TIMEOUT).await?).await,
+            ServerAddress::Tcp(peer) => open_sender(peer.connect(CONNECT_TIMEOUT).await?).await,
             ServerAddress::Unix(path) => {
                 let failed = |source| DialError::Connect { name: path.display().to_string(), source };
-                join(Box::new(unix::connect(path).await.map_err(failed)?)).await
+                open_sender(Box::new(unix::connect(path).await.map_err(failed)?)).await
             }
         }
     }
@@ -111,7 +111,7 @@ impl HttpPool {
 }
 
 /// One call over a stream of its own.
-pub async fn once(
+pub async fn send_once(
     stream: impl Io,
     request: Request<Full<Bytes>>,
 ) -> Result<(StatusCode, Bytes), hyper::Error> {
@@ -124,7 +124,7 @@ pub async fn once(
     Ok((status, body))
 }
 
-async fn join(stream: Stream) -> Result<Sender, HttpPoolError> {
+async fn open_sender(stream: Stream) -> Result<Sender, HttpPoolError> {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
     // Its errors are seen by whoever waits for an answer on it.
     tokio::spawn(connection.with_upgrades());

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::{Backend, Deleted, Found, Machine, Order, Want};
+use crate::{Backend, BackendInstance, DeleteProgress, InstanceRequest, InstanceSource, InstanceState};
 
 /// Opens the backend as a fresh process would: nothing of an earlier one is in memory.
-pub type Open<'a> = &'a dyn Fn() -> Arc<dyn Backend>;
+pub type OpenBackend<'a> = &'a dyn Fn() -> Arc<dyn Backend>;
 /// Most looks until a machine runs, or is gone.
 const POLLS_MAX: usize = 2000;
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
@@ -13,7 +13,7 @@ const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 /// Runs all of it. `order` is for a machine that nobody made yet, and is taken back at the end.
 ///
 /// Panics where a promise does not hold: this is for tests.
-pub async fn holds(open: Open<'_>, order: &Order) {
+pub async fn check_backend(open: OpenBackend<'_>, order: &InstanceRequest) {
     offers_are_stable(open).await;
     what_was_never_made_is_gone(open, order).await;
     let machine = one_machine_for_any_number_of_creations(open, order).await;
@@ -21,7 +21,7 @@ pub async fn holds(open: Open<'_>, order: &Order) {
     deletion_may_be_repeated(open, order, &machine).await;
 }
 
-async fn offers_are_stable(open: Open<'_>) {
+async fn offers_are_stable(open: OpenBackend<'_>) {
     let kinds = async |backend: Arc<dyn Backend>| {
         let offers = backend.offers().await.expect("offers");
         let mut kinds: Vec<_> = offers
@@ -42,11 +42,14 @@ async fn offers_are_stable(open: Open<'_>) {
     assert_eq!(first, unique, "no offer is there twice");
 }
 
-async fn what_was_never_made_is_gone(open: Open<'_>, order: &Order) {
-    assert_eq!(open().delete(order, None).await.expect("delete what was never made"), Deleted::Gone);
+async fn what_was_never_made_is_gone(open: OpenBackend<'_>, order: &InstanceRequest) {
+    assert_eq!(open().delete(order, None).await.expect("delete what was never made"), DeleteProgress::Gone);
 }
 
-async fn one_machine_for_any_number_of_creations(open: Open<'_>, order: &Order) -> Machine {
+async fn one_machine_for_any_number_of_creations(
+    open: OpenBackend<'_>,
+    order: &InstanceRequest,
+) -> BackendInstance {
     let (one, other) = (open(), open());
     let (first, second) = tokio::join!(one.create(order), other.create(order));
     let first = first.expect("create");
@@ -56,46 +59,59 @@ async fn one_machine_for_any_number_of_creations(open: Open<'_>, order: &Order) 
     wait_until_running(open, order, first).await
 }
 
-async fn wait_until_running(open: Open<'_>, order: &Order, mut machine: Machine) -> Machine {
+async fn wait_until_running(
+    open: OpenBackend<'_>,
+    order: &InstanceRequest,
+    mut machine: BackendInstance,
+) -> BackendInstance {
     for _ in 0..POLLS_MAX {
         match open().find(order, &machine).await.expect("find") {
-            Found::Running(found) => {
+            InstanceState::Running(found) => {
                 assert!(found.reach.is_some(), "a machine that runs can be reached: {found:?}");
                 return found;
             }
-            Found::Starting(found) => machine = found,
-            Found::Unknown => {}
-            Found::Gone { said } => panic!("the machine is gone: {said}"),
+            InstanceState::Starting(found) => machine = found,
+            InstanceState::Unknown => {}
+            InstanceState::Gone { said } => panic!("the machine is gone: {said}"),
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     panic!("the machine does not start: {machine:?}");
 }
 
-async fn a_fresh_process_finds_the_machine(open: Open<'_>, order: &Order, machine: &Machine) {
+async fn a_fresh_process_finds_the_machine(
+    open: OpenBackend<'_>,
+    order: &InstanceRequest,
+    machine: &BackendInstance,
+) {
     let text = serde_json::to_string(machine).expect("a machine is stored as JSON");
-    let stored: Machine = serde_json::from_str(&text).expect("and read again");
+    let stored: BackendInstance = serde_json::from_str(&text).expect("and read again");
     assert_eq!(&stored, machine);
     let found = wait_until_running(open, order, stored).await;
     assert_eq!((&found.id, &found.reach), (&machine.id, &machine.reach));
 }
 
-async fn deletion_may_be_repeated(open: Open<'_>, order: &Order, machine: &Machine) {
+async fn deletion_may_be_repeated(open: OpenBackend<'_>, order: &InstanceRequest, machine: &BackendInstance) {
     let mut looks = 0;
-    while open().delete(order, Some(machine)).await.expect("delete") == Deleted::InProgress {
+    while open().delete(order, Some(machine)).await.expect("delete") == DeleteProgress::InProgress {
         looks += 1;
         assert!(looks < POLLS_MAX, "the deletion does not end");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-    assert_eq!(open().delete(order, Some(machine)).await.expect("delete twice"), Deleted::Gone);
-    assert_eq!(open().delete(order, None).await.expect("delete without the machine"), Deleted::Gone);
+    assert_eq!(open().delete(order, Some(machine)).await.expect("delete twice"), DeleteProgress::Gone);
+    assert_eq!(open().delete(order, None).await.expect("delete without the machine"), DeleteProgress::Gone);
     let found = open().find(order, machine).await.expect("find what was deleted");
     match order.want {
-        Want::Offer(_) => assert!(matches!(found, Found::Gone { .. } | Found::Unknown), "{found:?}"),
+        InstanceSource::Offer(_) => {
+            assert!(matches!(found, InstanceState::Gone { .. } | InstanceState::Unknown), "{found:?}")
+        }
         // Somebody's host outlives its deletion; who looks for it again wants it again.
-        Want::Host(_) => {
-            assert!(matches!(found, Found::Running(_)), "{found:?}");
-            assert_eq!(open().delete(order, Some(machine)).await.expect("delete again"), Deleted::Gone);
+        InstanceSource::Host(_) => {
+            assert!(matches!(found, InstanceState::Running(_)), "{found:?}");
+            assert_eq!(
+                open().delete(order, Some(machine)).await.expect("delete again"),
+                DeleteProgress::Gone
+            );
         }
     }
 }

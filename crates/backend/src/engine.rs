@@ -17,7 +17,7 @@ const RESPONSE_MAX: u64 = 4096;
 
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Engine {
+pub enum EngineProbe {
     At(PathBuf),
     /// With a clause for people: `no Docker engine at /var/run/docker.sock`.
     None {
@@ -61,16 +61,16 @@ impl EngineSearch {
     }
 
     /// Asks each in turn; the first that answers is it.
-    pub async fn look(&self) -> Engine {
+    pub async fn look(&self) -> EngineProbe {
         let sockets = match self.sockets() {
             Ok(sockets) => sockets,
-            Err(why) => return Engine::None { why },
+            Err(why) => return EngineProbe::None { why },
         };
         // What somebody could mend comes before what is not there.
         let (mut absent, mut broken) = (None, None);
         for socket in sockets {
             match ping(&socket).await {
-                Ok(()) => return Engine::At(socket),
+                Ok(()) => return EngineProbe::At(socket),
                 Err(PingError::Absent) => {
                     absent.get_or_insert_with(|| format!("no Docker engine at {}", socket.display()));
                 }
@@ -82,7 +82,7 @@ impl EngineSearch {
                 }
             }
         }
-        Engine::None { why: broken.or(absent).unwrap_or_else(|| "no Docker engine".to_owned()) }
+        EngineProbe::None { why: broken.or(absent).unwrap_or_else(|| "no Docker engine".to_owned()) }
     }
 }
 
@@ -120,8 +120,8 @@ mod tests {
 
     async fn why(places: EngineSearch) -> String {
         match places.look().await {
-            Engine::At(at) => panic!("found one at {}", at.display()),
-            Engine::None { why } => why,
+            EngineProbe::At(at) => panic!("found one at {}", at.display()),
+            EngineProbe::None { why } => why,
         }
     }
 

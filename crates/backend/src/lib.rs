@@ -24,14 +24,14 @@ use windlass_model::{
     id::InstanceId,
     plan::{
         offers::{Gpu, Offer},
-        runs_in::Processes,
+        runs_in::ProcessSupport,
     },
     resources::GpuVendor,
 };
 
-use crate::{remote::Site, volumes::Volumes};
+use crate::{remote::RemoteHost, volumes::VolumeBackend};
 
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
+pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
@@ -61,20 +61,20 @@ pub struct Enrolment {
 
 /// What is wanted.
 #[derive(Clone, Debug)]
-pub enum Want {
+pub enum InstanceSource {
     /// A machine of this kind, at this place and price.
     Offer(Box<Offer>),
     /// This very host.
-    Host(Box<Site>),
+    Host(Box<RemoteHost>),
 }
 
 /// One machine to make. The instance's id is the key: a repeat answers with what the first made.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct InstanceRequest {
     pub instance: InstanceId,
     /// For people who look at the backend's own console.
     pub name: String,
-    pub want: Want,
+    pub want: InstanceSource,
     pub enrolment: Enrolment,
     pub tags: BTreeMap<String, String>,
     /// Given to the agent and to the jobs below their own.
@@ -83,7 +83,7 @@ pub struct Order {
 
 /// A machine as its backend knows it; stored by the server, handed back with every later call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct BackendInstance {
     /// The backend's own name for it.
     pub id: String,
     /// How to come to its agent; `None` until that is known.
@@ -111,7 +111,7 @@ pub enum AgentEndpoint {
     Queue,
 }
 
-impl Machine {
+impl BackendInstance {
     /// What people should know of it beyond its numbers: how jobs run there, and why not otherwise.
     pub fn said(&self) -> Option<&str> {
         self.memo.get("said")?.as_str()
@@ -157,20 +157,22 @@ pub fn gpus_from(info: &HostInfo) -> Vec<Gpu> {
 }
 
 /// What a host does with plain processes in this mode. `told`: what it can, as its agent says.
-pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> Processes {
+pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessSupport {
     let confined = match told {
-        None => Processes::Unknown,
-        Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Users), .. }) => Processes::Users,
-        Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Namespaces), .. }) => Processes::Namespaces,
+        None => ProcessSupport::Unknown,
+        Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Users), .. }) => ProcessSupport::Users,
+        Some(ProcessesInfo { confined_by: Some(ConfinementMethod::Namespaces), .. }) => {
+            ProcessSupport::Namespaces
+        }
         Some(ProcessesInfo { confined_by: None, problem, .. }) => {
             let why = problem.clone().unwrap_or_else(|| "its agent does not say why".to_owned());
-            Processes::NotConfined { why }
+            ProcessSupport::NotConfined { why }
         }
     };
     match mode {
         ProcessMode::Confined => confined,
-        ProcessMode::Own => Processes::Own { otherwise: Box::new(confined) },
-        ProcessMode::Refused => Processes::Refused,
+        ProcessMode::Own => ProcessSupport::Own { otherwise: Box::new(confined) },
+        ProcessMode::Refused => ProcessSupport::Refused,
     }
 }
 
@@ -187,11 +189,11 @@ impl From<&Gpu> for GpuInfo {
 
 /// What the backend says of a machine it made.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Found {
+pub enum InstanceState {
     /// It exists and is not usable yet.
-    Starting(Machine),
+    Starting(BackendInstance),
     /// Its agent may be asked.
-    Running(Machine),
+    Running(BackendInstance),
     /// It was there and is over; `said` is for people: taken back, deleted by hand.
     Gone { said: String },
     /// The backend has no such machine. Clouds list what they just made with a delay, so a young one may still come.
@@ -199,7 +201,7 @@ pub enum Found {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deleted {
+pub enum DeleteProgress {
     /// Nothing of it is left.
     Gone,
     /// Asked for; look again.
@@ -212,19 +214,27 @@ pub trait Backend: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// What it would create now, with prices. SSH hosts are given, not offered.
-    fn offers(&self) -> Answer<'_, Vec<Offer>>;
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>>;
 
     /// Makes the machine, or finds the one made for this instance before.
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine>;
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance>;
 
     /// How it is now. An agent that is down is started again; a host that was given is made a node again if need be.
-    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found>;
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState>;
 
     /// Takes it back, agent and all. One that was never made, or is gone already, is `Gone`.
-    fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted>;
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress>;
 
     /// Whether the machine's agent is another than it should be. Cheap; [`Self::find`] then brings it up to date.
-    fn is_outdated<'a>(&'a self, _machine: &'a Machine) -> BoxFuture<'a, bool> {
+    fn is_outdated<'a>(&'a self, _machine: &'a BackendInstance) -> BoxFuture<'a, bool> {
         Box::pin(std::future::ready(false))
     }
 
@@ -235,7 +245,7 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Network volumes, where the backend has them.
-    fn volumes(&self) -> Option<&dyn Volumes> {
+    fn volumes(&self) -> Option<&dyn VolumeBackend> {
         None
     }
 }

@@ -22,20 +22,20 @@ use windlass_model::{
     causes::chain,
     money::Price,
     plan::{
-        offers::{Availability, Host, Offer},
+        offers::{Availability, HostSpec, Offer},
         runs_in::Runtimes,
     },
     resources::CpuArch,
 };
 
 use crate::{
-    AgentEndpoint, Answer, Backend, BackendError, Deleted, Enrolment, Found, GpuInfo, HardwareInfo, Machine,
-    Order,
-    engine::{Engine, EngineSearch},
+    AgentEndpoint, Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, Enrolment, GpuInfo,
+    HardwareInfo, InstanceRequest, InstanceState,
+    engine::{EngineProbe, EngineSearch},
     gpus_from, processes_of,
-    program::{Program, ProgramError},
-    shim_process::{Home, Owner, StartOptions},
-    volumes::Volumes,
+    program::{AgentProgram, ProgramError},
+    shim_process::{Owner, ShimHome, StartOptions},
+    volumes::VolumeBackend,
 };
 
 pub const NAME: &str = "local";
@@ -128,26 +128,26 @@ struct LocalState {
     engine_away: Option<String>,
 }
 
-pub struct Local {
+pub struct LocalBackend {
     settings: Settings,
     looked: Mutex<Option<(Instant, HostInfo)>>,
 }
 
-impl Local {
+impl LocalBackend {
     pub fn new(settings: Settings) -> Self {
         Self { settings, looked: Mutex::new(None) }
     }
 
-    fn home(&self) -> Home {
-        Home::new(&self.settings.home)
+    fn home(&self) -> ShimHome {
+        ShimHome::new(&self.settings.home)
     }
 
-    fn program(&self) -> Result<Program, BackendError> {
+    fn program(&self) -> Result<AgentProgram, BackendError> {
         let missing = |error: ProgramError| BackendError::Refused {
             what: "start the agent on this machine",
             said: error.to_string(),
         };
-        Program::find(self.settings.agent.as_deref()).map_err(missing)
+        AgentProgram::find(self.settings.agent.as_deref()).map_err(missing)
     }
 
     /// Starts the agent that an earlier server left asleep, so that it answers before anybody asks.
@@ -178,7 +178,7 @@ impl Local {
 
     /// Containers of tasks that exist need their engine; otherwise what suits the machine now. An engine that was there
     /// is never taken for none: while it is away, jobs with an image wait for it.
-    async fn select_runtime(&self, home: &Home) -> Result<SelectedRuntime, BackendError> {
+    async fn select_runtime(&self, home: &ShimHome) -> Result<SelectedRuntime, BackendError> {
         let before = std::fs::read_to_string(home.dir().join("runtime")).ok();
         let before = before.filter(|_| !home.is_idle()).and_then(|word| Runtime::parse(word.trim()));
         if self.settings.runtime == Some(Runtime::Process) && before.is_none_or(|it| it == Runtime::Process) {
@@ -194,13 +194,13 @@ impl Local {
             (Some(Runtime::Process) | None, asked) => asked,
         };
         match (engine, runtime) {
-            (Engine::At(socket), runtime) => {
+            (EngineProbe::At(socket), runtime) => {
                 Ok(SelectedRuntime::with_engine(runtime.unwrap_or(Runtime::Any), socket))
             }
-            (Engine::None { why }, None) if !had_engine(home) => {
+            (EngineProbe::None { why }, None) if !had_engine(home) => {
                 Ok(SelectedRuntime::new(Runtime::Process, None, &why))
             }
-            (Engine::None { why }, None) => {
+            (EngineProbe::None { why }, None) => {
                 let said = format!("its container engine is away: {why}");
                 Ok(SelectedRuntime {
                     engine_away: Some(why),
@@ -208,21 +208,21 @@ impl Local {
                 })
             }
             // An agent that runs waits for it; one that does not run cannot start without it.
-            (Engine::None { why }, Some(runtime))
+            (EngineProbe::None { why }, Some(runtime))
                 if before.is_some() || (had_engine(home) && home.pid().is_some()) =>
             {
                 let socket = self.settings.docker_socket.clone();
                 let said = format!("its container engine is away: {why}");
                 Ok(SelectedRuntime { engine_away: Some(why), ..SelectedRuntime::new(runtime, socket, &said) })
             }
-            (Engine::None { why }, Some(_)) => {
+            (EngineProbe::None { why }, Some(_)) => {
                 Err(BackendError::Unavailable { what: "run jobs in containers", said: why })
             }
         }
     }
 
     /// Keeps that there is an engine, for the time when it does not answer.
-    fn remember_engine(&self, home: &Home, chosen: &SelectedRuntime) {
+    fn remember_engine(&self, home: &ShimHome, chosen: &SelectedRuntime) {
         let path = home.dir().join(ENGINE_FILE);
         let written = match (&chosen.docker_socket, &chosen.engine_away) {
             (Some(socket), None) => std::fs::write(&path, socket.as_os_str().as_encoded_bytes()),
@@ -242,9 +242,9 @@ impl Local {
     /// A shim that answers in `home`, and the machine as it is then.
     async fn ensure_agent(
         &self,
-        home: &Home,
+        home: &ShimHome,
         env: &std::collections::BTreeMap<String, String>,
-    ) -> Result<Machine, BackendError> {
+    ) -> Result<BackendInstance, BackendError> {
         let program = self.program()?;
         let chosen = self.select_runtime(home).await?;
         let with = StartOptions {
@@ -264,7 +264,7 @@ impl Local {
             said: chosen.said,
             engine_away: chosen.engine_away,
         };
-        Ok(Machine {
+        Ok(BackendInstance {
             id: hostname(),
             reach: Some(AgentEndpoint::Socket { path: home.socket() }),
             hostname: Some("localhost".into()),
@@ -297,7 +297,7 @@ impl Local {
         Ok(said.host)
     }
 
-    async fn create_instance(&self, order: &Order) -> Result<Machine, BackendError> {
+    async fn create_instance(&self, order: &InstanceRequest) -> Result<BackendInstance, BackendError> {
         let home = self.home();
         let _alone = home.alone().await?;
         let program = self.program()?;
@@ -322,9 +322,13 @@ impl Local {
         self.ensure_agent(&home, &order.env).await
     }
 
-    async fn found(&self, order: &Order, machine: &Machine) -> Result<Found, BackendError> {
+    async fn found(
+        &self,
+        order: &InstanceRequest,
+        machine: &BackendInstance,
+    ) -> Result<InstanceState, BackendError> {
         let home = self.home_for(order, Some(machine))?;
-        let gone = |said: String| Ok(Found::Gone { said });
+        let gone = |said: String| Ok(InstanceState::Gone { said });
         let Some(owner) = home.owner() else {
             return gone(format!("its directory {} is gone", home.dir().display()));
         };
@@ -333,16 +337,20 @@ impl Local {
         }
         let _alone = home.alone().await?;
         // Only one that is dead, or older than ours, is started anew; the others are left as they are.
-        self.ensure_agent(&home, &order.env).await.map(Found::Running)
+        self.ensure_agent(&home, &order.env).await.map(InstanceState::Running)
     }
 
     /// Where the machine's agent lives. What is on another computer, only a server there can look after.
-    fn home_for(&self, order: &Order, machine: Option<&Machine>) -> Result<Home, BackendError> {
+    fn home_for(
+        &self,
+        order: &InstanceRequest,
+        machine: Option<&BackendInstance>,
+    ) -> Result<ShimHome, BackendError> {
         let memo =
             machine.and_then(|machine| serde_json::from_value::<LocalState>(machine.memo.clone()).ok());
         match memo {
             None => Ok(self.home()),
-            Some(memo) if memo.host == hostname() => Ok(Home::new(&memo.home)),
+            Some(memo) if memo.host == hostname() => Ok(ShimHome::new(&memo.home)),
             Some(memo) => Err(BackendError::Unavailable {
                 what: "look after the agent of another machine",
                 said: format!(
@@ -355,7 +363,7 @@ impl Local {
         }
     }
 
-    async fn end(&self, home: &Home) -> Result<(), BackendError> {
+    async fn end(&self, home: &ShimHome) -> Result<(), BackendError> {
         if !home.is_idle() {
             let chosen = self.select_runtime(home).await?;
             let with = StartOptions {
@@ -373,21 +381,21 @@ impl Local {
 
     async fn delete_instance(
         &self,
-        order: &Order,
-        machine: Option<&Machine>,
-    ) -> Result<Deleted, BackendError> {
+        order: &InstanceRequest,
+        machine: Option<&BackendInstance>,
+    ) -> Result<DeleteProgress, BackendError> {
         let home = self.home_for(order, machine)?;
         if home.owner().is_none_or(|owner| owner.instance_id != order.instance) {
-            return Ok(Deleted::Gone);
+            return Ok(DeleteProgress::Gone);
         }
         let _alone = home.alone().await?;
         self.end(&home).await?;
-        Ok(Deleted::Gone)
+        Ok(DeleteProgress::Gone)
     }
 }
 
 /// Whether an engine was there before.
-fn had_engine(home: &Home) -> bool {
+fn had_engine(home: &ShimHome) -> bool {
     let noted = std::fs::read_to_string(home.dir().join("runtime")).unwrap_or_default();
     home.dir().join(ENGINE_FILE).exists() || matches!(noted.trim(), "any" | "docker")
 }
@@ -454,7 +462,7 @@ fn build_offer(info: &HostInfo, availability: Availability, runtimes: Option<Run
         price: Price::dollars(0.0),
         availability,
         reservation: None,
-        host: Host {
+        host: HostSpec {
             cpus: info.cpus,
             arch: arch(),
             memory_mib: info.memory / MIB,
@@ -467,12 +475,12 @@ fn build_offer(info: &HostInfo, availability: Availability, runtimes: Option<Run
     }
 }
 
-impl Backend for Local {
+impl Backend for LocalBackend {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         Box::pin(async {
             let taken = self.home().owner().is_some();
             let availability = if taken { Availability::Busy } else { Availability::Available };
@@ -492,33 +500,41 @@ impl Backend for Local {
         })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         Box::pin(self.create_instance(order))
     }
 
-    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
         Box::pin(self.found(order, machine))
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
         Box::pin(self.delete_instance(order, machine))
     }
 
     /// Whether its container engine came or went.
-    fn is_outdated<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, bool> {
+    fn is_outdated<'a>(&'a self, machine: &'a BackendInstance) -> BoxFuture<'a, bool> {
         Box::pin(async move {
             let Ok(memo) = serde_json::from_value::<LocalState>(machine.memo.clone()) else { return false };
             if memo.host != hostname() {
                 return false;
             }
-            let Ok(chosen) = self.select_runtime(&Home::new(&memo.home)).await else { return false };
+            let Ok(chosen) = self.select_runtime(&ShimHome::new(&memo.home)).await else { return false };
             let runtime = machine.has.as_ref().map(|has| has.runtime.as_str());
             chosen.engine_away.is_some() != memo.engine_away.is_some()
                 || runtime.is_some_and(|runtime| runtime != chosen.has().as_str())
         })
     }
 
-    fn volumes(&self) -> Option<&dyn Volumes> {
+    fn volumes(&self) -> Option<&dyn VolumeBackend> {
         Some(self)
     }
 }
@@ -533,8 +549,8 @@ mod tests {
 
     use super::*;
 
-    fn local(dir: &TempDir, runtime: Option<Runtime>) -> Local {
-        Local::new(Settings {
+    fn local(dir: &TempDir, runtime: Option<Runtime>) -> LocalBackend {
+        LocalBackend::new(Settings {
             home: dir.path().join("local"),
             runtime,
             docker_socket: Some(dir.path().join("engine.sock")),
@@ -556,7 +572,7 @@ mod tests {
         })
     }
 
-    fn machine(local: &Local, chosen: &SelectedRuntime) -> Machine {
+    fn machine(local: &LocalBackend, chosen: &SelectedRuntime) -> BackendInstance {
         let memo = LocalState {
             home: local.home().dir().to_owned(),
             host: hostname(),
@@ -564,7 +580,7 @@ mod tests {
             engine_away: chosen.engine_away.clone(),
         };
         let info = HostInfo { gpu_vendor: "none".into(), cpus: 1, ..HostInfo::default() };
-        Machine {
+        BackendInstance {
             id: hostname(),
             reach: None,
             hostname: None,

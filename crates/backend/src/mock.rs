@@ -20,13 +20,14 @@ use windlass_model::{id::InstanceId, plan::offers::Offer};
 
 use self::{
     ledger::{InstanceRecord, Ledger, now_ms},
-    script::{Kind, Runtime, Script},
+    script::{MockRuntime, MockScript, OfferScript},
 };
 use crate::{
-    AgentEndpoint, Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want,
-    program::Program,
-    shim_process::{Home, HomeLock, Owner, StartOptions},
-    volumes::Volumes,
+    AgentEndpoint, Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, InstanceRequest,
+    InstanceSource, InstanceState,
+    program::AgentProgram,
+    shim_process::{HomeLock, Owner, ShimHome, StartOptions},
+    volumes::VolumeBackend,
 };
 
 pub const NAME: &str = "mock";
@@ -34,16 +35,16 @@ pub const NAME: &str = "mock";
 const SHORT_ID_CHARS: usize = 8;
 
 /// A cloud and where it keeps its books.
-pub struct Mock {
-    script: Script,
+pub struct MockCloud {
+    script: MockScript,
     dir: PathBuf,
     ledger: Ledger,
     agent: Option<PathBuf>,
 }
 
-impl Mock {
+impl MockCloud {
     /// `agent` is the agent's program, if it is not beside ours.
-    pub fn new(script: Script, dir: &Path, agent: Option<PathBuf>) -> Self {
+    pub fn new(script: MockScript, dir: &Path, agent: Option<PathBuf>) -> Self {
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         Self { script, ledger: Ledger::new(&dir), dir, agent }
     }
@@ -59,21 +60,21 @@ impl Mock {
 
     /// Nobody else writes the books meanwhile.
     async fn lock_ledger(&self) -> Result<HomeLock, BackendError> {
-        Ok(Home::new(&self.dir.join("books")).alone().await?)
+        Ok(ShimHome::new(&self.dir.join("books")).alone().await?)
     }
 
-    fn home(&self, instance: InstanceId) -> Home {
-        Home::new(&self.dir.join(&instance.to_string()[..SHORT_ID_CHARS]))
+    fn home(&self, instance: InstanceId) -> ShimHome {
+        ShimHome::new(&self.dir.join(&instance.to_string()[..SHORT_ID_CHARS]))
     }
 
     fn start_with(&self) -> Result<StartOptions, BackendError> {
-        let program = Program::find(self.agent.as_deref()).map_err(|error| BackendError::Refused {
+        let program = AgentProgram::find(self.agent.as_deref()).map_err(|error| BackendError::Refused {
             what: "start an agent for the mock cloud",
             said: error.to_string(),
         })?;
         let runtime = match self.script.runtime {
-            Runtime::Hollow => "hollow",
-            Runtime::Process => "process",
+            MockRuntime::Hollow => "hollow",
+            MockRuntime::Process => "process",
         };
         Ok(StartOptions {
             program,
@@ -84,13 +85,13 @@ impl Mock {
         })
     }
 
-    fn script_for(&self, made: &InstanceRecord) -> Option<&Kind> {
+    fn script_for(&self, made: &InstanceRecord) -> Option<&OfferScript> {
         self.script.offers.iter().find(|kind| kind.key() == made.kind)
     }
 
-    async fn made(&self, order: &Order) -> Result<Machine, BackendError> {
+    async fn made(&self, order: &InstanceRequest) -> Result<BackendInstance, BackendError> {
         let refused = |said: String| BackendError::Refused { what: "create the instance", said };
-        let Want::Offer(offer) = &order.want else {
+        let InstanceSource::Offer(offer) = &order.want else {
             return Err(refused("the mock cloud has no hosts of yours".to_owned()));
         };
         let kind = self.script.kind(&offer.instance_type, &offer.region, offer.host.spot);
@@ -134,7 +135,11 @@ impl Mock {
     }
 
     /// The machine with its agent, which is started where it does not run.
-    async fn ensure_agent(&self, order: &Order, made: &InstanceRecord) -> Result<Machine, BackendError> {
+    async fn ensure_agent(
+        &self,
+        order: &InstanceRequest,
+        made: &InstanceRecord,
+    ) -> Result<BackendInstance, BackendError> {
         let (home, with) = (self.home(made.instance), self.start_with()?);
         let owner = Owner {
             instance_id: order.instance,
@@ -149,9 +154,9 @@ impl Mock {
         Ok(self.machine(made, Some((home.socket(), health.version))))
     }
 
-    fn machine(&self, made: &InstanceRecord, agent: Option<(PathBuf, String)>) -> Machine {
+    fn machine(&self, made: &InstanceRecord, agent: Option<(PathBuf, String)>) -> BackendInstance {
         let (path, agent_version) = agent.unzip();
-        Machine {
+        BackendInstance {
             id: format!("i-{}", &made.instance.to_string()[..SHORT_ID_CHARS]),
             hostname: path.is_some().then(|| "127.0.0.1".to_owned()),
             internal_ip: path.is_some().then(|| "127.0.0.1".to_owned()),
@@ -162,24 +167,24 @@ impl Mock {
         }
     }
 
-    async fn find_instance(&self, order: &Order) -> Result<Found, BackendError> {
+    async fn find_instance(&self, order: &InstanceRequest) -> Result<InstanceState, BackendError> {
         let _alone = self.lock_ledger().await?;
-        let Some(made) = self.ledger.machine(order.instance)? else { return Ok(Found::Unknown) };
+        let Some(made) = self.ledger.machine(order.instance)? else { return Ok(InstanceState::Unknown) };
         if self.is_listing_stale(&made)? {
-            return Ok(Found::Unknown);
+            return Ok(InstanceState::Unknown);
         }
         let kind = self.script_for(&made);
         let is_due =
-            |kind: &Kind| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
+            |kind: &OfferScript| kind.preempt_after_ms.is_some_and(|after| now_ms() >= made.made_ms + after);
         if made.preempted || self.ledger.preemption_file(made.instance).exists() || kind.is_some_and(is_due) {
             self.preempt_recorded(made).await?;
-            return Ok(Found::Gone { said: "the spot instance was taken back".to_owned() });
+            return Ok(InstanceState::Gone { said: "the spot instance was taken back".to_owned() });
         }
         let boot_ms = kind.map_or(0, |kind| kind.boot_ms);
         if now_ms() < made.made_ms + boot_ms {
-            return Ok(Found::Starting(self.machine(&made, None)));
+            return Ok(InstanceState::Starting(self.machine(&made, None)));
         }
-        Ok(Found::Running(self.ensure_agent(order, &made).await?))
+        Ok(InstanceState::Running(self.ensure_agent(order, &made).await?))
     }
 
     async fn preempt_recorded(&self, made: InstanceRecord) -> Result<(), BackendError> {
@@ -199,43 +204,51 @@ impl Mock {
         Ok(home.remove()?)
     }
 
-    async fn delete_instance(&self, order: &Order) -> Result<Deleted, BackendError> {
+    async fn delete_instance(&self, order: &InstanceRequest) -> Result<DeleteProgress, BackendError> {
         let _alone = self.lock_ledger().await?;
-        let Some(mut made) = self.ledger.machine(order.instance)? else { return Ok(Deleted::Gone) };
+        let Some(mut made) = self.ledger.machine(order.instance)? else { return Ok(DeleteProgress::Gone) };
         self.check_delete()?;
         made.deletes += 1;
         if self.script_for(&made).is_some_and(|kind| made.deletes <= kind.slow_deletes) {
             self.ledger.put_instance(&made)?;
-            return Ok(Deleted::InProgress);
+            return Ok(DeleteProgress::InProgress);
         }
         self.end(made.instance).await?;
         self.ledger.remove_instance(made.instance)?;
-        Ok(Deleted::Gone)
+        Ok(DeleteProgress::Gone)
     }
 }
 
-impl Backend for Mock {
+impl Backend for MockCloud {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
-        Box::pin(async { Ok(self.script.offers.iter().map(Kind::offer).collect()) })
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
+        Box::pin(async { Ok(self.script.offers.iter().map(OfferScript::offer).collect()) })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         Box::pin(self.made(order))
     }
 
-    fn find<'a>(&'a self, order: &'a Order, _machine: &'a Machine) -> Answer<'a, Found> {
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
         Box::pin(self.find_instance(order))
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
         Box::pin(self.delete_instance(order))
     }
 
-    fn volumes(&self) -> Option<&dyn Volumes> {
+    fn volumes(&self) -> Option<&dyn VolumeBackend> {
         Some(self)
     }
 }

@@ -40,18 +40,18 @@ pub enum ProgramError {
 
 /// The agent's program on this machine's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Program(PathBuf);
+pub struct AgentProgram(PathBuf);
 
 /// Tells one build of a file from another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+pub struct ProgramStamp {
     pub path: PathBuf,
     inode: u64,
     size: u64,
     modified: (i64, i64),
 }
 
-impl Program {
+impl AgentProgram {
     /// The one that was named; else the one beside the running program.
     pub fn find(named: Option<&Path>) -> Result<Self, ProgramError> {
         Self::find_from(named, std::env::current_exe().ok().as_deref())
@@ -79,9 +79,9 @@ impl Program {
         &self.0
     }
 
-    pub fn stamp(&self) -> Result<Stamp, ProgramError> {
+    pub fn stamp(&self) -> Result<ProgramStamp, ProgramError> {
         let meta = std::fs::metadata(&self.0).map_err(|source| self.run_error("", source))?;
-        Ok(Stamp {
+        Ok(ProgramStamp {
             path: self.0.clone(),
             inode: meta.ino(),
             size: meta.size(),
@@ -145,10 +145,11 @@ mod tests {
 
     #[test]
     fn a_missing_program_says_where_it_was_looked_for() {
-        let missing = Program::find_from(None, Some(Path::new("/opt/app/windlass"))).unwrap_err();
+        let missing = AgentProgram::find_from(None, Some(Path::new("/opt/app/windlass"))).unwrap_err();
         let said = missing.to_string();
         assert!(said.contains("/opt/app/windlass-agent") && said.contains(VARIABLE), "{said}");
-        let named = Program::find_from(Some(Path::new("/opt/agent")), Some(Path::new("/opt/app/windlass")));
+        let named =
+            AgentProgram::find_from(Some(Path::new("/opt/agent")), Some(Path::new("/opt/app/windlass")));
         let said = named.unwrap_err().to_string();
         assert!(said.contains("/opt/agent") && !said.contains("/opt/app"), "{said}");
     }

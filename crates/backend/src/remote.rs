@@ -25,10 +25,13 @@ use windlass_tunnel::{SshDestination, SshPool};
 
 use self::visit::{HostSetup, is_newer, unavailable};
 pub use self::{
-    binary::{AgentBinary, Binaries, BinaryError},
+    binary::{AgentBinaries, AgentBinary, BinaryError},
     script::{AGENT, CRON, ROOT, SOCKET, UNIT},
 };
-use crate::{Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want};
+use crate::{
+    Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, InstanceRequest, InstanceSource,
+    InstanceState,
+};
 
 /// The word that configurations use.
 pub const NAME: &str = "remote";
@@ -39,7 +42,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A host of an SSH fleet, with everything needed to log in and to make it a node.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct RemoteHost {
     /// With the pinned host keys, once there are some: those of hosts on the way as well.
     pub target: SshDestination,
     /// The address other nodes use; found in `network` when not given.
@@ -64,34 +67,34 @@ pub struct RemoteState {
 
 impl RemoteState {
     /// What was remembered of a machine; empty for one of another backend.
-    pub fn of(machine: &Machine) -> Self {
+    pub fn of(machine: &BackendInstance) -> Self {
         serde_json::from_value(machine.memo.clone()).unwrap_or_default()
     }
 }
 
 /// The backend `remote`.
-pub struct Remote {
+pub struct RemoteBackend {
     hosts: Arc<SshPool<InstanceId>>,
-    binaries: Arc<Binaries>,
+    binaries: Arc<AgentBinaries>,
     uploads: Semaphore,
     progress: Mutex<HashMap<InstanceId, String>>,
 }
 
-impl Remote {
+impl RemoteBackend {
     /// `hosts` are the connections that calls to agents use as well: one connection per host serves both.
-    pub fn new(hosts: Arc<SshPool<InstanceId>>, binaries: Binaries) -> Self {
+    pub fn new(hosts: Arc<SshPool<InstanceId>>, binaries: AgentBinaries) -> Self {
         let (binaries, uploads) = (Arc::new(binaries), Semaphore::new(UPLOADS_MAX));
         Self { hosts, binaries, uploads, progress: Mutex::default() }
     }
 
-    fn tell(&self, order: &Order, step: impl FnOnce() -> String) {
+    fn tell(&self, order: &InstanceRequest, step: impl FnOnce() -> String) {
         if let Some(said) = self.progress.lock().get_mut(&order.instance) {
             *said = step();
         }
     }
 
     /// Nothing is told any more once the work is done or given up.
-    fn track_progress(&self, order: &Order) -> ProgressGuard<'_> {
+    fn track_progress(&self, order: &InstanceRequest) -> ProgressGuard<'_> {
         self.progress.lock().insert(order.instance, String::new());
         ProgressGuard { remote: self, instance: order.instance }
     }
@@ -108,7 +111,7 @@ impl Remote {
     async fn binary<T: Send + 'static>(
         &self,
         arch: &'static str,
-        read: impl FnOnce(&Binaries, &str) -> Result<Option<T>, BinaryError> + Send + 'static,
+        read: impl FnOnce(&AgentBinaries, &str) -> Result<Option<T>, BinaryError> + Send + 'static,
     ) -> Result<T, BackendError> {
         let binaries = Arc::clone(&self.binaries);
         let read = tokio::task::spawn_blocking(move || read(&binaries, arch)).await;
@@ -126,28 +129,36 @@ impl Remote {
     }
 
     /// Whether the host has another agent than it should.
-    async fn has_outdated_agent(&self, machine: &Machine, version: &str) -> Result<bool, BackendError> {
+    async fn has_outdated_agent(
+        &self,
+        machine: &BackendInstance,
+        version: &str,
+    ) -> Result<bool, BackendError> {
         let arch = machine.has.as_ref().and_then(|has| script::binary_arch(has.arch.as_deref()?));
         let Some(arch) = arch else { return Ok(false) };
         Ok(self.sum(arch).await? != RemoteState::of(machine).agent_sha256 && !is_newer(version, VERSION))
     }
 
-    async fn found(&self, order: &Order, machine: &Machine) -> Result<Found, BackendError> {
+    async fn found(
+        &self,
+        order: &InstanceRequest,
+        machine: &BackendInstance,
+    ) -> Result<InstanceState, BackendError> {
         let visit = HostSetup::begin(self, order, site(order)?).await?;
         match visit.health().await {
             Ok(health) if !self.has_outdated_agent(machine, &health.version).await? => {
                 let agent_version = Some(health.version);
-                Ok(Found::Running(Machine { agent_version, ..machine.clone() }))
+                Ok(InstanceState::Running(BackendInstance { agent_version, ..machine.clone() }))
             }
             Err(error @ BackendError::Refused { .. }) => Err(error),
             // Down after a crash or a reboot, or not the agent it should be.
-            Ok(_) | Err(_) => visit.bring_up().await.map(Found::Running),
+            Ok(_) | Err(_) => visit.bring_up().await.map(InstanceState::Running),
         }
     }
 }
 
 struct ProgressGuard<'a> {
-    remote: &'a Remote,
+    remote: &'a RemoteBackend,
     instance: InstanceId,
 }
 
@@ -157,17 +168,17 @@ impl Drop for ProgressGuard<'_> {
     }
 }
 
-fn site(order: &Order) -> Result<&Site, BackendError> {
+fn site(order: &InstanceRequest) -> Result<&RemoteHost, BackendError> {
     match &order.want {
-        Want::Host(site) => Ok(site),
-        Want::Offer(_) => {
+        InstanceSource::Host(site) => Ok(site),
+        InstanceSource::Offer(_) => {
             let said = "SSH hosts are given in a fleet's `ssh_config`, not offered".to_owned();
             Err(BackendError::Refused { what: "create a host", said })
         }
     }
 }
 
-impl std::fmt::Debug for Remote {
+impl std::fmt::Debug for RemoteBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let binaries = &self.binaries;
         f.debug_struct("Remote")
@@ -177,41 +188,49 @@ impl std::fmt::Debug for Remote {
     }
 }
 
-impl Backend for Remote {
+impl Backend for RemoteBackend {
     fn name(&self) -> &'static str {
         NAME
     }
 
     /// Hosts are given, not offered.
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         Box::pin(async move {
             let _under_way = self.track_progress(order);
             HostSetup::begin(self, order, site(order)?).await?.bring_up().await
         })
     }
 
-    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
         Box::pin(async move {
             let _under_way = self.track_progress(order);
             self.found(order, machine).await
         })
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
         Box::pin(async move {
             let _under_way = self.track_progress(order);
             let visit = HostSetup::begin(self, order, site(order)?).await?;
             visit.uninstall().await?;
             self.hosts.forget(&order.instance);
-            Ok(Deleted::Gone)
+            Ok(DeleteProgress::Gone)
         })
     }
 
-    fn is_outdated<'a>(&'a self, machine: &'a Machine) -> BoxFuture<'a, bool> {
+    fn is_outdated<'a>(&'a self, machine: &'a BackendInstance) -> BoxFuture<'a, bool> {
         Box::pin(async move {
             let version = machine.agent_version.as_deref().unwrap_or_default();
             // A server that cannot read its own binary upgrades nobody; whoever creates a host is told so.

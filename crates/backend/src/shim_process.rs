@@ -32,7 +32,7 @@ use windlass_model::{causes::chain, id::InstanceId};
 
 use crate::{
     BackendError,
-    program::{Program, ProgramError, Stamp, is_older, tail},
+    program::{AgentProgram, ProgramError, ProgramStamp, is_older, tail},
 };
 
 /// Where the agent keeps volumes that are directories.
@@ -142,7 +142,7 @@ pub struct Owner {
 /// How a shim is started.
 #[derive(Clone, Debug)]
 pub struct StartOptions {
-    pub program: Program,
+    pub program: AgentProgram,
     /// `any`, `docker`, `process` or `hollow`.
     pub runtime: &'static str,
     pub docker_socket: Option<PathBuf>,
@@ -160,7 +160,7 @@ impl StartOptions {
 /// Which build was started last, and how.
 #[derive(Debug, Serialize, Deserialize)]
 struct BuildRecord {
-    stamp: Stamp,
+    stamp: ProgramStamp,
     /// Absent from what was started by an older server.
     #[serde(default)]
     how: Option<LaunchConfig>,
@@ -175,7 +175,7 @@ struct LaunchConfig {
 
 /// The directory of a shim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Home(PathBuf);
+pub struct ShimHome(PathBuf);
 
 /// Nobody else starts or ends the shim of a home while this is held.
 #[derive(Debug)]
@@ -183,7 +183,7 @@ pub struct HomeLock {
     _lock: fs::File,
 }
 
-impl Home {
+impl ShimHome {
     pub fn new(dir: &Path) -> Self {
         Self(std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned()))
     }
@@ -232,7 +232,7 @@ impl Home {
     }
 
     /// A running shim takes it up with the next call.
-    pub async fn enrol(&self, program: &Program, owner: &Owner) -> Result<(), ShimProcessError> {
+    pub async fn enrol(&self, program: &AgentProgram, owner: &Owner) -> Result<(), ShimProcessError> {
         let instance = owner.instance_id.to_string();
         let mut args: Vec<&OsStr> = ["shim", "enrol", "--home"].map(OsStr::new).to_vec();
         args.extend([self.0.as_os_str(), "--instance".as_ref(), instance.as_ref()]);

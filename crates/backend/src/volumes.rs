@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use windlass_model::id::VolumeId;
 
-use crate::{Answer, Machine};
+use crate::{BackendFuture, BackendInstance};
 
 /// One volume to make or to find.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,7 +20,7 @@ pub struct VolumeRequest {
 
 /// A volume as its backend knows it; stored by the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Made {
+pub struct BackendVolume {
     /// The backend's own id.
     pub id: String,
     pub size_gb: Option<f64>,
@@ -37,32 +37,36 @@ pub struct Attachment {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attached {
+pub enum AttachmentState {
     Yes(Attachment),
     /// Asked for; look again.
     Coming,
     No,
 }
 
-pub trait Volumes: Send + Sync {
+pub trait VolumeBackend: Send + Sync {
     /// One volume may be attached to several machines at once.
     fn many(&self) -> bool {
         false
     }
 
     /// Makes it, or finds it where the order names one that exists.
-    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made>;
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume>;
 
     /// `None`: the backend does not have it.
-    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, Option<Made>>;
+    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>>;
 
     /// Deletes what it made. Gone already is fine. One that was there before us is left alone.
-    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()>;
+    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()>;
 
-    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached>;
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance) -> BackendFuture<'a, AttachmentState>;
 
     /// Asks for the end of an attachment; `force` cuts it.
-    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()>;
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance, force: bool) -> BackendFuture<'a, ()>;
 
-    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached>;
+    fn attached<'a>(
+        &'a self,
+        id: &'a str,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, AttachmentState>;
 }

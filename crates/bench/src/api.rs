@@ -31,7 +31,7 @@ pub async fn run(server: &Path) -> Result<()> {
     let first = Server::start(&options).await?;
     let idle = first.resident_mb()?;
     drop(first);
-    fill(&hosts::database(scratch.path(), None), RUNS).await?;
+    insert_finished_runs(&hosts::database_url(scratch.path(), None), RUNS).await?;
     let server = Server::start(&options).await?;
     let mut sheet = BenchResults::new("api")?;
     sheet.say("the server on one core, SQLite")?;
@@ -74,7 +74,7 @@ fn submission(connection: usize, repeat: usize) -> Vec<u8> {
 }
 
 /// Finished runs with a job each, straight into the database.
-pub(super) async fn fill(url: &str, runs: usize) -> Result<()> {
+pub(super) async fn insert_finished_runs(url: &str, runs: usize) -> Result<()> {
     let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
     let one = db.query("SELECT p.id, p.owner_id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;
     let row = one.first().context("no project main")?;

@@ -16,7 +16,7 @@ use windlass_testenv::server::{Server, ServerOptions, TOKEN, submission};
 use windlass_testkit::temp_dir;
 
 /// Beside the finished ones: these wait for the first of January.
-const WAITING: usize = 100;
+const WAITING_RUNS: usize = 100;
 const REPEATS: usize = 30;
 
 const COMMANDS: &[&[&str]] = &[
@@ -44,10 +44,10 @@ pub async fn run(windlass: &Path) -> Result<()> {
         log: None,
     };
     drop(Server::start(&options).await?);
-    api::fill(&hosts::database(scratch.path(), None), api::RUNS).await?;
+    api::insert_finished_runs(&hosts::database_url(scratch.path(), None), api::RUNS).await?;
     let server = Server::start(&options).await?;
     let mut client = server.client().await?;
-    for number in 0..WAITING {
+    for number in 0..WAITING_RUNS {
         let task = json!({"type": "task", "name": format!("later-{number}"), "commands": ["true"],
             "schedule": {"cron": "0 0 1 1 *"}});
         client.post("/api/project/main/runs/apply", &submission(&task)).await?;

@@ -9,16 +9,16 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use windlass_sim::invariants::containers::is_final;
-use windlass_testkit::slurm::{Cluster, Size};
+use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 use super::sheet::BenchResults;
-use windlass_testenv::queue::Ground;
+use windlass_testenv::queue::QueueEnv;
 
 /// Containers that wait when the clock starts.
 const CROWD_SIZE: usize = 200;
 /// One after the other, each alone.
 const ALONE_REPEATS: usize = 20;
-const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 const TIMEOUT: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const CROWD_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -26,7 +26,7 @@ const CROWD_POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub async fn run() -> Result<()> {
     let mut sheet = BenchResults::new("dispatch")?;
     sheet.put("crowd", CROWD_SIZE as f64);
-    let cluster = Cluster::start(&[SIZE, SIZE]);
+    let cluster = SlurmCluster::start(&[SIZE, SIZE]);
     sheet.say("Slurm alone, one `sbatch` after the other")?;
     sheet.about("sbatch");
     measure_plain_slurm(&cluster, &mut sheet).await?;
@@ -66,7 +66,7 @@ fn script(path: &Path, text: &str) -> Result<String> {
     Ok(path.display().to_string())
 }
 
-fn submit(cluster: &Cluster, script: &str, file: &Path) -> Result<()> {
+fn submit(cluster: &SlurmCluster, script: &str, file: &Path) -> Result<()> {
     let file = file.display().to_string();
     let args = ["--parsable", "--mem=50", "--cpus-per-task=1", "--output=/dev/null", script, &file];
     let said = cluster.say("sbatch", &args);
@@ -74,7 +74,7 @@ fn submit(cluster: &Cluster, script: &str, file: &Path) -> Result<()> {
     Ok(())
 }
 
-async fn measure_plain_slurm(cluster: &Cluster, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_plain_slurm(cluster: &SlurmCluster, sheet: &mut BenchResults) -> Result<()> {
     let dir = cluster.dir().join("raw");
     std::fs::create_dir_all(&dir)?;
     let program = script(&dir.join("program"), r#"echo > "$1""#)?;
@@ -93,7 +93,7 @@ async fn measure_plain_slurm(cluster: &Cluster, sheet: &mut BenchResults) -> Res
     record_figures(sheet, begun.elapsed(), &mut alone)
 }
 
-async fn wait_until_idle(cluster: &Cluster) -> Result<()> {
+async fn wait_until_idle(cluster: &SlurmCluster) -> Result<()> {
     let since = Instant::now();
     while !cluster.say("squeue", &["-h"]).is_empty() {
         ensure!(since.elapsed() < TIMEOUT, "jobs do not end");
@@ -102,11 +102,11 @@ async fn wait_until_idle(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&Cluster>) -> Result<()> {
-    let mut ground = Ground::start(if cluster.is_some() { "bench-slurm" } else { "bench-local" }).await;
+async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&SlurmCluster>) -> Result<()> {
+    let mut ground = QueueEnv::start(if cluster.is_some() { "bench-slurm" } else { "bench-local" }).await;
     let token = ground.token("token").await;
-    let config = cluster.map(Cluster::config);
-    let start = |ground: &mut Ground| match &config {
+    let config = cluster.map(SlurmCluster::config);
+    let start = |ground: &mut QueueEnv| match &config {
         Some(config) => ground.start_slurm_dispatcher(&token, config, &["--tag", "windlass:bench"]),
         None => ground.dispatch(&token, "attempts"),
     };
@@ -115,7 +115,7 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&Cluster>)
     for number in 0..ALONE_REPEATS {
         let file = ground.dir.join(format!("alone-{number}"));
         let asked = Instant::now();
-        let uuid = ask(&ground, &file).await;
+        let uuid = request_container(&ground, &file).await;
         alone.push(wait_for_file(&file, asked).await?);
         ground.ended(&uuid).await;
     }
@@ -123,7 +123,7 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&Cluster>)
     let mut crowd: Vec<PathBuf> = Vec::new();
     for number in 0..CROWD_SIZE {
         crowd.push(ground.dir.join(format!("crowd-{number}")));
-        ask(&ground, crowd.last().context("just pushed")?).await;
+        request_container(&ground, crowd.last().context("just pushed")?).await;
     }
     let begun = Instant::now();
     start(&mut ground);
@@ -141,7 +141,7 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&Cluster>)
     record_figures(sheet, taken, &mut alone)
 }
 
-async fn ask(ground: &Ground, file: &Path) -> String {
+async fn request_container(ground: &QueueEnv, file: &Path) -> String {
     let program = format!("echo > {}", file.display());
     ground
         .ask(&["sh", "-c", &program], json!({ "runtime_constraints": { "vcpus": 1, "ram": 50 << 20 } }))

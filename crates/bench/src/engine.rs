@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, DbTime, Engine, Hints, Lease, Pipeline, Queue, Settings};
-use windlass_server::db::{Change, DatabaseUrl, Db, DbError, Unit, Val, Written};
+use windlass_server::db::{Change, DatabaseUrl, Db, DbError, Unit, Val, WriteOutcome};
 
 use windlass_testkit::temp_dir;
 
@@ -151,8 +151,8 @@ impl Pipeline for NoopPipeline {
         }
         let unit = Unit::apply("fleets", lease.key(), None, vec![("status_message", "seen".into())]);
         Ok(match self.db.write(unit).await? {
-            Written::Done { .. } => ApplyOutcome::Written { due_in_us: Some(0), wake: vec![] },
-            Written::Stale { .. } => ApplyOutcome::LeaseLost,
+            WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us: Some(0), wake: vec![] },
+            WriteOutcome::Stale { .. } => ApplyOutcome::LeaseLost,
         })
     }
 }

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 
 use super::{
     api,
-    plot::{self, Line, Panel},
-    runs::{Binaries, live, wait_for_hosts},
+    plot::{self, Panel, PlotLine},
+    runs::{Binaries, measure_run, wait_for_hosts},
     sheet::BenchResults,
 };
 use windlass_testenv::server::{Server, ServerOptions};
 use windlass_testenv::{
-    hosts::{self, Hosts},
+    hosts::{self, HollowHosts},
     process,
 };
 use windlass_testkit::temp_dir;
@@ -47,7 +47,7 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
 /// A server over so many finished runs, with so many hosts.
 struct ServerWithHistory {
     server: Server,
-    _hosts: Hosts,
+    _hosts: HollowHosts,
     _scratch: windlass_testkit::TempDir,
     ready: Duration,
 }
@@ -67,13 +67,14 @@ impl ServerWithHistory {
             log: None,
         };
         Server::start(&options).await?.stop()?;
-        api::fill(&hosts::database(&data, None), finished).await?;
-        let hosts = Hosts::start(binaries.agent, &scratch.path().join("hosts"), &data, None, count).await?;
+        api::insert_finished_runs(&hosts::database_url(&data, None), finished).await?;
+        let hosts =
+            HollowHosts::start(binaries.agent, &scratch.path().join("hosts"), &data, None, count).await?;
         let started = std::time::Instant::now();
         let server = Server::start(&options).await?;
         wait_for_hosts(&server, "hollow", count).await?;
         let ready = started.elapsed();
-        process::settle(server.pid()).await?;
+        process::wait_until_idle(server.pid()).await?;
         Ok(Self { server, _hosts: hosts, _scratch: scratch, ready })
     }
 
@@ -83,8 +84,8 @@ impl ServerWithHistory {
         let (mut running, mut done) = (Vec::new(), Vec::new());
         for time in 0..=REPEATS {
             // Long enough to be seen running.
-            let seen = live(&mut client, &job(&format!("seen-{time}"), 50)).await?;
-            let life = live(&mut client, &job(&format!("empty-{time}"), 0)).await?;
+            let seen = measure_run(&mut client, &job(&format!("seen-{time}"), 50)).await?;
+            let life = measure_run(&mut client, &job(&format!("empty-{time}"), 0)).await?;
             if time > 0 {
                 running.extend(seen.running);
                 done.push(life.ended);
@@ -138,12 +139,13 @@ async fn hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) 
 }
 
 /// Draws both pictures of a stored result into a directory.
-pub fn draw(record: &Value, place: &Path) -> Result<()> {
+pub fn draw_pictures(record: &Value, place: &Path) -> Result<()> {
     let points = |key: &str| -> Result<Vec<(f64, f64)>> {
         let points = record["series"][key].as_array().with_context(|| format!("no curve `{key}`"))?.iter();
         points.map(|point| point[0].as_f64().zip(point[1].as_f64()).context("no point")).collect()
     };
-    let line = |name: &'static str, key: &str| Ok::<_, anyhow::Error>(Line { name, points: points(key)? });
+    let line =
+        |name: &'static str, key: &str| Ok::<_, anyhow::Error>(PlotLine { name, points: points(key)? });
     let runs = [
         Panel {
             title: "List 100 runs",
@@ -168,7 +170,13 @@ pub fn draw(record: &Value, place: &Path) -> Result<()> {
     ];
     std::fs::create_dir_all(place)?;
     let across = "finished runs in the database";
-    std::fs::write(place.join("growth-runs.svg"), plot::svg("From 100 to 100,000 runs", across, &runs))?;
-    std::fs::write(place.join("growth-hosts.svg"), plot::svg("From 1 to 2,000 hosts", "hosts", &hosts))?;
+    std::fs::write(
+        place.join("growth-runs.svg"),
+        plot::render_svg("From 100 to 100,000 runs", across, &runs),
+    )?;
+    std::fs::write(
+        place.join("growth-hosts.svg"),
+        plot::render_svg("From 1 to 2,000 hosts", "hosts", &hosts),
+    )?;
     Ok(())
 }

@@ -37,11 +37,13 @@ fn main() -> Result<()> {
                 Some(other) => bail!("do not know the peer `{other}`; want dstack"),
             }
         }
-        "isolation" => flags.finish().and_then(|()| runtime.block_on(bench::runs::isolation(&binaries))),
+        "isolation" => {
+            flags.finish().and_then(|()| runtime.block_on(bench::runs::measure_isolation(&binaries)))
+        }
         "dispatch" => flags.finish().and_then(|()| runtime.block_on(bench::dispatch::run())),
         "growth" => flags.finish().and_then(|()| runtime.block_on(bench::growth::run(&binaries))),
         "proxy" => {
-            let plan = bench::proxy::Plan::read(&mut flags)?;
+            let plan = bench::proxy::ProxyPlan::read(&mut flags)?;
             flags.finish()?;
             runtime.block_on(bench::proxy::run(plan))
         }
@@ -51,18 +53,18 @@ fn main() -> Result<()> {
             bench::report::run(&std::env::current_dir()?, &bench::sheet::place()?)
         }
         "load" => {
-            let plan = bench::load::Plan::read(&mut flags, postgres)?;
+            let plan = bench::load::LoadPlan::read(&mut flags, postgres)?;
             flags.finish()?;
             runtime.block_on(bench::load::run(&binaries, &plan))
         }
         "jobs" => {
-            let plan = bench::jobs::Plan::read(&mut flags, postgres)?;
+            let plan = bench::jobs::JobsPlan::read(&mut flags, postgres)?;
             flags.finish()?;
             runtime.block_on(bench::jobs::run(&binaries, &plan))
         }
         // Likewise: its table is in the page about that policy.
         "spot" => {
-            let plan = bench::spot::Plan::read(&mut flags)?;
+            let plan = bench::spot::SpotPlan::read(&mut flags)?;
             flags.finish()?;
             bench::spot::run(&std::env::current_dir()?, &plan)
         }

@@ -27,12 +27,12 @@ const ERRORS_MAX: usize = 8;
 
 /// Latencies of one kind of request, and what went wrong.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct LatencyTally {
     taken: Mutex<Vec<Duration>>,
     errors: Mutex<BTreeMap<String, usize>>,
 }
 
-impl Tally {
+impl LatencyTally {
     pub fn took(&self, since: Instant) {
         self.taken.lock().push(since.elapsed());
     }
@@ -59,13 +59,13 @@ impl Tally {
 }
 
 /// Keep-alive connections to one server.
-pub struct Pool {
+pub struct ConnectionPool {
     address: String,
     resting: Mutex<Vec<(TcpStream, Instant)>>,
     permits: Semaphore,
 }
 
-impl Pool {
+impl ConnectionPool {
     pub fn new(address: &str) -> Arc<Self> {
         let permits = Semaphore::new(CONNECTIONS_MAX);
         Arc::new(Self { address: address.to_owned(), resting: Mutex::default(), permits })
@@ -73,7 +73,7 @@ impl Pool {
 
     /// One call; anything but 200 is an error.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value> {
-        let answer = self.send(&closed::post(path, TOKEN, &body.to_string())).await?;
+        let answer = self.send(&closed::build_post(path, TOKEN, &body.to_string())).await?;
         serde_json::from_slice(&answer).with_context(|| format!("read the answer of {path}"))
     }
 
@@ -128,7 +128,11 @@ pub struct ArrivalPlan {
 impl ArrivalPlan {
     /// Starts `call` with its number and its planned time, at random moments with the mean rate, and waits for
     /// all of them. `late` learns how far behind its plan this driver itself was.
-    pub async fn run<F>(mut self, late: &Tally, mut call: impl FnMut(usize, Instant) -> F) -> Result<()>
+    pub async fn run<F>(
+        mut self,
+        late: &LatencyTally,
+        mut call: impl FnMut(usize, Instant) -> F,
+    ) -> Result<()>
     where
         F: Future<Output = ()> + Send + 'static,
     {
@@ -171,7 +175,7 @@ mod tests {
             per_second: 200.0,
             rng: Rng::new(7),
         };
-        let (late, done) = (Tally::default(), Arc::new(Tally::default()));
+        let (late, done) = (LatencyTally::default(), Arc::new(LatencyTally::default()));
         let tally = Arc::clone(&done);
         let call = move |_, planned| {
             let tally = Arc::clone(&tally);
@@ -189,7 +193,7 @@ mod tests {
 
     #[test]
     fn different_errors_are_kept_and_the_rest_is_counted() {
-        let tally = Tally::default();
+        let tally = LatencyTally::default();
         for n in 0..20 {
             assert!(tally.keep::<()>(Err(anyhow::anyhow!("error {n}"))).is_none());
         }

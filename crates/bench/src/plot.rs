@@ -6,10 +6,10 @@ use std::fmt::Write;
 pub struct Panel {
     pub title: &'static str,
     pub unit: &'static str,
-    pub lines: Vec<Line>,
+    pub lines: Vec<PlotLine>,
 }
 
-pub struct Line {
+pub struct PlotLine {
     /// Written at its last point; empty where there is only one.
     pub name: &'static str,
     pub points: Vec<(f64, f64)>,
@@ -25,7 +25,7 @@ const BOTTOM: f64 = 42.0;
 const HEAD: f64 = 34.0;
 
 /// The panels beside each other, over the same `across`.
-pub fn svg(title: &str, across: &str, panels: &[Panel]) -> String {
+pub fn render_svg(title: &str, across: &str, panels: &[Panel]) -> String {
     let (width, height) = (WIDTH * panels.len() as f64, HEIGHT + HEAD);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
@@ -99,7 +99,7 @@ fn draw_panel(out: &mut String, panel: &Panel, across: &str) {
             WIDTH - RIGHT,
             LEFT - 6.0,
             at + 4.0,
-            short(value)
+            format_short(value)
         );
     }
     for value in x.decades() {
@@ -110,7 +110,7 @@ fn draw_panel(out: &mut String, panel: &Panel, across: &str) {
              <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"#59636e\">{}</text>",
             HEIGHT - BOTTOM,
             HEIGHT - BOTTOM + 17.0,
-            short(value)
+            format_short(value)
         );
     }
     let _ = writeln!(
@@ -128,7 +128,7 @@ fn draw_panel(out: &mut String, panel: &Panel, across: &str) {
     }
 }
 
-fn draw_line(out: &mut String, line: &Line, colour: &str, below: bool, (x, y): (Axis, Axis)) {
+fn draw_line(out: &mut String, line: &PlotLine, colour: &str, below: bool, (x, y): (Axis, Axis)) {
     let mut path = String::new();
     for (number, (across, up)) in line.points.iter().enumerate() {
         let step = if number == 0 { 'M' } else { 'L' };
@@ -144,7 +144,7 @@ fn draw_line(out: &mut String, line: &Line, colour: &str, below: bool, (x, y): (
             out,
             "<circle cx=\"{at:.1}\" cy=\"{high:.1}\" r=\"3\" fill=\"{colour}\"/>\
              <text x=\"{at:.1}\" y=\"{text:.1}\" text-anchor=\"middle\" fill=\"{colour}\">{}</text>",
-            short(*up)
+            format_short(*up)
         );
     }
     if let Some((across, up)) = line.points.last().filter(|_| !line.name.is_empty()) {
@@ -159,7 +159,7 @@ fn draw_line(out: &mut String, line: &Line, colour: &str, below: bool, (x, y): (
 }
 
 /// Two or three digits that matter.
-fn short(value: f64) -> String {
+fn format_short(value: f64) -> String {
     let plain = |value: f64| {
         let digits = if value >= 100.0 { 0 } else { 2 - (value.log10().floor() as i32).clamp(-1, 1) };
         let text = format!("{value:.*}", usize::try_from(digits).unwrap_or(0));
@@ -179,7 +179,8 @@ mod tests {
 
     #[test]
     fn values_are_written_with_the_digits_that_matter() {
-        let written = [0.004, 0.012, 0.57, 1.0, 3.25, 47.6, 100.0, 2_000.0, 10_000.0, 123_456.0].map(short);
+        let written =
+            [0.004, 0.012, 0.57, 1.0, 3.25, 47.6, 100.0, 2_000.0, 10_000.0, 123_456.0].map(format_short);
         assert_eq!(written, ["0.004", "0.012", "0.57", "1", "3.25", "47.6", "100", "2000", "10 k", "123 k"]);
     }
 
@@ -194,8 +195,8 @@ mod tests {
 
     #[test]
     fn every_point_is_drawn_inside_the_picture() {
-        let lines = vec![Line { name: "p50", points: vec![(1.0, 0.5), (2_000.0, 700.0)] }];
-        let picture = svg("Growth", "hosts", &[Panel { title: "time", unit: "ms", lines }]);
+        let lines = vec![PlotLine { name: "p50", points: vec![(1.0, 0.5), (2_000.0, 700.0)] }];
+        let picture = render_svg("Growth", "hosts", &[Panel { title: "time", unit: "ms", lines }]);
         assert_eq!(picture.matches("<circle").count(), 2);
         assert!(picture.contains(">700<") && picture.contains(">p50<") && picture.ends_with("</svg>\n"));
     }

@@ -215,7 +215,7 @@ pub fn run(root: &Path, fresh: &Path) -> Result<()> {
     }
     let results = read_results(root)?;
     if let Some(record) = results.get("growth") {
-        growth::draw(record, &store)?;
+        growth::draw_pictures(record, &store)?;
     }
     let page = root.join(PAGE);
     let text = std::fs::read_to_string(&page).with_context(|| format!("read {PAGE}"))?;

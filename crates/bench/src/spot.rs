@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use windlass_model::spot::{
     DeadlineTerms,
-    replay::{Row, Trace, render, row},
+    replay::{ReplayRow, Trace, render, row},
 };
 
 use super::flags::Flags;
@@ -28,13 +28,13 @@ const TIGHTNESS: [f64; 3] = [0.6, 0.8, 0.9];
 /// Price of spot over that of on-demand.
 const SPOT_PRICE_RATIO: f64 = 0.918 / 3.06;
 
-pub struct Plan {
+pub struct SpotPlan {
     pub traces: PathBuf,
     pub starts: usize,
     pub optima: usize,
 }
 
-impl Plan {
+impl SpotPlan {
     pub fn read(flags: &mut Flags) -> Result<Self> {
         let traces = flags.value::<PathBuf>("--traces")?;
         Ok(Self {
@@ -46,7 +46,7 @@ impl Plan {
 }
 
 /// Replays all traces, prints the table, and writes it into the page of the repository at `root`.
-pub fn run(root: &Path, plan: &Plan) -> Result<()> {
+pub fn run(root: &Path, plan: &SpotPlan) -> Result<()> {
     let table = render(&replay_traces(plan)?);
     write!(std::io::stdout(), "{table}")?;
     let page = root.join(PAGE);
@@ -55,7 +55,7 @@ pub fn run(root: &Path, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-fn replay_traces(plan: &Plan) -> Result<Vec<Row>> {
+fn replay_traces(plan: &SpotPlan) -> Result<Vec<ReplayRow>> {
     let entries =
         std::fs::read_dir(&plan.traces).with_context(|| format!("read {}", plan.traces.display()))?;
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -105,7 +105,7 @@ mod tests {
             format!("{{\"metadata\":{{\"gap_seconds\":300}},\"data\":[{ticks}]}}"),
         )
         .unwrap();
-        let rows = replay_traces(&Plan { traces: dir.path().to_owned(), starts: 3, optima: 1 }).unwrap();
+        let rows = replay_traces(&SpotPlan { traces: dir.path().to_owned(), starts: 3, optima: 1 }).unwrap();
         assert_eq!(rows.iter().map(|row| row.trace.as_str()).collect::<Vec<_>>(), ["calm"; 3]);
         assert!(rows.iter().all(|row| row.missed == [0; 3] && row.uniform < 0.31), "{rows:?}");
     }

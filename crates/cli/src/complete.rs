@@ -18,20 +18,20 @@ use windlass_api::{
         ListSecrets, ListUsers,
     },
     projects, runs,
-    server::Nothing,
+    server::EmptyRequest,
     users,
 };
 
 use crate::{
     cli::{Cli, ServerArgs},
     commands::{explain, help},
-    context::{self, Context, name_of},
+    context::{self, Context, run_name},
     login,
     problem::CliError,
 };
 
 /// Set by the scripts of `windlass completion`.
-pub(crate) const VARIABLE: &str = "WINDLASS_COMPLETE";
+pub(crate) const COMPLETE_VARIABLE: &str = "WINDLASS_COMPLETE";
 /// Nobody waits longer for a Tab.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(700);
 /// More names than anybody reads.
@@ -71,9 +71,9 @@ impl NameKind {
 }
 
 /// Answers a shell; `None` when it is not a shell that asks.
-pub(crate) fn answer() -> Option<ExitCode> {
+pub(crate) fn complete_if_asked() -> Option<ExitCode> {
     let done = CompleteEnv::with_factory(command)
-        .var(VARIABLE)
+        .var(COMPLETE_VARIABLE)
         .try_complete(std::env::args_os(), std::env::current_dir().ok().as_deref());
     match done {
         Ok(false) => None,
@@ -162,7 +162,7 @@ async fn names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
                 limit: NAMES_MAX,
                 ..runs::ListRequest::default()
             };
-            let mut names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(name_of).collect();
+            let mut names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(run_name).collect();
             // A name may have been used before.
             let mut seen = std::collections::BTreeSet::new();
             names.retain(|name| seen.insert(name.clone()));
@@ -182,23 +182,23 @@ async fn names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
             cx.call::<ListInstances>(&request).await?.into_iter().map(|one| one.name).collect()
         }
         NameKind::Volume => {
-            cx.call::<ListProjectVolumes>(&Nothing {}).await?.into_iter().map(|one| one.name).collect()
+            cx.call::<ListProjectVolumes>(&EmptyRequest {}).await?.into_iter().map(|one| one.name).collect()
         }
         NameKind::Gateway => {
             let request = gateways::ListRequest { include_imported: false };
             cx.call::<ListGateways>(&request).await?.into_iter().map(|one| one.name).collect()
         }
         NameKind::Secret => {
-            cx.call::<ListSecrets>(&Nothing {}).await?.into_iter().map(|secret| secret.name).collect()
+            cx.call::<ListSecrets>(&EmptyRequest {}).await?.into_iter().map(|secret| secret.name).collect()
         }
         NameKind::Project => match cx.call::<ListProjects>(&projects::ListRequest::default()).await? {
-            projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. } => {
+            projects::ProjectList::Plain(all) | projects::ProjectList::Counted { projects: all, .. } => {
                 all.into_iter().map(|project| project.project_name).collect()
             }
         },
         NameKind::Code | NameKind::Command => Vec::new(),
         NameKind::User => match cx.call::<ListUsers>(&users::ListRequest::default()).await? {
-            users::Listing::Plain(all) | users::Listing::Counted { users: all, .. } => {
+            users::UserList::Plain(all) | users::UserList::Counted { users: all, .. } => {
                 all.into_iter().map(|user| user.username).collect()
             }
         },

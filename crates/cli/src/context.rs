@@ -15,7 +15,7 @@ use windlass_api::{
 use crate::{
     cli::ServerArgs,
     login::{self, ServerTarget},
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// Names that a "did you mean" looks at.
@@ -40,7 +40,7 @@ pub(crate) struct Context {
 }
 
 /// Runs a command that talks to a server.
-pub(crate) fn with<T>(
+pub(crate) fn with_context<T>(
     at: &ServerArgs,
     command: impl AsyncFnOnce(&Context) -> Result<T, CliError>,
 ) -> Result<T, CliError> {
@@ -133,10 +133,10 @@ impl Context {
 
     async fn unknown_project(&self) -> CliError {
         let problem = CliError::new(format!("no project named `{}` on the server", self.project))
-            .code(Code::UnknownProject);
+            .code(ErrorCode::UnknownProject);
         let request = projects::ListRequest::default();
         let names: Vec<String> = match self.client.call::<ListProjects>(&[], &request).await {
-            Ok(projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. }) => {
+            Ok(projects::ProjectList::Plain(all) | projects::ProjectList::Counted { projects: all, .. }) => {
                 all.into_iter().map(|project| project.project_name).collect()
             }
             Err(_) => Vec::new(),
@@ -167,9 +167,9 @@ impl Context {
             ..runs::ListRequest::default()
         };
         let runs = self.client.call::<ListRuns>(&[], &request).await.unwrap_or_default();
-        let names: Vec<String> = runs.iter().map(name_of).collect();
+        let names: Vec<String> = runs.iter().map(run_name).collect();
         let problem = CliError::new(format!("no run named `{name}` in project `{}`", self.project))
-            .code(Code::UnknownName);
+            .code(ErrorCode::UnknownName);
         match closest_name(name, names.iter().map(String::as_str)) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint("`windlass ps -a` lists the runs"),
@@ -181,7 +181,7 @@ impl Context {
 impl Context {
     pub(crate) fn unknown<'a>(&self, kind: &str, name: &str, all: impl Iterator<Item = &'a str>) -> CliError {
         let problem = CliError::new(format!("no {kind} named `{name}` in project `{}`", self.project))
-            .code(Code::UnknownName);
+            .code(ErrorCode::UnknownName);
         match closest_name(name, all) {
             Some(near) => problem.hint(format!("did you mean `{near}`?")),
             None => problem.hint(format!("`windlass {kind}` lists them")),
@@ -190,7 +190,7 @@ impl Context {
 }
 
 /// The name of a run, which is inside its specification.
-pub(crate) fn name_of(run: &runs::Run) -> String {
+pub(crate) fn run_name(run: &runs::Run) -> String {
     let spec = run.run_spec.value().unwrap_or_default();
     spec["run_name"].as_str().unwrap_or("?").to_owned()
 }

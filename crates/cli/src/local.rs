@@ -27,7 +27,7 @@ use crate::{
     home::{Home, make_private_dir, read_if_exists, write_private},
     login::Login,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -156,7 +156,7 @@ pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bo
     }
     if let Some(running) = ServerProcess::find(&dir) {
         return Err(CliError::new(format!("use the server at {}", running.url))
-            .code(Code::NoToken)
+            .code(ErrorCode::NoToken)
             .why("it was started by hand, so its token is not known here")
             .hint(format!(
                 "`windlass login --url {} --token TOKEN`, with the token in `first-admin-token` of its data directory",
@@ -205,7 +205,7 @@ fn save_port(dir: &Path, url: &str) {
 fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
     let log = log_file(dir);
     let problem = |error: &dyn std::error::Error| {
-        CliError::from_error("start a local server", error).code(Code::LocalServer)
+        CliError::from_error("start a local server", error).code(ErrorCode::LocalServer)
     };
     let (flags, given) = match wishes {
         StartRequest::None => (None, None),
@@ -252,7 +252,7 @@ fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
         (Some(given), Some(kept)) if given != kept => given,
         (None, Some(kept)) | (Some(_), Some(kept)) => return Ok(kept),
         (Some(given), None) => given,
-        (None, None) => draw()?,
+        (None, None) => generate_token()?,
     };
     write_private(&path, &format!("{token}\n"))
         .map_err(|error| CliError::from_error(&format!("write `{}`", path.display()), &error))?;
@@ -260,7 +260,7 @@ fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
 }
 
 /// 256 random bits.
-pub(crate) fn draw() -> Result<String, CliError> {
+pub(crate) fn generate_token() -> Result<String, CliError> {
     let mut bytes = [0_u8; 32];
     getrandom::fill(&mut bytes).map_err(|error| CliError::from_error("draw a token", &error))?;
     Ok(hex::encode(bytes))
@@ -274,7 +274,7 @@ fn wait_until_ready(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Res
     let until = Instant::now() + READY_TIMEOUT;
     let failed = |why: String| {
         CliError::new("start a local server")
-            .code(Code::LocalServer)
+            .code(ErrorCode::LocalServer)
             .why(why)
             .hint(format!("its log is {}", log.display()))
     };
@@ -315,13 +315,13 @@ pub(crate) fn stop(data_dir: &Path) -> Result<Option<ServerProcess>, CliError> {
     let what = || format!("stop the server at {} (process {})", running.url, running.pid);
     if let Some(pid) = Pid::from_raw(running.pid) {
         kill_process(pid, Signal::TERM)
-            .map_err(|error| CliError::from_error(&what(), &error).code(Code::LocalServer))?;
+            .map_err(|error| CliError::from_error(&what(), &error).code(ErrorCode::LocalServer))?;
     }
     let until = Instant::now() + STOP_TIMEOUT;
     while running.is_alive() {
         if Instant::now() > until {
             let why = format!("it is still there after {} s", STOP_TIMEOUT.as_secs());
-            return Err(CliError::new(what()).code(Code::LocalServer).why(why));
+            return Err(CliError::new(what()).code(ErrorCode::LocalServer).why(why));
         }
         thread::sleep(POLL_INTERVAL);
     }

@@ -12,7 +12,7 @@ use crate::{
     cli::ServerArgs,
     home::{Home, read_if_exists, write_private},
     local,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// The project of a new server.
@@ -244,7 +244,7 @@ fn find_known_login(home: &Home, stored: Option<Login>, url: String) -> Result<L
         return Ok(login);
     }
     Err(CliError::usage(format!("no token is known for {url}"))
-        .code(Code::NoToken)
+        .code(ErrorCode::NoToken)
         .hint("set `WINDLASS_TOKEN`, or `windlass login --url URL --token TOKEN`"))
 }
 

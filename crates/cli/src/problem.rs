@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use windlass_api::client::CallError;
 use windlass_dial::DialError;
 
-pub(crate) use self::code::Code;
+pub(crate) use self::code::ErrorCode;
 use crate::{
     exit::Exit,
     output::{self, printable, style::Style},
@@ -16,7 +16,7 @@ use crate::{
 /// Nobody reacts to a kind of it: it is shown, and sets the exit code.
 #[derive(Debug)]
 pub(crate) struct CliError {
-    code: Code,
+    code: ErrorCode,
     what: String,
     why: Vec<String>,
     hint: Option<String>,
@@ -25,12 +25,12 @@ pub(crate) struct CliError {
 
 impl CliError {
     pub(crate) fn new(what: impl Into<String>) -> Self {
-        Self { code: Code::Failed, what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
+        Self { code: ErrorCode::Failed, what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
     }
 
     /// The command cannot work as it was called.
     pub(crate) fn usage(what: impl Into<String>) -> Self {
-        Self { code: Code::Usage, exit: Exit::Usage, ..Self::new(what) }
+        Self { code: ErrorCode::Usage, exit: Exit::Usage, ..Self::new(what) }
     }
 
     /// Everything was said already; only the exit code is left.
@@ -40,7 +40,7 @@ impl CliError {
 
     /// Which kind of problem it is, more precisely.
     #[must_use]
-    pub(crate) fn code(mut self, code: Code) -> Self {
+    pub(crate) fn code(mut self, code: ErrorCode) -> Self {
         self.code = code;
         self
     }
@@ -94,46 +94,46 @@ impl CliError {
         match error {
             CallError::Dial(DialError::Connect { source, .. }) => {
                 Self::new(format!("reach the server at {url}"))
-                    .code(Code::Unreachable)
+                    .code(ErrorCode::Unreachable)
                     .why(source.to_string())
                     .hint("is it running? `windlass login --url URL --token TOKEN` chooses another one")
             }
             CallError::Dial(DialError::Lookup(error)) => {
                 Self::new(format!("find the server's host `{}`", error.name))
-                    .code(Code::Address)
+                    .code(ErrorCode::Address)
                     .why(format_lookup_error(&error.why))
                     .hint("check the spelling of the address, and that this machine can look names up")
             }
             CallError::Dial(DialError::Tls { source, .. }) if is_plaintext_reply(&source.to_string()) => {
                 Self::new(format!("reach the server at {url}"))
-                    .code(Code::Untrusted)
+                    .code(ErrorCode::Untrusted)
                     .why("this port does not speak HTTPS")
                     .hint(format!("try {}", url.replacen("https://", "http://", 1)))
             }
             CallError::Dial(DialError::Tls { source, .. }) => Self::new(format!("trust the server at {url}"))
-                .code(Code::Untrusted)
+                .code(ErrorCode::Untrusted)
                 .why(source.to_string())
                 .hint("`--server-cert FILE` names the certificate that it is known by"),
             CallError::TlsRoots(error) => {
-                Self::from_error(&format!("trust the server at {url}"), error).code(Code::Untrusted)
+                Self::from_error(&format!("trust the server at {url}"), error).code(ErrorCode::Untrusted)
             }
             CallError::InvalidUrl { url } => Self::new(format!("understand the server's address `{url}`"))
-                .code(Code::Address)
+                .code(ErrorCode::Address)
                 .hint("it looks like http://host:3000, or https://host:3443"),
             CallError::Denied { status: 403, msg } if msg == "Invalid token" => {
                 Self::new(format!("log in at {url}"))
-                    .code(Code::UnknownToken)
+                    .code(ErrorCode::UnknownToken)
                     .why("the server does not know this token")
                     .hint("`windlass login --url URL --token TOKEN` with a token of that server")
             }
             CallError::Denied { status: 403, msg } if msg != "Access denied" => {
                 // The server says which right is missing, and who has it.
                 let (why, hint) = msg.split_once("; hint: ").unwrap_or((msg, ""));
-                let problem = Self::new("do this").code(Code::NotAllowed).why(why);
+                let problem = Self::new("do this").code(ErrorCode::NotAllowed).why(why);
                 if hint.is_empty() { problem } else { problem.hint(hint) }
             }
             CallError::Denied { status: 403, .. } => Self::new("do this")
-                .code(Code::NotAllowed)
+                .code(ErrorCode::NotAllowed)
                 .why("the server does not allow it to this user in this project")
                 .hint("ask an admin of the project for a role in it"),
             CallError::Exchange(_)
@@ -142,11 +142,10 @@ impl CliError {
             | CallError::Build(_)
             | CallError::Decode(_)
             | CallError::Base64(_)
-            | CallError::LineTooLong => {
-                Self::from_error(&format!("talk to the server at {url}"), error).code(Code::ProtocolError)
-            }
+            | CallError::LineTooLong => Self::from_error(&format!("talk to the server at {url}"), error)
+                .code(ErrorCode::ProtocolError),
             CallError::Refused(_) | CallError::Denied { .. } | CallError::Status { .. } => {
-                Self::from_error("the server refuses", error).code(Code::Refused)
+                Self::from_error("the server refuses", error).code(ErrorCode::Refused)
             }
         }
     }
@@ -172,7 +171,9 @@ pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     }
     let rendered = error.render();
     let text = if Style::stderr().is_enabled() { rendered.ansi().to_string() } else { rendered.to_string() };
-    output::print_message(text.replacen("error:", &format!("error[{}]:", Code::Usage.id()), 1).trim_end());
+    output::print_message(
+        text.replacen("error:", &format!("error[{}]:", ErrorCode::Usage.id()), 1).trim_end(),
+    );
     Exit::Usage
 }
 
@@ -198,7 +199,7 @@ fn format_lookup_error(why: &str) -> String {
 }
 
 /// For those that have no better hint.
-fn explain(code: Code) -> String {
+fn explain(code: ErrorCode) -> String {
     format!("`windlass explain {}` says what this means", code.id())
 }
 

@@ -13,12 +13,12 @@ use std::{
 
 use tokio::net::UnixDatagram;
 
-pub struct Hook {
+pub struct WakeSocket {
     socket: UnixDatagram,
     path: PathBuf,
 }
 
-impl Hook {
+impl WakeSocket {
     /// A socket that somebody's end left behind is replaced; any other file stays.
     pub fn bind(path: &Path) -> io::Result<Self> {
         if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
@@ -40,7 +40,7 @@ impl Hook {
     }
 }
 
-impl Drop for Hook {
+impl Drop for WakeSocket {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }

@@ -22,13 +22,13 @@ use serde_json::{Value, json};
 use tokio::{sync::Notify, time::Instant};
 use windlass_model::{
     dispatch::{
-        Attempt, Job, Life, Needs, SchedulerSnapshot,
-        room::{Amount, Machine},
+        Attempt, ContainerNeeds, SchedulerJob, SchedulerJobState, SchedulerSnapshot,
+        room::{HostCapacity, ResourceAmount},
     },
     time::{Span, Timestamp},
 };
 
-use crate::scheduler::{Order, Scheduler, StopMode, SubmitError, Unknown};
+use crate::scheduler::{Scheduler, SchedulerError, StopMode, SubmitError, SubmitRequest};
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -37,12 +37,12 @@ pub struct Settings {
     /// The program `windlass-agent`.
     pub executor: PathBuf,
     /// What may be used; found out when not given.
-    pub size: Option<Amount>,
+    pub size: Option<ResourceAmount>,
     /// How many GPUs there are; found out when not given.
     pub gpus: Option<u32>,
 }
 
-pub struct Local {
+pub struct LocalScheduler {
     settings: Settings,
     begun: Instant,
     /// What was read of each attempt: it does not change, and there may be thousands of them.
@@ -58,7 +58,7 @@ const NEEDS_FILE: &str = "needs.json";
 /// An attempt that is over is forgotten after this time.
 const FORGET_AFTER: Span = Span::mins(5);
 
-impl Local {
+impl LocalScheduler {
     pub fn new(settings: Settings, begun: Instant) -> Self {
         Self { settings, begun, known: Mutex::default(), over: Arc::default() }
     }
@@ -99,9 +99,9 @@ impl Local {
         names.filter_map(Result::transpose).collect()
     }
 
-    fn size(&self) -> Amount {
+    fn size(&self) -> ResourceAmount {
         let size = self.settings.size.unwrap_or_else(size);
-        Amount { gpus: self.settings.gpus.unwrap_or(size.gpus), ..size }
+        ResourceAmount { gpus: self.settings.gpus.unwrap_or(size.gpus), ..size }
     }
 
     /// GPUs that nobody has.
@@ -120,7 +120,7 @@ impl Local {
         Ok(free)
     }
 
-    fn start(&self, order: &Order) -> io::Result<u32> {
+    fn start(&self, order: &SubmitRequest) -> io::Result<u32> {
         let dir = self.settings.dir.join(order.attempt.to_string());
         let gpus = self.free_gpus(order.needs.gpus)?;
         // What is in it is for nobody else on the machine.
@@ -150,7 +150,7 @@ impl Local {
             let _ = stdin.write_all(order.token.as_bytes());
         }
         // The executor writes the same; whoever is first, it is there before user code runs.
-        write(&dir.join(EXECUTOR_FILE), &json!({ "pid": id, "started": started(id) }))?;
+        write_atomically(&dir.join(EXECUTOR_FILE), &json!({ "pid": id, "started": started(id) }))?;
         // Somebody waits for each: none stays behind as a zombie, and its room is given away at once. Without a thread
         // for that the next look finds it.
         let over = self.over.clone();
@@ -167,7 +167,7 @@ struct ExecutorRecord {
     pid: u32,
     /// In ticks since the machine started.
     started: u64,
-    needs: Needs,
+    needs: ContainerNeeds,
     /// By their numbers.
     gpus: Vec<u32>,
     /// Since when it is known to be over.
@@ -175,13 +175,13 @@ struct ExecutorRecord {
 }
 
 /// Moved into place: it is there whole or not at all.
-fn write(path: &Path, value: &Value) -> io::Result<()> {
+fn write_atomically(path: &Path, value: &Value) -> io::Result<()> {
     let aside = path.with_extension("new");
     fs::write(&aside, value.to_string())?;
     fs::rename(aside, path)
 }
 
-fn needs(needs: &Needs, gpus: &[u32]) -> Value {
+fn needs(needs: &ContainerNeeds, gpus: &[u32]) -> Value {
     json!({ "cpus": needs.cpus, "memory": needs.memory, "gpus": needs.gpus, "devices": gpus })
 }
 
@@ -190,11 +190,11 @@ impl ExecutorRecord {
         let who: Value = serde_json::from_slice(&fs::read(dir.join(EXECUTOR_FILE))?)?;
         let given: Value = serde_json::from_slice(&fs::read(dir.join(NEEDS_FILE))?)?;
         let small = |value: &Value| u32::try_from(value.as_u64().unwrap_or(0)).unwrap_or(u32::MAX);
-        let needs = Needs {
+        let needs = ContainerNeeds {
             cpus: small(&given["cpus"]),
             memory: given["memory"].as_u64().unwrap_or(0),
             gpus: small(&given["gpus"]),
-            ..Needs::default()
+            ..ContainerNeeds::default()
         };
         let gpus = given["devices"].as_array().into_iter().flatten().map(small).collect();
         let started = who["started"].as_u64().unwrap_or(0);
@@ -219,13 +219,13 @@ fn started(pid: u32) -> Option<u64> {
 }
 
 /// Processors and memory of this machine, as far as this process may use them.
-pub fn size() -> Amount {
+pub fn size() -> ResourceAmount {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text)).unwrap_or(0);
     let limits = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limit =
         limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok()).min();
-    Amount {
+    ResourceAmount {
         cpus: u32::try_from(cpus).unwrap_or(u32::MAX),
         memory: limit.map_or(total, |limit| limit.min(total)),
         gpus: gpus(Path::new("/dev")),
@@ -248,19 +248,25 @@ fn meminfo(text: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-fn unknown(source: io::Error) -> Unknown {
-    Unknown::Start { program: "windlass-agent", source }
+fn unknown(source: io::Error) -> SchedulerError {
+    SchedulerError::Start { program: "windlass-agent", source }
 }
 
-impl Scheduler for Local {
-    type Room = Machine;
+impl Scheduler for LocalScheduler {
+    type Room = HostCapacity;
 
-    async fn look(&self) -> Result<SchedulerSnapshot, Unknown> {
+    async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
         let asked_at = self.now();
         let known = self.refresh_records().map_err(unknown)?;
         let job = |(attempt, kept): (&Attempt, &ExecutorRecord)| {
-            let life = kept.ended.map_or(Life::Running, Life::Ended);
-            Job { attempt: attempt.clone(), id: kept.pid.to_string(), life, priority: None, said: None }
+            let life = kept.ended.map_or(SchedulerJobState::Running, SchedulerJobState::Ended);
+            SchedulerJob {
+                attempt: attempt.clone(),
+                id: kept.pid.to_string(),
+                life,
+                priority: None,
+                said: None,
+            }
         };
         let jobs = known.iter().map(job).collect();
         let is_old =
@@ -272,8 +278,8 @@ impl Scheduler for Local {
         Ok(SchedulerSnapshot { jobs, asked_at, is_whole: true })
     }
 
-    async fn room(&self, lower: &SchedulerSnapshot) -> Result<Machine, Unknown> {
-        let mut used = Amount::default();
+    async fn room(&self, lower: &SchedulerSnapshot) -> Result<HostCapacity, SchedulerError> {
+        let mut used = ResourceAmount::default();
         let known = self.refresh_records().map_err(unknown)?;
         let live = lower.jobs.iter().filter(|job| !job.life.is_over());
         for kept in live.filter_map(|job| known.get(&job.attempt)) {
@@ -281,17 +287,17 @@ impl Scheduler for Local {
             used.memory = used.memory.saturating_add(kept.needs.memory);
             used.gpus = used.gpus.saturating_add(kept.needs.gpus);
         }
-        Ok(Machine::new(self.size(), used))
+        Ok(HostCapacity::new(self.size(), used))
     }
 
-    async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+    async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
         match self.start(order) {
             Ok(id) => Ok(id.to_string()),
             Err(error) => Err(SubmitError::Refused { why: format!("start the executor: {error}") }),
         }
     }
 
-    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), Unknown> {
+    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), SchedulerError> {
         let known = self.refresh_records().map_err(unknown)?;
         let ours = known.values().find(|kept| kept.pid.to_string() == job && kept.is_alive());
         let Some(pid) = ours.and_then(|kept| Pid::from_raw(i32::try_from(kept.pid).ok()?)) else {
@@ -314,7 +320,7 @@ impl Scheduler for Local {
     }
 
     /// What runs here runs; only the order of those that wait has a meaning.
-    async fn renice(&self, _job: &str, _priority: u64) -> Result<(), Unknown> {
+    async fn renice(&self, _job: &str, _priority: u64) -> Result<(), SchedulerError> {
         Ok(())
     }
 }

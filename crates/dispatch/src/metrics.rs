@@ -5,7 +5,7 @@
 
 use std::{fmt::Write as _, io, path::PathBuf, time::Duration};
 
-use crate::rounds::Done;
+use crate::rounds::RoundSummary;
 
 #[derive(Debug)]
 pub struct Metrics {
@@ -13,17 +13,17 @@ pub struct Metrics {
     rounds: u64,
     failures: u64,
     taken: usize,
-    last: Done,
+    last: RoundSummary,
     seconds: f64,
 }
 
 impl Metrics {
     pub fn new(file: Option<PathBuf>) -> Self {
-        Self { file, rounds: 0, failures: 0, taken: 0, last: Done::default(), seconds: 0.0 }
+        Self { file, rounds: 0, failures: 0, taken: 0, last: RoundSummary::default(), seconds: 0.0 }
     }
 
     /// After each round: what it did, or nothing if it failed.
-    pub fn add(&mut self, done: Option<Done>, lasted: Duration) {
+    pub fn add(&mut self, done: Option<RoundSummary>, lasted: Duration) {
         self.rounds += 1;
         self.seconds += lasted.as_secs_f64();
         match done {
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn rounds_add_up_and_a_failed_one_keeps_what_was_last_seen() {
         let mut metrics = Metrics::new(None);
-        metrics.add(Some(Done { held: 3, taken: 2, waiting: 7 }), Duration::from_millis(500));
+        metrics.add(Some(RoundSummary { held: 3, taken: 2, waiting: 7 }), Duration::from_millis(500));
         metrics.add(None, Duration::from_millis(250));
         let text = metrics.text();
         for line in [

@@ -15,7 +15,7 @@ use tokio_tungstenite::{
     client_async,
     tungstenite::{self, Message},
 };
-use windlass_api::queue::Client;
+use windlass_api::queue::QueueHttpClient;
 use windlass_dial::DialError;
 use windlass_model::causes::chain;
 
@@ -25,14 +25,14 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
 
-pub struct News {
+pub struct QueueEvents {
     heard: Arc<Notify>,
     listening: JoinHandle<()>,
 }
 
-impl News {
+impl QueueEvents {
     /// Listens until it is dropped. A server without events is a server without news.
-    pub fn listen(client: Client) -> Self {
+    pub fn listen(client: QueueHttpClient) -> Self {
         let heard = Arc::new(Notify::new());
         let listening = tokio::spawn(listen(client, heard.clone()));
         Self { heard, listening }
@@ -43,7 +43,7 @@ impl News {
     }
 }
 
-impl Drop for News {
+impl Drop for QueueEvents {
     fn drop(&mut self) {
         self.listening.abort();
     }
@@ -59,7 +59,7 @@ enum ListenError {
     NoEvents,
 }
 
-async fn listen(client: Client, heard: Arc<Notify>) {
+async fn listen(client: QueueHttpClient, heard: Arc<Notify>) {
     let mut pause = RETRY_DELAY_MIN;
     loop {
         let mut any = false;
@@ -71,7 +71,7 @@ async fn listen(client: Client, heard: Arc<Notify>) {
 }
 
 async fn receive_events(
-    client: &Client,
+    client: &QueueHttpClient,
     heard: &Notify,
     any: &mut bool,
 ) -> Result<std::convert::Infallible, ListenError> {
@@ -89,7 +89,7 @@ async fn receive_events(
             Err(_) | Ok(None) => return Err(ListenError::NoEvents),
             Ok(Some(Err(error))) => return Err(spoken(error)),
             Ok(Some(Ok(message))) => {
-                if message.to_text().is_ok_and(is_news) {
+                if message.to_text().is_ok_and(is_relevant) {
                     heard.notify_one();
                 }
             }
@@ -99,7 +99,7 @@ async fn receive_events(
 
 /// Whether there may be something to take or to stop. That one runs which we started is no news, and neither is its end:
 /// of the room that it leaves the scheduler knows first.
-fn is_news(text: &str) -> bool {
+fn is_relevant(text: &str) -> bool {
     let row: Value = serde_json::from_str(text).unwrap_or_default();
     let (old, new) = (&row["properties"]["old_attributes"], &row["properties"]["new_attributes"]);
     let is_open = matches!(new["state"].as_str(), Some("Queued" | "Cancelled"));
@@ -115,13 +115,13 @@ mod tests {
         let row = |old: Value, new: Value| {
             json!({ "properties": { "old_attributes": old, "new_attributes": new } }).to_string()
         };
-        assert!(is_news(&row(Value::Null, json!({ "state": "Queued", "priority": 1 }))));
-        assert!(is_news(&row(json!({ "state": "Running" }), json!({ "state": "Cancelled" }))));
-        assert!(!is_news(&row(json!({ "state": "Running" }), json!({ "state": "Complete" }))));
+        assert!(is_relevant(&row(Value::Null, json!({ "state": "Queued", "priority": 1 }))));
+        assert!(is_relevant(&row(json!({ "state": "Running" }), json!({ "state": "Cancelled" }))));
+        assert!(!is_relevant(&row(json!({ "state": "Running" }), json!({ "state": "Complete" }))));
         let lowered = row(json!({ "priority": 5 }), json!({ "state": "Running", "priority": 0 }));
-        assert!(is_news(&lowered));
+        assert!(is_relevant(&lowered));
         let locked = row(json!({ "priority": 5 }), json!({ "state": "Locked", "priority": 5 }));
-        assert!(!is_news(&locked));
-        assert!(!is_news(r#"{"status":200}"#) && !is_news("") && !is_news("no JSON"));
+        assert!(!is_relevant(&locked));
+        assert!(!is_relevant(r#"{"status":200}"#) && !is_relevant("") && !is_relevant("no JSON"));
     }
 }

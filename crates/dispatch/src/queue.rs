@@ -6,10 +6,10 @@ use std::sync::{
 };
 
 use serde_json::{Value, json};
-use windlass_api::queue::{Client, QueueError, encoded};
+use windlass_api::queue::{QueueError, QueueHttpClient, percent_encode};
 use windlass_model::{
     container::Status,
-    dispatch::{Attempt, Container, GpuRequirement, Needs, Queue, room::Kind},
+    dispatch::{Attempt, ContainerNeeds, ContainerView, GpuRequirement, QueueSnapshot, room::NodeClass},
     gpu::compute_capability,
     time::{Span, Timestamp},
 };
@@ -32,21 +32,21 @@ const SELECTED_FIELDS: [&str; 8] = [
 
 /// One dispatcher's door to the queue.
 #[derive(Debug)]
-pub struct Door {
-    client: Client,
+pub struct QueueClient {
+    client: QueueHttpClient,
     /// Who this dispatcher is to the queue.
     pub token_uuid: String,
-    name: Option<Name>,
+    name: Option<DispatcherName>,
 }
 
 /// Who a dispatcher is to people: containers may ask for it by its name.
 #[derive(Clone, Debug)]
-pub struct Name {
+pub struct DispatcherName {
     kind: &'static str,
     name: String,
 }
 
-impl Name {
+impl DispatcherName {
     /// That of a cluster of Slurm.
     pub fn of_slurm(name: String) -> Self {
         Self { kind: "slurm", name }
@@ -55,14 +55,14 @@ impl Name {
 
 /// A lock that was just taken.
 #[derive(Debug)]
-pub struct Lock {
+pub struct ContainerLock {
     pub attempt: Attempt,
     pub executor_token: String,
 }
 
-impl Door {
+impl QueueClient {
     /// Finds out who it is.
-    pub async fn open(client: Client) -> Result<Self, QueueError> {
+    pub async fn open(client: QueueHttpClient) -> Result<Self, QueueError> {
         let own = client.get("api_client_authorizations/current").await?;
         let token_uuid = own["uuid"].as_str().unwrap_or_default().to_owned();
         Ok(Self { client, token_uuid, name: None })
@@ -70,7 +70,7 @@ impl Door {
 
     /// The same under a name.
     #[must_use]
-    pub fn named(self, name: Option<Name>) -> Self {
+    pub fn named(self, name: Option<DispatcherName>) -> Self {
         Self { name, ..self }
     }
 
@@ -90,8 +90,8 @@ impl Door {
     }
 
     /// Says which machines are behind it, and that it is there. Nothing without a name.
-    pub async fn announce(&self, kinds: &[Kind]) -> Result<(), QueueError> {
-        let Some(Name { kind, name }) = &self.name else { return Ok(()) };
+    pub async fn announce(&self, kinds: &[NodeClass]) -> Result<(), QueueError> {
+        let Some(DispatcherName { kind, name }) = &self.name else { return Ok(()) };
         let nodes = kinds.iter().map(|kind| {
             json!({
                 "partition": kind.partition, "cpus": kind.size.cpus, "memory_mib": kind.size.memory >> 20,
@@ -99,7 +99,7 @@ impl Door {
             })
         });
         let told = json!({ "dispatcher": { "kind": kind, "nodes": nodes.collect::<Vec<_>>() } });
-        self.client.put(&format!("dispatchers/{}", encoded(name)), &told).await.map(drop)
+        self.client.put(&format!("dispatchers/{}", percent_encode(name)), &told).await.map(drop)
     }
 
     /// What asks for another dispatcher is not in sight.
@@ -114,31 +114,31 @@ impl Door {
     }
 
     /// What this dispatcher holds, what it might take, and what it still has jobs of.
-    pub async fn look(&self, tracked: &[String], asked_at: Timestamp) -> Result<Queue, QueueError> {
+    pub async fn look(&self, tracked: &[String], asked_at: Timestamp) -> Result<QueueSnapshot, QueueError> {
         let mut containers = self.list("containers/current?limit=1000&count=none").await?;
-        let filters = encoded(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
-        let order = encoded(&json!(["priority desc", "created_at", "uuid"]).to_string());
+        let filters = percent_encode(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
+        let order = percent_encode(&json!(["priority desc", "created_at", "uuid"]).to_string());
         let path = format!("containers?filters={filters}&order={order}&limit={QUEUED_MAX}&count=none");
         containers.extend(self.list(&path).await?);
         let missing: Vec<&String> =
             tracked.iter().filter(|uuid| !containers.iter().any(|one| one.uuid == **uuid)).collect();
         for batch in missing.chunks(UUID_BATCH_MAX) {
-            let filters = encoded(&json!([["uuid", "in", batch]]).to_string());
+            let filters = percent_encode(&json!([["uuid", "in", batch]]).to_string());
             containers
                 .extend(self.list(&format!("containers?filters={filters}&limit=1000&count=none")).await?);
         }
-        Ok(Queue { containers, asked_at })
+        Ok(QueueSnapshot { containers, asked_at })
     }
 
-    async fn list(&self, path: &str) -> Result<Vec<Container>, QueueError> {
-        let select = encoded(&json!(SELECTED_FIELDS).to_string());
+    async fn list(&self, path: &str) -> Result<Vec<ContainerView>, QueueError> {
+        let select = percent_encode(&json!(SELECTED_FIELDS).to_string());
         let page = self.client.get(&format!("{path}&select={select}")).await?;
         let items = page["items"].as_array().cloned().unwrap_or_default();
         Ok(items.iter().filter(|item| self.is_eligible(item)).filter_map(|item| self.read(item)).collect())
     }
 
     /// One more look at a container.
-    pub async fn find(&self, uuid: &str) -> Result<Option<Container>, QueueError> {
+    pub async fn find(&self, uuid: &str) -> Result<Option<ContainerView>, QueueError> {
         match self.client.get(&format!("containers/{uuid}")).await {
             Ok(record) => Ok(self.read(&record)),
             Err(error) if error.status() == Some(404) => Ok(None),
@@ -146,9 +146,9 @@ impl Door {
         }
     }
 
-    fn read(&self, record: &Value) -> Option<Container> {
+    fn read(&self, record: &Value) -> Option<ContainerView> {
         let status: Status = record["state"].as_str()?.parse().ok()?;
-        Some(Container {
+        Some(ContainerView {
             uuid: record["uuid"].as_str()?.to_owned(),
             status,
             priority: record["priority"].as_u64().unwrap_or(0),
@@ -159,7 +159,7 @@ impl Door {
         })
     }
 
-    pub async fn lock(&self, uuid: &str) -> Result<Lock, QueueError> {
+    pub async fn lock(&self, uuid: &str) -> Result<ContainerLock, QueueError> {
         // The same name on a repeat: an answer that was lost is not lost for good.
         let name = next_request_key();
         let path = format!("containers/{uuid}/lock");
@@ -171,7 +171,7 @@ impl Door {
         };
         let number = locked["attempt"].as_u64().unwrap_or(0);
         let executor_token = locked["executor_token"].as_str().unwrap_or_default().to_owned();
-        Ok(Lock { attempt: Attempt { uuid: uuid.to_owned(), number }, executor_token })
+        Ok(ContainerLock { attempt: Attempt { uuid: uuid.to_owned(), number }, executor_token })
     }
 
     pub async fn unlock(&self, attempt: &Attempt, released: bool) -> Result<(), QueueError> {
@@ -242,7 +242,7 @@ fn parse_gpu_needs(wants: &Value, scheduling: &Value) -> GpuRequirement {
 }
 
 /// What a record asks of whoever runs it.
-fn needs(record: &Value) -> Needs {
+fn needs(record: &Value) -> ContainerNeeds {
     let wants = &record["runtime_constraints"];
     let scheduling = &record["scheduling_parameters"];
     let number = |value: &Value| value.as_u64().unwrap_or(0);
@@ -252,7 +252,7 @@ fn needs(record: &Value) -> Needs {
         list.filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let seconds = number(&scheduling["max_run_time"]);
-    Needs {
+    ContainerNeeds {
         cpus: u32::try_from(number(&wants["vcpus"])).unwrap_or(u32::MAX),
         memory: number(&wants["ram"]),
         gpus: u32::try_from(gpus).unwrap_or(u32::MAX),

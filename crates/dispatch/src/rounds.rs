@@ -12,17 +12,19 @@ use windlass_model::{
     causes::chain,
     container::Status,
     dispatch::{
-        Attempt, Container, Life, Queue, SchedulerSnapshot,
-        choose::{ReportedReasons, Room as _, Selection, Tries, choose},
-        room::Kind,
-        settle::{Memory, Step, Why, is_stray, settle},
+        Attempt, ContainerView, QueueSnapshot, SchedulerJobState, SchedulerSnapshot,
+        choose::{Capacity as _, ReportedReasons, RetryLimiter, Selection, select},
+        room::NodeClass,
+        settle::{ReconcileState, ReconcileStep, ReleaseReason, is_stray, reconcile},
     },
     time::{Span, Timestamp},
 };
 
 use crate::{
-    queue::Door,
-    scheduler::{NODE_LOST, OUT_OF_MEMORY, Order, Scheduler, StopMode, SubmitError, TIMED_OUT, Unknown},
+    queue::QueueClient,
+    scheduler::{
+        NODE_LOST, OUT_OF_MEMORY, Scheduler, SchedulerError, StopMode, SubmitError, SubmitRequest, TIMED_OUT,
+    },
 };
 
 /// Containers taken in one round; others of the same queue get their chance.
@@ -40,16 +42,16 @@ const FORCE_AFTER: Duration = Duration::from_secs(120);
 #[derive(Debug, thiserror::Error)]
 pub enum RoundError {
     #[error("look at the queue")]
-    Queue(#[from] QueueError),
+    QueueSnapshot(#[from] QueueError),
     #[error("look at the scheduler")]
-    Scheduler(#[from] Unknown),
+    Scheduler(#[from] SchedulerError),
     #[error("another dispatcher works with this token ({by}): this one waits until it is gone")]
     Waits { by: String },
 }
 
 /// What a round did, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct RoundSummary {
     pub held: usize,
     pub taken: usize,
     pub waiting: usize,
@@ -68,12 +70,12 @@ pub struct Settings {
 }
 
 pub struct Dispatcher<S> {
-    door: Door,
+    door: QueueClient,
     scheduler: S,
     settings: Settings,
-    memory: Memory,
+    memory: ReconcileState,
     said: ReportedReasons,
-    tries: Tries,
+    tries: RetryLimiter,
     /// What each attempt was last said to wait for in the scheduler.
     waits: BTreeMap<Attempt, String>,
     /// Since when each attempt was asked to stop.
@@ -85,14 +87,14 @@ pub struct Dispatcher<S> {
 }
 
 impl<S: Scheduler + Sync> Dispatcher<S> {
-    pub fn new(door: Door, scheduler: S, settings: Settings) -> Self {
+    pub fn new(door: QueueClient, scheduler: S, settings: Settings) -> Self {
         Self {
             door,
             scheduler,
-            memory: Memory::new(settings.lost_after),
+            memory: ReconcileState::new(settings.lost_after),
             settings,
             said: ReportedReasons::default(),
-            tries: Tries::default(),
+            tries: RetryLimiter::default(),
             waits: BTreeMap::new(),
             stopping: BTreeMap::new(),
             announced: None,
@@ -135,7 +137,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         Timestamp(i64::try_from(self.settings.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
     }
 
-    pub async fn round(&mut self) -> Result<Done, RoundError> {
+    pub async fn round(&mut self) -> Result<RoundSummary, RoundError> {
         self.hold_lease().await?;
         self.announce().await;
         let lower = self.scheduler.look().await?;
@@ -146,16 +148,16 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         tracked.dedup();
         let asked_at = self.now();
         let queue = self.door.look(&tracked, asked_at).await?;
-        for step in settle(&queue, &lower, &mut self.memory) {
+        for step in reconcile(&queue, &lower, &mut self.memory) {
             self.apply_step(step, &lower).await;
         }
         self.stopping.retain(|attempt, _| lower.find(attempt).is_some_and(|job| !job.life.is_over()));
         let taken = self.dispatch_queued(&queue, &lower).await?;
         self.report_waits(&queue, &lower).await;
         let held = queue.containers.iter().filter(|one| one.is_held()).count();
-        let is_waiting = |one: &&Container| one.status == Status::Queued && one.priority > 0;
+        let is_waiting = |one: &&ContainerView| one.status == Status::Queued && one.priority > 0;
         let waiting = queue.containers.iter().filter(is_waiting).count();
-        Ok(Done { held, taken, waiting })
+        Ok(RoundSummary { held, taken, waiting })
     }
 
     /// Until a look may find more room than the last.
@@ -164,9 +166,10 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// Says what containers wait for that the scheduler has not started. Nothing depends on it.
-    async fn report_waits(&mut self, queue: &Queue, lower: &SchedulerSnapshot) {
-        let why = |container: &Container| {
-            let job = lower.find(&container.attempt()).filter(|job| job.life == Life::Waiting)?;
+    async fn report_waits(&mut self, queue: &QueueSnapshot, lower: &SchedulerSnapshot) {
+        let why = |container: &ContainerView| {
+            let job =
+                lower.find(&container.attempt()).filter(|job| job.life == SchedulerJobState::Waiting)?;
             Some(format!("waits in the scheduler: {}", job.said.as_deref()?))
         };
         let held = queue.containers.iter().filter(|one| one.is_held() && one.status == Status::Locked);
@@ -208,19 +211,19 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     }
 
     /// What could not be done comes again next round.
-    async fn apply_step(&mut self, step: Step, lower: &SchedulerSnapshot) {
+    async fn apply_step(&mut self, step: ReconcileStep, lower: &SchedulerSnapshot) {
         let done = match &step {
-            Step::Stop { attempt, job } => self.stop(attempt, job).await,
-            Step::StopOrphan { attempt, job } => self.stop_stray(attempt, job, lower).await,
-            Step::Renice { job, priority, .. } => {
+            ReconcileStep::Stop { attempt, job } => self.stop(attempt, job).await,
+            ReconcileStep::StopOrphan { attempt, job } => self.stop_stray(attempt, job, lower).await,
+            ReconcileStep::Renice { job, priority, .. } => {
                 self.scheduler.renice(job, *priority).await.map_err(RoundError::from)
             }
-            Step::Cancel { attempt, why } => {
+            ReconcileStep::Cancel { attempt, why } => {
                 let (reason, text, event) = words(*why, said(attempt, lower));
                 let cancelled = self.door.cancel(attempt, reason, &text).await;
                 self.told(cancelled, attempt, event, &text).await
             }
-            Step::Unlock { attempt, why, released } => {
+            ReconcileStep::Unlock { attempt, why, released } => {
                 let (_, text, event) = words(*why, said(attempt, lower));
                 let unlocked = self.door.unlock(attempt, *released).await;
                 self.told(unlocked, attempt, event, &text).await
@@ -273,13 +276,13 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     /// Takes first and tells afterwards, all at once: whoever waits for room must not wait for words.
     async fn dispatch_queued(
         &mut self,
-        queue: &Queue,
+        queue: &QueueSnapshot,
         lower: &SchedulerSnapshot,
     ) -> Result<usize, RoundError> {
         let mut room = self.scheduler.room(lower).await?;
         let (mut words, mut taken, mut failed) = (Vec::new(), 0, None);
         let kinds = room.kinds();
-        for choice in choose(queue, &mut room, DISPATCHES_MAX, &mut self.said, &mut self.tries) {
+        for choice in select(queue, &mut room, DISPATCHES_MAX, &mut self.said, &mut self.tries) {
             match choice {
                 Selection::Leave { uuid, why } => words.push(DispatchEvent::not_run(uuid, why)),
                 Selection::Take { uuid } => {
@@ -324,9 +327,9 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
     /// Locks it and hands it over, and returns what is to be told of that.
     async fn take(
         &mut self,
-        queue: &Queue,
+        queue: &QueueSnapshot,
         uuid: String,
-        kinds: &[Kind],
+        kinds: &[NodeClass],
     ) -> Result<Option<DispatchEvent>, RoundError> {
         let Some(container) = queue.find(&uuid) else { return Ok(None) };
         let lock = match self.door.lock(&uuid).await {
@@ -340,7 +343,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         self.tries.took(&uuid, self.now());
         let mut environment = self.settings.environment.clone();
         environment.push(("WINDLASS_QUEUE_URL".to_owned(), self.door.url()));
-        let order = Order {
+        let order = SubmitRequest {
             attempt: lock.attempt.clone(),
             priority: container.priority,
             needs: container.needs.clone(),
@@ -391,9 +394,9 @@ fn said<'a>(attempt: &Attempt, lower: &'a SchedulerSnapshot) -> Option<&'a str> 
 }
 
 /// For the container, for people, and for the log.
-fn words(why: Why, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
+fn words(why: ReleaseReason, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
     match why {
-        Why::Crashed => {
+        ReleaseReason::Crashed => {
             let (reason, text) = match said {
                 Some(said) if said.starts_with(NODE_LOST) => ("node_lost", "its node was lost"),
                 Some(said) if said.starts_with(OUT_OF_MEMORY) => {
@@ -405,21 +408,21 @@ fn words(why: Why, said: Option<&str>) -> (&'static str, String, Option<&'static
             let said = said.map(|said| format!(": the scheduler says {said}")).unwrap_or_default();
             (reason, format!("{text}{said}"), Some("cleaned_up_crashed"))
         }
-        Why::Abandoned => {
+        ReleaseReason::Abandoned => {
             ("abandoned", "nobody knows of a job for it".to_owned(), Some("cleaned_up_abandoned"))
         }
-        Why::PriorityZero => ("priority_zero", "its priority is 0".to_owned(), None),
+        ReleaseReason::PriorityZero => ("priority_zero", "its priority is 0".to_owned(), None),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Why, words};
+    use super::{ReleaseReason, words};
 
     #[test]
     fn a_lost_node_is_named_and_other_ends_say_what_the_scheduler_says() {
         let told = |said| {
-            let (reason, text, _) = words(Why::Crashed, said);
+            let (reason, text, _) = words(ReleaseReason::Crashed, said);
             (reason, text)
         };
         let lost = "its node was lost: the scheduler says NODE_FAIL on n3";

@@ -1,9 +1,9 @@
 //! What a dispatcher asks of whatever runs its containers.
 
 use windlass_model::dispatch::{
-    Attempt, Needs, SchedulerSnapshot,
-    choose::Room,
-    room::{Kind, Node, kinds},
+    Attempt, ContainerNeeds, SchedulerSnapshot,
+    choose::Capacity,
+    room::{ClusterNode, NodeClass, kinds},
 };
 
 /// How a scheduler calls the end of a job whose node is gone.
@@ -15,10 +15,10 @@ pub const TIMED_OUT: &str = "TIMEOUT";
 
 /// A container to be handed over.
 #[derive(Clone)]
-pub struct Order {
+pub struct SubmitRequest {
     pub attempt: Attempt,
     pub priority: u64,
-    pub needs: Needs,
+    pub needs: ContainerNeeds,
     /// Environment of the executor: where the server is, and how containers are run. Nothing of it is secret.
     pub environment: Vec<(String, String)>,
     /// The attempt's token, which the executor reads from its standard input.
@@ -32,12 +32,12 @@ pub enum SubmitError {
     Refused { why: String },
     /// It may have been taken: only a look for its name can tell.
     #[error("hand a container over")]
-    Unclear(#[source] Unknown),
+    Unclear(#[source] SchedulerError),
 }
 
 /// The scheduler did not answer, or not in a way that means anything. Never the same as "nothing there".
 #[derive(Debug, thiserror::Error)]
-pub enum Unknown {
+pub enum SchedulerError {
     #[error("start `{program}`")]
     Start {
         program: &'static str,
@@ -63,14 +63,17 @@ pub enum StopMode {
 
 /// All calls may be repeated.
 pub trait Scheduler {
-    type Room: Room + Send;
+    type Room: Capacity + Send;
 
-    fn look(&self) -> impl Future<Output = Result<SchedulerSnapshot, Unknown>> + Send;
-    fn room(&self, lower: &SchedulerSnapshot) -> impl Future<Output = Result<Self::Room, Unknown>> + Send;
+    fn look(&self) -> impl Future<Output = Result<SchedulerSnapshot, SchedulerError>> + Send;
+    fn room(
+        &self,
+        lower: &SchedulerSnapshot,
+    ) -> impl Future<Output = Result<Self::Room, SchedulerError>> + Send;
     /// How the scheduler calls the job.
-    fn submit(&self, order: &Order) -> impl Future<Output = Result<String, SubmitError>> + Send;
-    fn stop(&self, job: &str, pressure: StopMode) -> impl Future<Output = Result<(), Unknown>> + Send;
-    fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), Unknown>> + Send;
+    fn submit(&self, order: &SubmitRequest) -> impl Future<Output = Result<String, SubmitError>> + Send;
+    fn stop(&self, job: &str, pressure: StopMode) -> impl Future<Output = Result<(), SchedulerError>> + Send;
+    fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), SchedulerError>> + Send;
 
     /// Whether executors are processes of this machine and user.
     fn is_here(&self) -> bool {
@@ -88,11 +91,11 @@ pub trait Scheduler {
     }
 
     /// The machines behind it, for people who choose where to run something. None where that is nobody's business.
-    fn nodes(&self) -> impl Future<Output = Result<Vec<Node>, Unknown>> + Send {
+    fn nodes(&self) -> impl Future<Output = Result<Vec<ClusterNode>, SchedulerError>> + Send {
         std::future::ready(Ok(Vec::new()))
     }
 
-    fn kinds(&self) -> impl Future<Output = Result<Vec<Kind>, Unknown>> + Send
+    fn kinds(&self) -> impl Future<Output = Result<Vec<NodeClass>, SchedulerError>> + Send
     where
         Self: Sync,
     {

@@ -11,17 +11,17 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use uuid::Uuid;
-use windlass_agent::shim::journal::{self, Kind};
+use windlass_agent::shim::journal::{self, JournalEvent};
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::db::{DatabaseUrl, Db};
 use windlass_sim::{
-    host::{Effect, Entry},
+    host::{HostEffect, HostEntry},
     invariants::{self, History, rows},
 };
 
 use super::Trial;
-use windlass_testenv::stage::Stage;
-use windlass_testkit::lab::Host;
+use windlass_testenv::stage::TestEnv;
+use windlass_testkit::lab::LabHost;
 
 /// G6 gives so long after the end of faults.
 /// Keys of people stay for a minute after a task that is done: its output may still be read.
@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const HOME_LABEL: &str = "windlass.shim.home";
 
 /// A place where an agent works.
-pub struct Site {
+pub struct AgentSite {
     /// The agent's directory, seen from this machine.
     pub home: PathBuf,
     /// Its name for itself, which containers carry.
@@ -44,15 +44,15 @@ pub struct Site {
     pub is_damaged: bool,
 }
 
-impl Site {
+impl AgentSite {
     /// The machine of a stage.
-    pub fn local(stage: &Stage, engine: Option<PathBuf>) -> Self {
+    pub fn local(stage: &TestEnv, engine: Option<PathBuf>) -> Self {
         let home = stage.home().join("server/local");
         Self { label: home.clone(), home, keys: Vec::new(), engine, is_damaged: false }
     }
 
     /// A host of a lab.
-    pub fn host(host: &Host) -> Self {
+    pub fn host(host: &LabHost) -> Self {
         let users = ["/root", "/home/worker", "/home/guest"];
         let keys = users.iter().map(|home| host.path(&format!("{home}/.ssh/authorized_keys")));
         Self {
@@ -75,14 +75,14 @@ impl Site {
     }
 
     /// Everything it ever did, as the checkers want it.
-    fn journal(&self, number: u128) -> Result<Vec<Entry>> {
+    fn journal(&self, number: u128) -> Result<Vec<HostEntry>> {
         let path = self.home.join("journal");
         let reading = journal::read(&path).with_context(|| format!("read {}", path.display()))?;
         let host = InstanceId(Uuid::from_u128(number));
         let mut entries = Vec::new();
         let mut open = BTreeSet::new();
         for record in reading.records {
-            let entry = |kind| Entry {
+            let entry = |kind| HostEntry {
                 at: record.at,
                 host,
                 submission: record.submission,
@@ -90,36 +90,36 @@ impl Site {
                 kind,
             };
             match record.kind {
-                Kind::ContainerStarted { .. } => {
+                JournalEvent::ContainerStarted { .. } => {
                     open.insert(record.submission);
-                    entries.push(entry(Effect::ContainerStarted));
+                    entries.push(entry(HostEffect::ContainerStarted));
                 }
                 // What died with its host has no exit, but an end.
-                Kind::ContainerExited { .. } | Kind::Terminated { .. } => {
+                JournalEvent::ContainerExited { .. } | JournalEvent::Terminated { .. } => {
                     if open.remove(&record.submission) {
-                        entries.push(entry(Effect::ContainerExited));
+                        entries.push(entry(HostEffect::ContainerExited));
                     }
                 }
-                Kind::GpuAcquired { gpus } => {
-                    entries.extend(gpus.into_iter().map(|gpu| entry(Effect::GpuAcquired(gpu))));
+                JournalEvent::GpuAcquired { gpus } => {
+                    entries.extend(gpus.into_iter().map(|gpu| entry(HostEffect::GpuAcquired(gpu))));
                 }
-                Kind::GpuReleased { gpus } => {
-                    entries.extend(gpus.into_iter().map(|gpu| entry(Effect::GpuReleased(gpu))));
+                JournalEvent::GpuReleased { gpus } => {
+                    entries.extend(gpus.into_iter().map(|gpu| entry(HostEffect::GpuReleased(gpu))));
                 }
-                Kind::Removed => entries.push(entry(Effect::Removed)),
-                Kind::RefusedEpoch { .. } => entries.push(entry(Effect::RefusedEpoch)),
-                Kind::Submitted
-                | Kind::Withdrawn
-                | Kind::Admitted
-                | Kind::Moved { .. }
-                | Kind::KeyAdded
-                | Kind::KeyRemoved
-                | Kind::Mounted
-                | Kind::Unmounted
-                | Kind::ContainerCreated { .. }
-                | Kind::ContainerStarting { .. }
-                | Kind::TerminateAsked { .. }
-                | Kind::RefusedSpec { .. } => {}
+                JournalEvent::Removed => entries.push(entry(HostEffect::Removed)),
+                JournalEvent::RefusedEpoch { .. } => entries.push(entry(HostEffect::RefusedEpoch)),
+                JournalEvent::Submitted
+                | JournalEvent::Withdrawn
+                | JournalEvent::Admitted
+                | JournalEvent::Moved { .. }
+                | JournalEvent::KeyAdded
+                | JournalEvent::KeyRemoved
+                | JournalEvent::Mounted
+                | JournalEvent::Unmounted
+                | JournalEvent::ContainerCreated { .. }
+                | JournalEvent::ContainerStarting { .. }
+                | JournalEvent::TerminateAsked { .. }
+                | JournalEvent::RefusedSpec { .. } => {}
             }
         }
         Ok(entries)
@@ -201,7 +201,7 @@ fn cgroups_of_tasks(jobs: &BTreeSet<Uuid>) -> Vec<String> {
 impl Trial {
     /// Faults are over. Waits until every run has ended, stops the server in good order, and runs the checkers over
     /// its database, the journals of the sites, and what is on the machine.
-    pub async fn judge(&mut self, stage: &mut Stage, sites: &[Site]) {
+    pub async fn judge(&mut self, stage: &mut TestEnv, sites: &[AgentSite]) {
         let began = Instant::now();
         while let Some(run) = find_active_run(stage).await {
             if began.elapsed() > CLEANUP_TIMEOUT {
@@ -211,7 +211,7 @@ impl Trial {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         // A host that was given up is rid of its old tasks when the server sees it again.
-        while sites.iter().any(Site::has_tasks) && began.elapsed() < CLEANUP_TIMEOUT {
+        while sites.iter().any(AgentSite::has_tasks) && began.elapsed() < CLEANUP_TIMEOUT {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         let url = DatabaseUrl::Sqlite(stage.home().join("server/windlass.db"));
@@ -220,16 +220,16 @@ impl Trial {
     }
 
     /// The same for a database whose servers have stopped.
-    pub async fn check_database(&mut self, url: &DatabaseUrl, sites: &[Site]) {
+    pub async fn check_database(&mut self, url: &DatabaseUrl, sites: &[AgentSite]) {
         if let Err(error) = self.run_checkers(url, sites).await {
             self.violation(&format!("the checkers could not run: {error:#}"));
         }
     }
 
-    async fn run_checkers(&mut self, url: &DatabaseUrl, sites: &[Site]) -> Result<()> {
+    async fn run_checkers(&mut self, url: &DatabaseUrl, sites: &[AgentSite]) -> Result<()> {
         let mut history = History::default();
         let db = Db::open(url).await.context("open the database")?;
-        let read = rows::read(&mut history, &db).await;
+        let read = rows::read_history(&mut history, &db).await;
         db.close().await;
         read.context("read the database")?;
         let jobs: BTreeSet<Uuid> = history.jobs.iter().map(|job| job.id).collect();
@@ -250,7 +250,8 @@ impl Trial {
                 Err(error) => return Err(error),
             }
         }
-        for broken in invariants::safety(&history).into_iter().chain(invariants::check_after_faults(&history))
+        for broken in
+            invariants::check_always(&history).into_iter().chain(invariants::check_after_faults(&history))
         {
             self.violation(&format!("{}: {}", broken.id, broken.what));
         }
@@ -258,7 +259,7 @@ impl Trial {
     }
 }
 
-fn find_all_leftovers(sites: &[Site], jobs: &BTreeSet<Uuid>) -> Vec<String> {
+fn find_all_leftovers(sites: &[AgentSite], jobs: &BTreeSet<Uuid>) -> Vec<String> {
     let mut left: Vec<String> = sites.iter().flat_map(|site| site.find_leftovers(jobs)).collect();
     left.extend(cgroups_of_tasks(jobs));
     left.extend(tasks_with_processes(jobs).iter().map(|id| format!("a process of {id}")));
@@ -266,7 +267,7 @@ fn find_all_leftovers(sites: &[Site], jobs: &BTreeSet<Uuid>) -> Vec<String> {
 }
 
 /// Some run that has not ended.
-async fn find_active_run(stage: &mut Stage) -> Option<Value> {
+async fn find_active_run(stage: &mut TestEnv) -> Option<Value> {
     let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
     runs.as_array().and_then(|runs| runs.first().cloned())
 }

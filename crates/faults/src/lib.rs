@@ -23,15 +23,15 @@ mod trial;
 use std::pin::Pin;
 
 pub use self::{
-    judge::Site,
-    play::{Order, Outcome, play},
-    rows::all,
+    judge::AgentSite,
+    play::{RunOptions, TrialOutcome, play},
+    rows::all_rows,
     trial::{TimedStep, Trial},
 };
 
 /// One line of the matrix.
 #[derive(Clone, Copy)]
-pub struct Row {
+pub struct FaultRow {
     /// `F1`, `F2`, …
     pub id: &'static str,
     pub injection: &'static str,
@@ -44,14 +44,14 @@ pub struct Row {
 
 #[derive(Clone, Copy)]
 pub enum RowTest {
-    Now(fn(&mut Trial) -> Running<'_>),
+    Now(fn(&mut Trial) -> TrialFuture<'_>),
     /// Not in continuous integration, and why.
-    OutsideCi(&'static str, fn(&mut Trial) -> Running<'_>),
+    OutsideCi(&'static str, fn(&mut Trial) -> TrialFuture<'_>),
 }
 
-pub type Running<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+pub type TrialFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-impl Row {
+impl FaultRow {
     /// Why continuous integration leaves it out.
     pub const fn ci_exclusion(&self) -> Option<&'static str> {
         match self.play {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use windlass_faults::{self as faults, Order, Row, report};
+use windlass_faults::{self as faults, FaultRow, RunOptions, report};
 
 /// Trials wait more than they compute.
 const JOBS: usize = 3;
@@ -35,7 +35,7 @@ fn main() -> Result<ExitCode> {
     let rows = select_rows(&args)?;
     let mut out = std::io::stdout();
     if args.list {
-        writeln!(out, "{}", report::list(&rows))?;
+        writeln!(out, "{}", report::render_list(&rows))?;
         return Ok(ExitCode::SUCCESS);
     }
     let seed = args.seed.map_or_else(drawn, Ok)?;
@@ -44,23 +44,23 @@ fn main() -> Result<ExitCode> {
         .clone()
         .unwrap_or_else(|| std::env::temp_dir().join(format!("windlass-faults-{}", std::process::id())));
     let (is_long, slack) = (args.is_long, args.slack);
-    let order = Order { rows, times: args.times, jobs: args.jobs, seed, is_long, slack, dir };
+    let order = RunOptions { rows, times: args.times, jobs: args.jobs, seed, is_long, slack, dir };
     let all = order.rows.len() as u64 * order.times;
     let _ = writeln!(std::io::stderr(), "{all} trials, {} at once, first seed {seed}", order.jobs);
     let done = AtomicUsize::new(0);
     let outcomes = faults::play(&order, |outcome| {
         let number = done.fetch_add(1, Ordering::Relaxed) + 1;
-        let _ = writeln!(std::io::stderr(), "[{number}/{all}] {}", report::told(outcome));
+        let _ = writeln!(std::io::stderr(), "[{number}/{all}] {}", report::render_trial(outcome));
     })?;
     // Empty unless something was kept.
     let _ = std::fs::remove_dir(&order.dir);
     let lines = report::lines(&order.rows, &outcomes);
     if args.json {
-        writeln!(out, "{:#}", report::json(&lines))?;
+        writeln!(out, "{:#}", report::render_json(&lines))?;
     } else if args.markdown {
-        write!(out, "{}", report::markdown(&lines))?;
+        write!(out, "{}", report::render_markdown(&lines))?;
     } else {
-        writeln!(out, "{}", report::table(&lines))?;
+        writeln!(out, "{}", report::render_table(&lines))?;
     }
     let is_clean = outcomes.iter().all(|outcome| outcome.violations.is_empty());
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -73,12 +73,12 @@ fn drawn() -> Result<u64> {
     Ok(u32::from_le_bytes(bytes).into())
 }
 
-fn select_rows(args: &Args) -> Result<Vec<Row>> {
-    let all = faults::all();
+fn select_rows(args: &Args) -> Result<Vec<FaultRow>> {
+    let all = faults::all_rows();
     for id in &args.rows {
         ensure!(all.iter().any(|row| row.id == id), "there is no row `{id}`; `--list` lists them");
     }
-    let wanted = |row: &Row| {
+    let wanted = |row: &FaultRow| {
         let is_named = args.rows.is_empty() || args.rows.iter().any(|id| id == row.id);
         let is_left =
             args.skip.iter().any(|id| id == row.id) || (args.is_daily && row.ci_exclusion().is_some());

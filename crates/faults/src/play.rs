@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 
-use super::{Row, RowTest, TimedStep, Trial};
+use super::{FaultRow, RowTest, TimedStep, Trial};
 
 /// No trial takes longer unless it is stuck.
 const TRIAL_MAX: Duration = Duration::from_secs(300);
@@ -19,8 +19,8 @@ const TRIAL_MAX: Duration = Duration::from_secs(300);
 const LONG_TRIAL_MAX: Duration = Duration::from_secs(1500);
 
 /// What is to be played.
-pub struct Order {
-    pub rows: Vec<Row>,
+pub struct RunOptions {
+    pub rows: Vec<FaultRow>,
     pub times: u64,
     /// At once.
     pub jobs: usize,
@@ -35,7 +35,7 @@ pub struct Order {
 
 /// What came of one trial.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct TrialOutcome {
     pub row: &'static str,
     pub seed: u64,
     pub took: Duration,
@@ -53,14 +53,14 @@ thread_local! {
 }
 
 /// Plays everything and tells of each trial as it ends.
-pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome>> {
+pub fn play(order: &RunOptions, tell: impl Fn(&TrialOutcome) + Sync) -> Result<Vec<TrialOutcome>> {
     std::fs::create_dir_all(&order.dir).with_context(|| format!("make {}", order.dir.display()))?;
     std::panic::set_hook(Box::new(|info| {
         LAST_PANIC.with(|words| *words.borrow_mut() = Some(info.to_string()));
     }));
     let trials =
         (0..order.times).flat_map(|time| order.rows.iter().map(move |row| (*row, order.seed + time)));
-    let queue: Mutex<VecDeque<(Row, u64)>> = Mutex::new(trials.collect());
+    let queue: Mutex<VecDeque<(FaultRow, u64)>> = Mutex::new(trials.collect());
     let outcomes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..order.jobs.max(1) {
@@ -78,7 +78,7 @@ pub fn play(order: &Order, tell: impl Fn(&Outcome) + Sync) -> Result<Vec<Outcome
     Ok(outcomes.into_inner())
 }
 
-fn run_trial(row: &Row, seed: u64, order: &Order) -> Outcome {
+fn run_trial(row: &FaultRow, seed: u64, order: &RunOptions) -> TrialOutcome {
     let dir = order.dir.join(format!("{}-{seed}", row.id));
     let mut trial = Trial::new(seed, dir.clone(), order.is_long, order.slack);
     let began = Instant::now();
@@ -94,7 +94,7 @@ fn run_trial(row: &Row, seed: u64, order: &Order) -> Outcome {
         Some(dir) => std::fs::write(dir.join("violations.txt"), trial.violations.join("\n\n") + "\n"),
         None => std::fs::remove_dir_all(&dir),
     };
-    Outcome {
+    TrialOutcome {
         row: row.id,
         seed,
         took: began.elapsed(),
@@ -106,7 +106,7 @@ fn run_trial(row: &Row, seed: u64, order: &Order) -> Outcome {
 }
 
 /// A panic in a row is how its assertions fail.
-fn try_run_trial(row: &Row, trial: &mut Trial, dir: &Path) -> Result<()> {
+fn try_run_trial(row: &FaultRow, trial: &mut Trial, dir: &Path) -> Result<()> {
     let (RowTest::Now(play) | RowTest::OutsideCi(_, play)) = row.play;
     let _ = std::fs::remove_dir_all(dir);
     std::fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;

@@ -4,18 +4,18 @@ use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Outcome, Row, RowTest, TimedStep};
+use super::{FaultRow, RowTest, TimedStep, TrialOutcome};
 
 /// How many words of a violation a table has room for.
 const VIOLATION_LENGTH_MAX: usize = 160;
 
 /// One row's trials together.
-pub struct Line<'a> {
-    pub row: &'a Row,
-    pub outcomes: Vec<&'a Outcome>,
+pub struct RowSummary<'a> {
+    pub row: &'a FaultRow,
+    pub outcomes: Vec<&'a TrialOutcome>,
 }
 
-impl Line<'_> {
+impl RowSummary<'_> {
     fn fired(&self) -> BTreeMap<&'static str, u64> {
         let mut fired = BTreeMap::new();
         for (what, times) in self.outcomes.iter().flat_map(|outcome| &outcome.fired) {
@@ -56,13 +56,13 @@ impl Line<'_> {
 }
 
 /// Every row that was asked for, in its order.
-pub fn lines<'a>(rows: &'a [Row], outcomes: &'a [Outcome]) -> Vec<Line<'a>> {
-    let of = |row: &Row| outcomes.iter().filter(|outcome| outcome.row == row.id).collect();
-    rows.iter().map(|row| Line { row, outcomes: of(row) }).collect()
+pub fn lines<'a>(rows: &'a [FaultRow], outcomes: &'a [TrialOutcome]) -> Vec<RowSummary<'a>> {
+    let of = |row: &FaultRow| outcomes.iter().filter(|outcome| outcome.row == row.id).collect();
+    rows.iter().map(|row| RowSummary { row, outcomes: of(row) }).collect()
 }
 
 /// For people at a terminal.
-pub fn table(lines: &[Line<'_>]) -> String {
+pub fn render_table(lines: &[RowSummary<'_>]) -> String {
     let mut text = String::new();
     let _ = writeln!(
         text,
@@ -83,16 +83,16 @@ pub fn table(lines: &[Line<'_>]) -> String {
     text + &render_totals(lines)
 }
 
-fn render_totals(lines: &[Line<'_>]) -> String {
+fn render_totals(lines: &[RowSummary<'_>]) -> String {
     let trials: usize = lines.iter().map(|line| line.outcomes.len()).sum();
     let faults: u64 = lines.iter().flat_map(|line| line.fired().into_values()).sum();
-    let violations: usize = lines.iter().map(Line::violations).sum();
+    let violations: usize = lines.iter().map(RowSummary::violations).sum();
     let rows = lines.iter().filter(|line| !line.outcomes.is_empty()).count();
     format!("{rows} rows, {trials} trials, {faults} faults, {violations} violations")
 }
 
 /// For `docs/reliability.md`.
-pub fn markdown(lines: &[Line<'_>]) -> String {
+pub fn render_markdown(lines: &[RowSummary<'_>]) -> String {
     let mut text = String::from(
         "| row | injected | expected | bound | proves | times | faults that fired | violations | nearest to its bound |\n\
          | --- | --- | --- | --- | --- | ---: | --- | ---: | --- |\n",
@@ -110,17 +110,17 @@ pub fn markdown(lines: &[Line<'_>]) -> String {
     text + "\n" + &render_totals(lines) + ".\n"
 }
 
-pub fn json(lines: &[Line<'_>]) -> Value {
+pub fn render_json(lines: &[RowSummary<'_>]) -> Value {
     let timed = |timed: &TimedStep| {
         json!({"what": timed.what, "took_ms": timed.took.as_millis() as u64,
             "bound_ms": timed.bound.as_millis() as u64})
     };
-    let trial = |outcome: &&Outcome| {
+    let trial = |outcome: &&TrialOutcome| {
         json!({"seed": outcome.seed, "took_ms": outcome.took.as_millis() as u64,
             "times": outcome.times.iter().map(timed).collect::<Vec<_>>(),
             "violations": outcome.violations, "kept": outcome.kept})
     };
-    let line = |line: &Line<'_>| {
+    let line = |line: &RowSummary<'_>| {
         json!({"row": line.row.id, "injection": line.row.injection, "expected": line.row.expected,
             "bound": line.row.bound, "proves": line.row.proves.split(' ').collect::<Vec<_>>(),
             "status": {"violations": line.violations()}, "times": line.outcomes.len(), "fired": line.fired(),
@@ -131,7 +131,7 @@ pub fn json(lines: &[Line<'_>]) -> Value {
 }
 
 /// The list of rows, with what each of them does.
-pub fn list(rows: &[Row]) -> String {
+pub fn render_list(rows: &[FaultRow]) -> String {
     let mut text = String::new();
     for row in rows {
         let when = match row.play {
@@ -145,7 +145,7 @@ pub fn list(rows: &[Row]) -> String {
 }
 
 /// One trial as it ends, with what to type to see it again.
-pub fn told(outcome: &Outcome) -> String {
+pub fn render_trial(outcome: &TrialOutcome) -> String {
     let faults: u64 = outcome.fired.iter().map(|(_, times)| times).sum();
     let (row, seed, took) = (outcome.row, outcome.seed, outcome.took.as_secs_f64());
     let mut text = format!("{row:<4} seed {seed:<20} {took:>6.1} s  {faults:>4} faults");

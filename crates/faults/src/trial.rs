@@ -8,7 +8,7 @@ use std::{
 
 use windlass_testkit::rng::Rng;
 
-use windlass_testenv::stage::{Machines, Stage};
+use windlass_testenv::stage::{HostMode, TestEnv};
 
 /// Something that had to happen within a bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,8 +58,8 @@ impl Trial {
     }
 
     /// A server of its own, not yet started; its files are in the trial's directory.
-    pub fn stage(&self, machines: Machines) -> Stage {
-        Stage::at(self.dir.join("stage"), machines)
+    pub fn stage(&self, machines: HostMode) -> TestEnv {
+        TestEnv::at(self.dir.join("stage"), machines)
     }
 
     /// A fault happened: said where it was seen to happen, never where it was only asked for.

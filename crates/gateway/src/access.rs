@@ -11,7 +11,7 @@ use hyper::{Method, StatusCode, Uri, Version};
 /// A request that is over. Carries no credential: neither header nor body. The query may contain one, so who
 /// writes records down takes the path only.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct AccessRecord {
     /// `project/run`.
     pub service: Arc<str>,
     /// Who answered; absent when it was the proxy itself.
@@ -33,7 +33,7 @@ pub struct Record {
 
 /// Where records go. Called at the end of each request, on the thread that served it: it must not block.
 pub trait AccessLog: Send + Sync + 'static {
-    fn record(&self, record: Record);
+    fn record(&self, record: AccessRecord);
 }
 
 /// One line of the process's log for each request. Never the query: it may hold somebody's credential.
@@ -41,7 +41,7 @@ pub trait AccessLog: Send + Sync + 'static {
 pub struct TracingAccessLog;
 
 impl AccessLog for TracingAccessLog {
-    fn record(&self, record: Record) {
+    fn record(&self, record: AccessRecord) {
         tracing::info!(
             target: "windlass::access",
             service = %record.service,

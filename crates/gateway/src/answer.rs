@@ -8,7 +8,7 @@ use hyper::{
     header::{self, HeaderValue},
 };
 
-use crate::reply::Reply;
+use crate::reply::ResponseBody;
 
 /// An answer of our own.
 pub(crate) struct ErrorResponse {
@@ -26,10 +26,10 @@ impl ErrorResponse {
         Self { status, text: text.into(), retry_after: Some(after) }
     }
 
-    pub(crate) fn into_response(self) -> Response<Reply> {
+    pub(crate) fn into_response(self) -> Response<ResponseBody> {
         let mut text = self.text;
         text.push('\n');
-        let mut response = Response::new(Reply::text(Bytes::from(text)));
+        let mut response = Response::new(ResponseBody::text(Bytes::from(text)));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));

@@ -8,11 +8,11 @@ use futures_util::future::BoxFuture;
 use tokio::net::{TcpStream, UnixStream};
 pub use windlass_dial::{Io, Stream};
 
-use crate::route::Target;
+use crate::route::ReplicaTarget;
 
 /// Opens a stream to a replica.
 pub trait Connector: Send + Sync + 'static {
-    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>>;
+    fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>>;
 }
 
 /// Sockets of this machine and addresses. Knows no tunnels.
@@ -20,16 +20,16 @@ pub trait Connector: Send + Sync + 'static {
 pub struct DirectConnector;
 
 impl Connector for DirectConnector {
-    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
+    fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
             match target {
-                Target::Tcp { address } => {
+                ReplicaTarget::Tcp { address } => {
                     let stream = TcpStream::connect(address).await?;
                     stream.set_nodelay(true)?;
                     Ok(Box::new(stream) as Stream)
                 }
-                Target::Unix { path } => Ok(Box::new(UnixStream::connect(path).await?) as Stream),
-                Target::Tunnel { name, .. } => Err(io::Error::new(
+                ReplicaTarget::Unix { path } => Ok(Box::new(UnixStream::connect(path).await?) as Stream),
+                ReplicaTarget::Tunnel { name, .. } => Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     format!("there is no tunnel to `{name}` from here"),
                 )),
@@ -39,10 +39,10 @@ impl Connector for DirectConnector {
 }
 
 /// `connect`, but not for ever.
-pub(crate) async fn within(
+pub(crate) async fn connect_with_timeout(
     bound: Duration,
     connector: &dyn Connector,
-    target: &Target,
+    target: &ReplicaTarget,
 ) -> io::Result<Stream> {
     match tokio::time::timeout(bound, connector.connect(target)).await {
         Ok(result) => result,

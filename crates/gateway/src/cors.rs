@@ -7,18 +7,18 @@ use hyper::{
     http::request::Parts,
 };
 
-use crate::{reply::Reply, route::Cors};
+use crate::{reply::ResponseBody, route::Cors};
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 
 /// Answers a browser that asks beforehand. It asks without credentials, so this comes before any check of them.
-pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<Reply>> {
+pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<ResponseBody>> {
     if parts.method != Method::OPTIONS || !parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD) {
         return None;
     }
     let origin = parts.headers.get(header::ORIGIN)?;
-    let mut response = Response::new(Reply::text(Bytes::new()));
+    let mut response = Response::new(ResponseBody::text(Bytes::new()));
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     if !set_allow_origin(cors, origin, headers) {

@@ -18,8 +18,8 @@ use crate::{
     headers::{self, ForwardedHeaders},
     proxy::{Proxy, ProxyRequest},
     replica::{OutstandingRequest, Replica},
-    reply::{Flow, Reply, RequestMetrics},
-    table::Live,
+    reply::{RequestMetrics, ResponseBody, StreamedResponse},
+    table::ServiceState,
     tunnel,
     upstream::{ExchangeError, Framing, RequestWriter, ResponseHead, UpstreamConnection},
 };
@@ -51,16 +51,16 @@ struct Attempts {
     deadline: Option<Instant>,
 }
 
-type LocalResponse = (Response<Reply>, RequestMetrics);
+type LocalResponse = (Response<ResponseBody>, RequestMetrics);
 
 impl Proxy {
     pub(crate) async fn forward(
         &self,
-        live: &Arc<Live>,
+        live: &Arc<ServiceState>,
         errand: Box<ProxyRequest<'_>>,
         mut body: RequestBody,
         mut tally: RequestMetrics,
-    ) -> Result<Response<Reply>, LocalResponse> {
+    ) -> Result<Response<ResponseBody>, LocalResponse> {
         if !body.is_empty() {
             body.enable_replay();
         }
@@ -104,7 +104,7 @@ impl Proxy {
     /// An open connection to somebody.
     async fn connect_replica(
         &self,
-        live: &mut Arc<Live>,
+        live: &mut Arc<ServiceState>,
         tries: &mut Attempts,
     ) -> Result<(OutstandingRequest, Box<UpstreamConnection>, bool), ErrorResponse> {
         loop {
@@ -121,7 +121,8 @@ impl Proxy {
                 return Ok((outstanding, conn, true));
             }
             tries.count += 1;
-            let connected = connect::within(self.bounds.connect, &*self.connector, &replica.target);
+            let connected =
+                connect::connect_with_timeout(self.bounds.connect, &*self.connector, &replica.target);
             // In a box, as waiting is above: what most requests do without takes no room in all of them.
             match Box::pin(connected).await {
                 Ok(stream) => return Ok((outstanding, Box::new(UpstreamConnection::new(stream)), false)),
@@ -139,14 +140,14 @@ impl Proxy {
     }
 
     /// Nobody is there, nobody could be reached, or all have enough to do: wait for a change, if the service may.
-    async fn hold(&self, live: &mut Arc<Live>, tries: &mut Attempts) -> Result<(), ErrorResponse> {
+    async fn hold(&self, live: &mut Arc<ServiceState>, tries: &mut Attempts) -> Result<(), ErrorResponse> {
         let service = &live.service;
         if service.hold_ms == 0 {
             return Err(tries.unreachable());
         }
         let bound = Duration::from_millis(service.hold_ms);
         let deadline = *tries.deadline.get_or_insert_with(|| Instant::now() + bound);
-        let later = |live: &Live| {
+        let later = |live: &ServiceState| {
             let text = if live.replicas.is_empty() {
                 "the service has no replica ready yet"
             } else {
@@ -193,7 +194,7 @@ impl Proxy {
 
     async fn attempt(
         &self,
-        live: &Live,
+        live: &ServiceState,
         mut conn: Box<UpstreamConnection>,
         reused: bool,
         body: RequestBody,
@@ -214,7 +215,7 @@ impl Proxy {
             ours: errand.ours,
             identity: errand.identity.as_ref(),
         };
-        headers::write(conn.begin(), &errand.parts, &passage);
+        headers::write_request_head(conn.begin(), &errand.parts, &passage);
         let mut sending = RequestWriter::new(body, framing);
         let upgrade = errand.asked.upgrade.is_some();
         let patience = Duration::from_millis(live.service.answer_ms);
@@ -343,7 +344,7 @@ fn tell(failure: &ExchangeError) -> ErrorResponse {
 }
 
 /// A request that waits since then.
-struct HeldGuard(Arc<Live>, std::time::Instant);
+struct HeldGuard(Arc<ServiceState>, std::time::Instant);
 
 impl Drop for HeldGuard {
     fn drop(&mut self) {
@@ -358,7 +359,7 @@ fn forward_response(
     answer: ResponseHead,
     outstanding: OutstandingRequest,
     mut tally: RequestMetrics,
-) -> Response<Reply> {
+) -> Response<ResponseBody> {
     tally.status = answer.status;
     tally.bytes_in = sending.taken();
     let mut headers = answer.headers;
@@ -370,15 +371,15 @@ fn forward_response(
             headers.insert(header::UPGRADE, protocol);
         }
         if let Some(on_upgrade) = errand.on_upgrade {
-            tunnel::open(on_upgrade, conn, outstanding, tally, errand.rights);
+            tunnel::spawn_splice(on_upgrade, conn, outstanding, tally, errand.rights);
         }
-        let mut response = Response::new(Reply::text(bytes::Bytes::new()));
+        let mut response = Response::new(ResponseBody::text(bytes::Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         *response.headers_mut() = headers;
         return response;
     }
     headers::clean_response(&mut headers);
-    let flow = Flow {
+    let flow = StreamedResponse {
         conn: Some(conn),
         reading: answer.framing.into(),
         sending: (!sending.is_done()).then_some(sending),
@@ -387,7 +388,7 @@ fn forward_response(
         outstanding,
         tally,
     };
-    let mut response = Response::new(Reply::flow(flow));
+    let mut response = Response::new(ResponseBody::flow(flow));
     *response.status_mut() = answer.status;
     *response.headers_mut() = headers;
     response

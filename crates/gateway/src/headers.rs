@@ -51,7 +51,7 @@ pub(crate) struct ParsedHead {
     pub(crate) upgrade: Option<HeaderValue>,
 }
 
-pub(crate) fn check(parts: &Parts) -> Result<ParsedHead, HeadRefusal> {
+pub(crate) fn parse_head(parts: &Parts) -> Result<ParsedHead, HeadRefusal> {
     if parts.method == Method::CONNECT || parts.method == Method::TRACE {
         return Err(HeadRefusal(405, "CONNECT and TRACE are not served here"));
     }
@@ -154,12 +154,12 @@ pub(crate) struct ForwardedHeaders<'a> {
 }
 
 /// Writes the head of a request to a replica.
-pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
+pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
     buffer.put_slice(parts.method.as_str().as_bytes());
     buffer.put_u8(b' ');
     buffer.put_slice(passage.path.as_bytes());
     buffer.put_slice(b" HTTP/1.1\r\n");
-    put(buffer, "host", passage.asked.host.as_bytes());
+    put_header(buffer, "host", passage.asked.host.as_bytes());
     let named = parts.headers.get_all(header::CONNECTION);
     // The usual `Connection: keep-alive` names no field of the message.
     let names_more = named.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"keep-alive"));
@@ -170,17 +170,17 @@ pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHea
         {
             continue;
         }
-        put(buffer, name.as_str(), value.as_bytes());
+        put_header(buffer, name.as_str(), value.as_bytes());
     }
     write_cookies(buffer, &parts.headers);
-    put(buffer, "x-forwarded-for", passage.origin.forwarded_for.as_bytes());
-    put(buffer, "x-forwarded-proto", if passage.origin.https { b"https" } else { b"http" });
-    put(buffer, "x-forwarded-host", passage.asked.host.as_bytes());
+    put_header(buffer, "x-forwarded-for", passage.origin.forwarded_for.as_bytes());
+    put_header(buffer, "x-forwarded-proto", if passage.origin.https { b"https" } else { b"http" });
+    put_header(buffer, "x-forwarded-host", passage.asked.host.as_bytes());
     if let Some(prefix) = passage.prefix {
-        put(buffer, "x-forwarded-prefix", prefix.as_bytes());
+        put_header(buffer, "x-forwarded-prefix", prefix.as_bytes());
     }
     if let Some(identity) = passage.identity {
-        put(buffer, auth::IDENTITY_HEADER, identity.as_bytes());
+        put_header(buffer, auth::IDENTITY_HEADER, identity.as_bytes());
     }
     write_connection(buffer, parts, passage);
     match passage.framing {
@@ -188,7 +188,7 @@ pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHea
             buffer.put_slice(b"content-length: 0\r\n");
         }
         Framing::None | Framing::Close => {}
-        Framing::Sized(length) => put(buffer, "content-length", length.to_string().as_bytes()),
+        Framing::Sized(length) => put_header(buffer, "content-length", length.to_string().as_bytes()),
         Framing::Chunked => buffer.put_slice(b"transfer-encoding: chunked\r\n"),
     }
     buffer.put_slice(b"\r\n");
@@ -197,7 +197,7 @@ pub(crate) fn write(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHea
 fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHeaders<'_>) {
     if let Some(upgrade) = &passage.asked.upgrade {
         buffer.put_slice(b"connection: upgrade\r\n");
-        put(buffer, "upgrade", upgrade.as_bytes());
+        put_header(buffer, "upgrade", upgrade.as_bytes());
     } else if parts.headers.get(header::TE).is_some_and(|te| has_token(te, b"trailers")) {
         buffer.put_slice(b"te: trailers\r\nconnection: te\r\n");
     }
@@ -220,7 +220,7 @@ fn write_cookies(buffer: &mut BytesMut, headers: &HeaderMap) {
     }
 }
 
-pub(crate) fn put(buffer: &mut BytesMut, name: &str, value: &[u8]) {
+pub(crate) fn put_header(buffer: &mut BytesMut, name: &str, value: &[u8]) {
     buffer.reserve(name.len() + value.len() + 4);
     buffer.put_slice(name.as_bytes());
     buffer.put_slice(b": ");
@@ -334,7 +334,7 @@ mod tests {
 
     fn passed(fields: &[(&str, &str)], ours: bool) -> String {
         let parts = parts("GET", "/a?b=c", fields);
-        let asked = check(&parts).unwrap();
+        let asked = parse_head(&parts).unwrap();
         let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
         let mut buffer = BytesMut::new();
         let passage = ForwardedHeaders {
@@ -346,7 +346,7 @@ mod tests {
             ours,
             identity: None,
         };
-        write(&mut buffer, &parts, &passage);
+        write_request_head(&mut buffer, &parts, &passage);
         String::from_utf8(buffer.to_vec()).unwrap().replace("\r\n", "\n")
     }
 
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn a_head_that_means_two_things_is_refused() {
         let refused = |method: &str, uri: &str, fields: &[(&str, &str)]| {
-            check(&parts(method, uri, fields)).err().map(|refusal| refusal.0)
+            parse_head(&parts(method, uri, fields)).err().map(|refusal| refusal.0)
         };
         assert_eq!(refused("GET", "/", &[("host", "a")]), None);
         assert_eq!(refused("GET", "http://a/", &[("host", "a")]), None);
@@ -514,14 +514,14 @@ mod tests {
             uri in prop::sample::select(&["/", "/a?b=c", "*", "http://a.test/x", "ftp://a.test/", "//x/y", "/%00"][..]),
         ) {
             let parts = parts(method, uri, &fields);
-            let Ok(asked) = check(&parts) else { return Ok(()) };
+            let Ok(asked) = parse_head(&parts) else { return Ok(()) };
             let _ = host_name(&asked.host);
             let origin = ClientConnection::new("192.0.2.1:5".parse().unwrap(), true);
             let mut buffer = BytesMut::new();
             let (path, framing) = ("/b", Framing::None);
             let passage =
                 ForwardedHeaders { origin: &origin, asked: &asked, path, prefix: None, framing, ours: true, identity: None };
-            write(&mut buffer, &parts, &passage);
+            write_request_head(&mut buffer, &parts, &passage);
             let head = String::from_utf8_lossy(&buffer).to_lowercase();
             prop_assert_eq!(head.matches("\r\nhost:").count(), 1, "{}", head);
             prop_assert!(head.find("\r\n\r\n").is_none_or(|at| at + 4 == head.len()), "{}", head);

@@ -8,8 +8,8 @@ pub trait ServiceWaker: Send + Sync + 'static {
 
 /// Nobody to wake.
 #[derive(Clone, Copy, Debug)]
-pub struct Nobody;
+pub struct NoWaker;
 
-impl ServiceWaker for Nobody {
+impl ServiceWaker for NoWaker {
     fn wake(&self, _project: &str, _run: &str) {}
 }

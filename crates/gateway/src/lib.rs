@@ -34,16 +34,16 @@ mod tunnel;
 mod upstream;
 pub mod way;
 
-pub use access::{AccessLog, Record, TracingAccessLog};
+pub use access::{AccessLog, AccessRecord, TracingAccessLog};
 pub use auth::{
     COOKIE_PREFIX, CachingGatekeeper, Gatekeeper, IDENTITY_HEADER, SESSION_COOKIE, TokenCacheConfig, Verdict,
 };
 pub use body::RequestBody;
 pub use connect::{Connector, DirectConnector, Io, Stream};
 pub use headers::ClientConnection;
-pub use hold::{Nobody, ServiceWaker};
+pub use hold::{NoWaker, ServiceWaker};
 pub use proxy::{Proxy, ProxyLimits};
-pub use replica::{Drained, Replica};
-pub use reply::{Reply, ResponseTruncated};
-pub use serve::{Door, ListenerConfig, ListenerLimits, Own, detect_http2, http2, serve};
-pub use table::{Live, Routes, Stale};
+pub use replica::{DrainOutcome, Replica};
+pub use reply::{ResponseBody, ResponseTruncated};
+pub use serve::{ListenerConfig, ListenerLimits, OwnHostname, RequestRouting, detect_http2, http2, serve};
+pub use table::{Routes, ServiceState, StaleGeneration};

@@ -9,7 +9,7 @@ use std::{
 use hyper::HeaderMap;
 use parking_lot::Mutex;
 
-use crate::route::{Limit, LimitKey};
+use crate::route::{LimitKey, RouteLimit};
 
 /// Keys kept for one limit. When full, those whose bucket is empty are forgotten, then all.
 const KEYS_MAX: usize = 50_000;
@@ -25,7 +25,7 @@ pub(crate) struct RateLimits {
 
 #[derive(Debug)]
 struct LimitRule {
-    limit: Limit,
+    limit: RouteLimit,
     /// Nanoseconds that one request costs.
     cost: u64,
     /// How far ahead of the clock a bucket may run, in nanoseconds.
@@ -41,7 +41,7 @@ enum BucketKey {
 }
 
 impl RateLimits {
-    pub(crate) fn new(limits: &[Limit], now: Instant) -> Self {
+    pub(crate) fn new(limits: &[RouteLimit], now: Instant) -> Self {
         let mut rules: Vec<LimitRule> = limits
             .iter()
             .map(|limit| {
@@ -157,8 +157,8 @@ mod tests {
 
     const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-    fn limit(prefix: &str, rps: f64, burst: u64) -> Limit {
-        Limit { prefix: prefix.to_owned(), key: LimitKey::IpAddress, rps, burst }
+    fn limit(prefix: &str, rps: f64, burst: u64) -> RouteLimit {
+        RouteLimit { prefix: prefix.to_owned(), key: LimitKey::IpAddress, rps, burst }
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
     fn a_header_is_a_key_and_its_absence_is_not_a_way_out() {
         let start = Instant::now();
         let key = LimitKey::Header { header: "x-user".to_owned() };
-        let limits = RateLimits::new(&[Limit { prefix: "/".into(), key, rps: 1.0, burst: 0 }], start);
+        let limits = RateLimits::new(&[RouteLimit { prefix: "/".into(), key, rps: 1.0, burst: 0 }], start);
         let take = |user: Option<&str>| {
             let mut headers = HeaderMap::new();
             user.map(|user| headers.insert("x-user", user.parse().unwrap()));

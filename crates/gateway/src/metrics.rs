@@ -6,15 +6,15 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    stats::{BUCKETS_US, Reading},
-    table::{Live, Routes},
+    stats::{BUCKETS_US, StatsSnapshot},
+    table::{Routes, ServiceState},
 };
 
 /// Services that have series.
 const SERVICES_MAX: usize = 1_000;
 
 /// Name, kind, help, and how it is read.
-type Series = (&'static str, &'static str, &'static str, fn(&Live, &Reading) -> u64);
+type Series = (&'static str, &'static str, &'static str, fn(&ServiceState, &StatsSnapshot) -> u64);
 
 const SERIES: &[Series] = &[
     ("in_flight", "gauge", "Requests not yet answered in full", |_, read| read.in_flight),
@@ -25,10 +25,10 @@ const SERIES: &[Series] = &[
 ];
 
 pub fn text(routes: &Routes) -> String {
-    let mut services: Vec<Arc<Live>> = routes.services();
+    let mut services: Vec<Arc<ServiceState>> = routes.services();
     services.sort_by(|a, b| key(a).cmp(&key(b)));
     services.truncate(SERVICES_MAX);
-    let read: Vec<(String, Arc<Live>, Reading)> = services
+    let read: Vec<(String, Arc<ServiceState>, StatsSnapshot)> = services
         .into_iter()
         .map(|live| {
             let (project, run) = key(&live);
@@ -65,11 +65,11 @@ pub fn text(routes: &Routes) -> String {
     out
 }
 
-fn key(live: &Live) -> (&str, &str) {
+fn key(live: &ServiceState) -> (&str, &str) {
     (&live.service().project, &live.service().run)
 }
 
-fn write_histogram(out: &mut String, labels: &str, read: &Reading) {
+fn write_histogram(out: &mut String, labels: &str, read: &StatsSnapshot) {
     let name = "windlass_service_request_seconds";
     let mut sum = 0;
     for (end, count) in BUCKETS_US.iter().zip(read.buckets) {
@@ -85,13 +85,13 @@ fn write_histogram(out: &mut String, labels: &str, read: &Reading) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::route::{Service, Snapshot};
+    use crate::route::{RouteSnapshot, Service};
 
     #[test]
     fn each_service_has_its_series_and_a_whole_histogram() {
         let routes = Routes::default();
         let services = vec![Service::new("main", "b"), Service::new("main", "a")];
-        routes.replace(Snapshot { generation: 1, services }).unwrap();
+        routes.replace(RouteSnapshot { generation: 1, services }).unwrap();
         let text = text(&routes);
         let first = text.find("windlass_service_replicas{project=\"main\",run=\"a\"} 0").unwrap();
         assert!(first < text.find("windlass_service_replicas{project=\"main\",run=\"b\"} 0").unwrap());

@@ -18,8 +18,8 @@ use crate::{
     body::RequestBody,
     headers::ClientConnection,
     proxy::Proxy,
-    reply::Reply,
-    table::{Live, Routes},
+    reply::ResponseBody,
+    table::{Routes, ServiceState},
 };
 
 /// The largest request: it is read as a whole, because the model's name may stand anywhere in it.
@@ -48,8 +48,8 @@ pub fn list(routes: &Routes, project: &str) -> Value {
 }
 
 /// Who serves a model: of several the one with replicas, then the newest.
-fn find(routes: &Routes, project: &str, name: &str) -> Option<Arc<Live>> {
-    let serves = |live: &Arc<Live>| {
+fn find_service(routes: &Routes, project: &str, name: &str) -> Option<Arc<ServiceState>> {
+    let serves = |live: &Arc<ServiceState>| {
         live.service.project == project && live.service.model.as_ref().is_some_and(|model| model.name == name)
     };
     routes.services().into_iter().filter(serves).max_by_key(|live| {
@@ -63,7 +63,7 @@ pub async fn handle<B>(
     origin: &ClientConnection,
     base: &str,
     request: Request<B>,
-) -> Response<Reply>
+) -> Response<ResponseBody>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -82,7 +82,7 @@ async fn route<B>(
     origin: &ClientConnection,
     base: &str,
     request: Request<B>,
-) -> Result<Response<Reply>, ModelCallError>
+) -> Result<Response<ResponseBody>, ModelCallError>
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -152,7 +152,7 @@ where
     }
 }
 
-fn service_for(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<Live>, ModelCallError> {
+fn service_for(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<ServiceState>, ModelCallError> {
     /// All that matters here of a request.
     #[derive(Deserialize)]
     struct ModelRequest {
@@ -162,14 +162,14 @@ fn service_for(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<Live>,
         let text = format!("the request must be JSON with a `model`: {error}");
         ModelCallError(StatusCode::BAD_REQUEST, "invalid_request_error", text)
     })?;
-    find(routes, project, &call.model).ok_or_else(|| {
+    find_service(routes, project, &call.model).ok_or_else(|| {
         let text = format!("no service of this project serves the model `{}`", call.model);
         ModelCallError(StatusCode::NOT_FOUND, "invalid_request_error", text)
     })
 }
 
-fn json_response(status: StatusCode, body: &Value) -> Response<Reply> {
-    let mut response = Response::new(Reply::text(Bytes::from(body.to_string())));
+fn json_response(status: StatusCode, body: &Value) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::text(Bytes::from(body.to_string())));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -14,7 +14,7 @@ use hyper::{
 };
 
 use crate::{
-    access::{AccessLog, Record},
+    access::{AccessLog, AccessRecord},
     answer::ErrorResponse,
     auth::{self, AccessGrant, Gatekeeper, Verdict},
     body::RequestBody,
@@ -22,8 +22,8 @@ use crate::{
     cors,
     headers::{self, ClientConnection, HeadRefusal, ParsedHead},
     hold::ServiceWaker,
-    reply::{AccessEntry, Reply, RequestMetrics},
-    table::{Live, Routes},
+    reply::{AccessEntry, RequestMetrics, ResponseBody},
+    table::{Routes, ServiceState},
     tls::Certificates,
     upstream::content_length,
 };
@@ -94,8 +94,8 @@ impl Proxy {
         &self,
         origin: &ClientConnection,
         request: Request<B>,
-    ) -> Response<Reply> {
-        let (errand, body) = match admit(origin, request) {
+    ) -> Response<ResponseBody> {
+        let (errand, body) = match parse_request(origin, request) {
             Ok(admitted) => admitted,
             Err(refusal) => return refusal_response(refusal),
         };
@@ -120,13 +120,13 @@ impl Proxy {
         origin: &ClientConnection,
         base: &str,
         request: Request<B>,
-    ) -> Response<Reply> {
-        let (mut errand, body) = match admit(origin, request) {
+    ) -> Response<ResponseBody> {
+        let (mut errand, body) = match parse_request(origin, request) {
             Ok(admitted) => admitted,
             Err(refusal) => return refusal_response(refusal),
         };
         let path = errand.parts.uri.path().to_owned();
-        let Some((key, rest)) = split(&path, base) else {
+        let Some((key, rest)) = split_service_path(&path, base) else {
             return ErrorResponse::new(StatusCode::NOT_FOUND, "no service is named in this path")
                 .into_response();
         };
@@ -154,12 +154,12 @@ impl Proxy {
     /// A request for a service that is known already, by somebody whose token was checked already.
     pub(crate) async fn vouched<B: Into<RequestBody>>(
         &self,
-        live: Arc<Live>,
+        live: Arc<ServiceState>,
         origin: &ClientConnection,
         (identity, rights): (Option<HeaderValue>, AccessGrant),
         request: Request<B>,
-    ) -> Response<Reply> {
-        match admit(origin, request) {
+    ) -> Response<ResponseBody> {
+        match parse_request(origin, request) {
             Ok((mut errand, body)) => {
                 errand.rights = Some(rights);
                 errand.vouched = true;
@@ -173,13 +173,13 @@ impl Proxy {
 
     async fn serve(
         &self,
-        live: Arc<Live>,
+        live: Arc<ServiceState>,
         mut errand: Box<ProxyRequest<'_>>,
         mut body: RequestBody,
-    ) -> Response<Reply> {
+    ) -> Response<ResponseBody> {
         let mut tally = RequestMetrics::begin(&live);
         if let Some(log) = &self.log {
-            tally.note = Some(Box::new(note(log, &live, &errand, tally.began())));
+            tally.note = Some(Box::new(access_entry(log, &live, &errand, tally.began())));
         }
         let caller =
             live.service.cors.as_ref().and_then(|_| errand.parts.headers.get(header::ORIGIN).cloned());
@@ -207,11 +207,11 @@ impl Proxy {
     /// The checks before a replica hears of it. May answer in its place.
     async fn check_admission(
         &self,
-        live: &Live,
+        live: &ServiceState,
         errand: &mut ProxyRequest<'_>,
         body: &mut RequestBody,
         tally: &RequestMetrics,
-    ) -> Result<Option<Response<Reply>>, ErrorResponse> {
+    ) -> Result<Option<Response<ResponseBody>>, ErrorResponse> {
         let service = &live.service;
         if let Some(rules) = &service.cors
             && let Some(response) = cors::preflight(rules, &errand.parts)
@@ -241,7 +241,7 @@ impl Proxy {
     }
 
     /// Whether the `Authorization` that a service without tokens was sent holds one of ours all the same.
-    async fn carries_windlass_token(&self, live: &Live, errand: &ProxyRequest<'_>) -> bool {
+    async fn carries_windlass_token(&self, live: &ServiceState, errand: &ProxyRequest<'_>) -> bool {
         for token in auth::unrecognized_tokens(&errand.parts.headers) {
             let Some(token) = token else { continue };
             let known = self.gatekeeper.knows(token, &live.service.project, errand.origin.peer.ip()).await;
@@ -278,13 +278,13 @@ impl Proxy {
     }
 }
 
-fn admit<'a, B: Into<RequestBody>>(
+fn parse_request<'a, B: Into<RequestBody>>(
     origin: &'a ClientConnection,
     mut request: Request<B>,
 ) -> Result<(Box<ProxyRequest<'a>>, RequestBody), HeadRefusal> {
     let wish = request.headers().contains_key(header::UPGRADE).then(|| hyper::upgrade::on(&mut request));
     let (parts, body) = request.into_parts();
-    let asked = headers::check(&parts)?;
+    let asked = headers::parse_head(&parts)?;
     let on_upgrade = wish.filter(|_| asked.upgrade.is_some());
     let errand = ProxyRequest {
         origin,
@@ -300,7 +300,7 @@ fn admit<'a, B: Into<RequestBody>>(
     Ok((Box::new(errand), body.into()))
 }
 
-fn refusal_response(HeadRefusal(status, text): HeadRefusal) -> Response<Reply> {
+fn refusal_response(HeadRefusal(status, text): HeadRefusal) -> Response<ResponseBody> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
     let mut response = ErrorResponse::new(status, text).into_response();
     // Whoever frames requests in a strange way is not listened to any further.
@@ -309,7 +309,7 @@ fn refusal_response(HeadRefusal(status, text): HeadRefusal) -> Response<Reply> {
 }
 
 /// `PROJECT/RUN` and what follows it.
-fn split<'a>(path: &'a str, base: &str) -> Option<(&'a str, &'a str)> {
+fn split_service_path<'a>(path: &'a str, base: &str) -> Option<(&'a str, &'a str)> {
     let path = path.strip_prefix(base)?.strip_prefix('/')?;
     let (project, rest) = path.split_once('/')?;
     let run = rest.split('/').next().unwrap_or_default();
@@ -323,8 +323,8 @@ fn query(parts: &Parts) -> String {
     parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default()
 }
 
-fn redirect(to: &str) -> Response<Reply> {
-    let mut response = Response::new(Reply::text(Bytes::new()));
+fn redirect(to: &str) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::text(Bytes::new()));
     *response.status_mut() = StatusCode::PERMANENT_REDIRECT;
     if let Ok(to) = HeaderValue::from_str(to) {
         response.headers_mut().insert(header::LOCATION, to);
@@ -332,17 +332,17 @@ fn redirect(to: &str) -> Response<Reply> {
     response
 }
 
-pub(crate) fn redirect_to_https(host: &str, path: &str) -> Response<Reply> {
+pub(crate) fn redirect_to_https(host: &str, path: &str) -> Response<ResponseBody> {
     redirect(&format!("https://{host}{path}"))
 }
 
-fn note(
+fn access_entry(
     log: &Arc<dyn AccessLog>,
-    live: &Live,
+    live: &ServiceState,
     errand: &ProxyRequest<'_>,
     began: std::time::Instant,
 ) -> AccessEntry {
-    let record = Record {
+    let record = AccessRecord {
         service: Arc::clone(&live.key),
         replica: None,
         peer: errand.origin.peer.ip(),
@@ -367,9 +367,9 @@ mod tests {
     #[test]
     fn a_path_names_project_and_run() {
         let base = "/proxy/services";
-        assert_eq!(split("/proxy/services/p/r/x/y", base), Some(("p/r", "/x/y")));
-        assert_eq!(split("/proxy/services/p/r/", base), Some(("p/r", "/")));
-        assert_eq!(split("/proxy/services/p/r", base), Some(("p/r", "")));
+        assert_eq!(split_service_path("/proxy/services/p/r/x/y", base), Some(("p/r", "/x/y")));
+        assert_eq!(split_service_path("/proxy/services/p/r/", base), Some(("p/r", "/")));
+        assert_eq!(split_service_path("/proxy/services/p/r", base), Some(("p/r", "")));
         for path in [
             "/proxy/services/p",
             "/proxy/services/p/",
@@ -377,7 +377,7 @@ mod tests {
             "/other/p/r",
             "/proxy/servicesX/p/r",
         ] {
-            assert_eq!(split(path, base), None, "{path}");
+            assert_eq!(split_service_path(path, base), None, "{path}");
         }
     }
 }

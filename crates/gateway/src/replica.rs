@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    route::{self, Target},
+    route::{self, ReplicaTarget},
     upstream::UpstreamConnection,
 };
 
@@ -28,7 +28,7 @@ const EJECT_MS_MAX: u64 = 30_000;
 /// A replica. It outlives changes of routes that still name it.
 pub struct Replica {
     pub(crate) id: Arc<str>,
-    pub(crate) target: Target,
+    pub(crate) target: ReplicaTarget,
     began: Instant,
     outstanding: AtomicUsize,
     #[expect(
@@ -48,7 +48,7 @@ pub struct Replica {
 
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drained {
+pub enum DrainOutcome {
     /// Every request was answered.
     Clean,
     /// So many were still unanswered when the time was over.
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Replica {
 
 impl Replica {
     /// `freed` is told when it has room again.
-    pub(crate) fn new(replica: &route::Replica, freed: Arc<Notify>) -> Self {
+    pub(crate) fn new(replica: &route::ReplicaRoute, freed: Arc<Notify>) -> Self {
         Self {
             freed,
             id: replica.id.as_str().into(),
@@ -165,7 +165,7 @@ impl Replica {
     }
 
     /// Waits until every request is answered, but not longer than `bound`.
-    pub async fn drained(&self, bound: Duration) -> Drained {
+    pub async fn drained(&self, bound: Duration) -> DrainOutcome {
         let clean = async {
             loop {
                 let answered = self.answered.notified();
@@ -176,8 +176,8 @@ impl Replica {
             }
         };
         match tokio::time::timeout(bound, clean).await {
-            Ok(()) => Drained::Clean,
-            Err(_) => Drained::Cut(self.outstanding()),
+            Ok(()) => DrainOutcome::Clean,
+            Err(_) => DrainOutcome::Cut(self.outstanding()),
         }
     }
 }

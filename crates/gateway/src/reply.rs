@@ -14,13 +14,13 @@ use hyper::{
 };
 
 use crate::{
-    access::{AccessLog, Record},
+    access::{AccessLog, AccessRecord},
     auth::AccessGrant,
     body::BodyPart,
     headers::is_forwardable_trailer,
     replica::OutstandingRequest,
-    table::Live,
-    upstream::{ExchangeError, Reading, RequestWriter, UpstreamConnection},
+    table::ServiceState,
+    upstream::{BodyReader, ExchangeError, RequestWriter, UpstreamConnection},
 };
 
 /// Why an answer ended early.
@@ -29,29 +29,29 @@ use crate::{
 pub struct ResponseTruncated(#[source] ExchangeError);
 
 /// The body of an answer.
-pub struct Reply(ResponseBodyKind);
+pub struct ResponseBody(ResponseBodyKind);
 
 enum ResponseBodyKind {
     Text(Bytes),
     /// In a box: an answer changes hands often on its way out.
-    Flow(Box<Flow>),
+    Flow(Box<StreamedResponse>),
 }
 
-impl Reply {
+impl ResponseBody {
     pub(crate) const fn text(text: Bytes) -> Self {
         Self(ResponseBodyKind::Text(text))
     }
 
-    pub(crate) fn flow(flow: Flow) -> Self {
+    pub(crate) fn flow(flow: StreamedResponse) -> Self {
         Self(ResponseBodyKind::Flow(Box::new(flow)))
     }
 }
 
 /// An answer that comes from a replica, piece by piece, as fast as the caller takes it.
-pub(crate) struct Flow {
+pub(crate) struct StreamedResponse {
     /// Taken at the end, for the next request.
     pub(crate) conn: Option<Box<UpstreamConnection>>,
-    pub(crate) reading: Reading,
+    pub(crate) reading: BodyReader,
     /// What of the request is still to be sent: a replica may answer before it has heard all.
     pub(crate) sending: Option<RequestWriter>,
     pub(crate) keep_alive: bool,
@@ -61,9 +61,9 @@ pub(crate) struct Flow {
     pub(crate) tally: RequestMetrics,
 }
 
-impl Flow {
+impl StreamedResponse {
     fn is_finished(&self) -> bool {
-        matches!(self.reading, Reading::End | Reading::Sized(0))
+        matches!(self.reading, BodyReader::End | BodyReader::Sized(0))
     }
 
     /// The caller may not hear the rest.
@@ -120,7 +120,7 @@ impl Flow {
     }
 }
 
-impl Drop for Flow {
+impl Drop for StreamedResponse {
     fn drop(&mut self) {
         let over = self.is_finished();
         self.tally.cut = !over;
@@ -136,7 +136,7 @@ impl Drop for Flow {
     }
 }
 
-impl Body for Reply {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = ResponseTruncated;
 
@@ -162,9 +162,9 @@ impl Body for Reply {
         match &self.0 {
             ResponseBodyKind::Text(text) => SizeHint::with_exact(text.len() as u64),
             ResponseBodyKind::Flow(flow) => match &flow.reading {
-                Reading::Sized(left) => SizeHint::with_exact(*left),
-                Reading::End => SizeHint::with_exact(0),
-                Reading::Chunked(_) | Reading::Close => SizeHint::default(),
+                BodyReader::Sized(left) => SizeHint::with_exact(*left),
+                BodyReader::End => SizeHint::with_exact(0),
+                BodyReader::Chunked(_) | BodyReader::Close => SizeHint::default(),
             },
         }
     }
@@ -172,7 +172,7 @@ impl Body for Reply {
 
 /// The account of one request. It is closed when dropped, whichever way the request ended.
 pub(crate) struct RequestMetrics {
-    live: Arc<Live>,
+    live: Arc<ServiceState>,
     began: Instant,
     pub(crate) status: StatusCode,
     pub(crate) bytes_in: u64,
@@ -184,11 +184,11 @@ pub(crate) struct RequestMetrics {
 /// What the access log wants to know besides.
 pub(crate) struct AccessEntry {
     pub(crate) log: Arc<dyn AccessLog>,
-    pub(crate) record: Record,
+    pub(crate) record: AccessRecord,
 }
 
 impl RequestMetrics {
-    pub(crate) fn begin(live: &Arc<Live>) -> Self {
+    pub(crate) fn begin(live: &Arc<ServiceState>) -> Self {
         let began = Instant::now();
         live.stats().record_arrival(began);
         Self {
@@ -220,7 +220,7 @@ impl Drop for RequestMetrics {
         self.live.stats().leave(self.status, (self.began, took), self.bytes_in, self.bytes_out);
         if let Some(note) = self.note.take() {
             let AccessEntry { log, record } = *note;
-            log.record(Record {
+            log.record(AccessRecord {
                 status: self.status,
                 took,
                 bytes_in: self.bytes_in,

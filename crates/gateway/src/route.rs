@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// All routes at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct RouteSnapshot {
     pub generation: u64,
     pub services: Vec<Service>,
 }
@@ -36,11 +36,11 @@ pub struct Service {
     #[serde(default)]
     pub at_once: Option<u32>,
     #[serde(default)]
-    pub limits: Vec<Limit>,
+    pub limits: Vec<RouteLimit>,
     #[serde(default)]
     pub cors: Option<Cors>,
     #[serde(default)]
-    pub model: Option<Model>,
+    pub model: Option<ServedModel>,
     /// The largest body of a request, in bytes; no bound when absent.
     #[serde(default)]
     pub body_max: Option<u64>,
@@ -50,7 +50,7 @@ pub struct Service {
     /// How long a replica may take to begin its answer, in milliseconds.
     #[serde(default = "answer_ms")]
     pub answer_ms: u64,
-    pub groups: Vec<Group>,
+    pub groups: Vec<RouteGroup>,
 }
 
 impl Service {
@@ -78,8 +78,8 @@ impl Service {
 
     /// With these replicas, in one group.
     #[must_use]
-    pub fn with_replicas(mut self, replicas: Vec<Replica>) -> Self {
-        self.groups = vec![Group { name: "0".to_owned(), replicas }];
+    pub fn with_replicas(mut self, replicas: Vec<ReplicaRoute>) -> Self {
+        self.groups = vec![RouteGroup { name: "0".to_owned(), replicas }];
         self
     }
 }
@@ -94,22 +94,22 @@ const fn answer_ms() -> u64 {
 
 /// Equal replicas.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Group {
+pub struct RouteGroup {
     pub name: String,
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<ReplicaRoute>,
 }
 
 /// Somebody who answers. Who drains is left out of the next snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Replica {
+pub struct ReplicaRoute {
     pub id: String,
-    pub target: Target,
+    pub target: ReplicaTarget,
 }
 
 /// Where a replica listens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Target {
+pub enum ReplicaTarget {
     Tcp {
         address: SocketAddr,
     },
@@ -135,7 +135,7 @@ pub enum Balance {
 
 /// How many requests are let through.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct RouteLimit {
     /// Paths that it is for; the longest prefix wins.
     pub prefix: String,
     pub key: LimitKey,
@@ -168,7 +168,7 @@ pub struct Cors {
 
 /// The model it serves, for the model endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Model {
+pub struct ServedModel {
     pub name: String,
     /// Where its OpenAI-compatible interface begins.
     pub prefix: String,

@@ -36,7 +36,7 @@ use crate::{
     models,
     paced::WriteTimeout,
     proxy::{Proxy, redirect_to_https},
-    reply::Reply,
+    reply::ResponseBody,
 };
 
 /// The largest head of a request.
@@ -51,20 +51,20 @@ const MODELS_PATH: &str = "/proxy/models";
 
 /// How requests are told apart.
 #[derive(Clone, Debug)]
-pub enum Door {
+pub enum RequestRouting {
     /// By the host they ask for.
     Hosts,
     /// The same; models are found at a name of the gateway's own.
-    Gateway(Arc<Own>),
+    Gateway(Arc<OwnHostname>),
     /// By their path: services below one base, models below another.
     ByPath { services: String, models: String },
 }
 
 /// The name of a gateway itself, once it is known.
 #[derive(Debug, Default)]
-pub struct Own(RwLock<Option<String>>);
+pub struct OwnHostname(RwLock<Option<String>>);
 
-impl Own {
+impl OwnHostname {
     pub fn set(&self, name: Option<&str>) {
         *self.0.write() = name.map(str::to_ascii_lowercase);
     }
@@ -110,7 +110,7 @@ impl ListenerLimits {
 #[derive(Clone)]
 pub struct ListenerConfig {
     pub proxy: Arc<Proxy>,
-    pub door: Door,
+    pub door: RequestRouting,
     /// Proofs for certificate authorities, shown on plain connections.
     pub challenges: Option<Arc<Challenges>>,
     /// Plain HTTP without.
@@ -260,16 +260,20 @@ impl ListenerConfig {
     }
 
     /// Its future is copied and kept once for each request: what is large and not always needed is in boxes.
-    async fn route_request(&self, origin: &ClientConnection, request: Request<Incoming>) -> Response<Reply> {
+    async fn route_request(
+        &self,
+        origin: &ClientConnection,
+        request: Request<Incoming>,
+    ) -> Response<ResponseBody> {
         if let Some(challenges) = &self.challenges
             && !origin.https
             && let Some(proof) = challenges.find(request.uri().path())
         {
-            return Response::new(Reply::text(proof.into()));
+            return Response::new(ResponseBody::text(proof.into()));
         }
         let own = match &self.door {
-            Door::Gateway(own) => own.match_request(&request),
-            Door::Hosts | Door::ByPath { .. } => None,
+            RequestRouting::Gateway(own) => own.match_request(&request),
+            RequestRouting::Hosts | RequestRouting::ByPath { .. } => None,
         };
         if let Some(own) = own {
             // Whoever calls brings a token, which is nobody's business on the way.
@@ -279,11 +283,15 @@ impl ListenerConfig {
             return Box::pin(models::handle(&self.proxy, origin, MODELS_PATH, request)).await;
         }
         match &self.door {
-            Door::Hosts | Door::Gateway(_) => self.proxy.serve_by_host(origin, request).await,
-            Door::ByPath { models, .. } if request.uri().path().starts_with(models.as_str()) => {
+            RequestRouting::Hosts | RequestRouting::Gateway(_) => {
+                self.proxy.serve_by_host(origin, request).await
+            }
+            RequestRouting::ByPath { models, .. } if request.uri().path().starts_with(models.as_str()) => {
                 Box::pin(models::handle(&self.proxy, origin, models, request)).await
             }
-            Door::ByPath { services, .. } => self.proxy.serve_by_path(origin, services, request).await,
+            RequestRouting::ByPath { services, .. } => {
+                self.proxy.serve_by_path(origin, services, request).await
+            }
         }
     }
 }

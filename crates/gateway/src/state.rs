@@ -61,7 +61,7 @@ fn write(path: &Path, body: &[u8]) -> io::Result<()> {
 }
 
 /// What was kept last; nothing when there never was anything.
-pub fn restore<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RouteFileError> {
+pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RouteFileError> {
     let damaged = |what| RouteFileError::Damaged { path: path.to_owned(), what };
     let read = |source| RouteFileError::Read { path: path.to_owned(), source };
     let bytes = match fs::metadata(path) {

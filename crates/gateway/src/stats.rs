@@ -48,7 +48,7 @@ pub struct ServiceStats {
 /// How long requests were on their way so far, all of them together: two for a second are two seconds. The difference
 /// of two of these, by the time between them, is how many there were at once on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Busy {
+pub struct BusyTime {
     pub in_flight_us: u64,
     /// Of that, waiting for a replica.
     pub held_us: u64,
@@ -56,16 +56,16 @@ pub struct Busy {
 
 /// What a service had counted when somebody was last told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct TrafficTotals {
     pub requests: u64,
     pub in_flight_us: u64,
     pub held_us: u64,
-    pub answers: Answers,
+    pub answers: ResponseStats,
 }
 
 /// How requests were answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Answers {
+pub struct ResponseStats {
     /// 1xx to 5xx.
     pub classes: [u64; 5],
     /// As in [`Reading`].
@@ -73,10 +73,10 @@ pub struct Answers {
     pub latency_us: u64,
 }
 
-impl Answers {
+impl ResponseStats {
     /// As it is told to others.
-    pub fn wire(&self) -> windlass_api::metrics::Answers {
-        windlass_api::metrics::Answers {
+    pub fn wire(&self) -> windlass_api::metrics::ResponseCounts {
+        windlass_api::metrics::ResponseCounts {
             classes: self.classes.to_vec(),
             buckets: self.buckets.to_vec(),
             latency_us: self.latency_us,
@@ -117,11 +117,11 @@ pub fn quantile_us(buckets: &[u64], part: f64) -> Option<f64> {
     None
 }
 
-impl Told {
+impl TrafficTotals {
     pub fn now(stats: &ServiceStats, now: Instant) -> Self {
-        let Busy { in_flight_us, held_us } = stats.busy(now);
-        let Reading { admitted, classes, buckets, latency_us, .. } = stats.read();
-        let answers = Answers { classes, buckets, latency_us };
+        let BusyTime { in_flight_us, held_us } = stats.busy(now);
+        let StatsSnapshot { admitted, classes, buckets, latency_us, .. } = stats.read();
+        let answers = ResponseStats { classes, buckets, latency_us };
         Self { requests: admitted, in_flight_us, held_us, answers }
     }
 
@@ -140,7 +140,7 @@ impl Told {
 
 /// The counters at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reading {
+pub struct StatsSnapshot {
     pub requests: u64,
     /// Those of them that were let through to the service: by their token, within its limits.
     pub admitted: u64,
@@ -246,12 +246,12 @@ impl ServiceStats {
 
     /// What is over has lasted as long as it took, what is not from its beginning to now. The parts are read one after
     /// the other: whoever takes differences bounds them at nought.
-    pub fn busy(&self, now: Instant) -> Busy {
+    pub fn busy(&self, now: Instant) -> BusyTime {
         let now_us = self.since_start_us(now);
         let open = |count: &AtomicU64, began: &AtomicU64| {
             count.load(Relaxed).saturating_mul(now_us).saturating_sub(began.load(Relaxed))
         };
-        Busy {
+        BusyTime {
             in_flight_us: self.latency_us.load(Relaxed) + open(&self.in_flight, &self.began_us),
             held_us: self.held_us.load(Relaxed) + open(&self.held, &self.held_began_us),
         }
@@ -274,8 +274,8 @@ impl ServiceStats {
         now.saturating_duration_since(self.started)
     }
 
-    pub fn read(&self) -> Reading {
-        Reading {
+    pub fn read(&self) -> StatsSnapshot {
+        StatsSnapshot {
             requests: self.requests.load(Relaxed),
             admitted: self.admitted.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed),
@@ -369,13 +369,13 @@ mod tests {
         stats.record_arrival(at(1_000));
         stats.record_arrival(at(2_000));
         assert!(stats.hold(9, at(2_000)));
-        let told = Told::now(&stats, at(2_250));
+        let told = TrafficTotals::now(&stats, at(2_250));
         assert_eq!(told.since(told), None);
-        assert_eq!(stats.busy(at(2_250)), Busy { in_flight_us: 1_500_000, held_us: 250_000 });
+        assert_eq!(stats.busy(at(2_250)), BusyTime { in_flight_us: 1_500_000, held_us: 250_000 });
         stats.release_held(at(2_000), at(2_500));
         stats.leave(StatusCode::OK, (at(1_000), Duration::from_secs(2)), 0, 0);
-        assert_eq!(stats.busy(at(4_000)), Busy { in_flight_us: 4_000_000, held_us: 500_000 });
-        let came = Told::now(&stats, at(4_000)).since(told).unwrap();
+        assert_eq!(stats.busy(at(4_000)), BusyTime { in_flight_us: 4_000_000, held_us: 500_000 });
+        let came = TrafficTotals::now(&stats, at(4_000)).since(told).unwrap();
         assert_eq!((came.requests, came.in_flight_us, came.held_us), (0, 2_500_000, 250_000));
         assert_eq!((came.answers.classes, came.answers.latency_us), ([0, 1, 0, 0, 0], 2_000_000));
     }

@@ -18,13 +18,13 @@ use tokio::sync::{Notify, watch};
 use crate::{
     limit::RateLimits,
     replica::Replica,
-    route::{Balance, Service, Snapshot},
+    route::{Balance, RouteSnapshot, Service},
     stats::ServiceStats,
 };
 
 /// A service with all that lives with it.
 #[derive(Debug)]
-pub struct Live {
+pub struct ServiceState {
     pub(crate) key: Arc<str>,
     pub(crate) service: Service,
     pub(crate) limits: Arc<RateLimits>,
@@ -41,7 +41,7 @@ struct PersistentState {
     freed: Arc<Notify>,
 }
 
-impl Live {
+impl ServiceState {
     fn new(service: Service, before: Option<&Arc<Self>>) -> Self {
         let now = Instant::now();
         let lasting = before.map_or_else(
@@ -122,16 +122,16 @@ impl Live {
 #[derive(Debug, Default)]
 struct RouteGeneration {
     generation: u64,
-    services: HashMap<Arc<str>, Arc<Live>>,
-    hosts: HashMap<Box<str>, Arc<Live>>,
+    services: HashMap<Arc<str>, Arc<ServiceState>>,
+    hosts: HashMap<Box<str>, Arc<ServiceState>>,
     /// By what follows `*.`.
-    wildcards: HashMap<Box<str>, Arc<Live>>,
+    wildcards: HashMap<Box<str>, Arc<ServiceState>>,
 }
 
 /// Why a snapshot was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("generation {offered} of the routes is not newer than {current}")]
-pub struct Stale {
+pub struct StaleGeneration {
     pub current: u64,
     pub offered: u64,
 }
@@ -151,17 +151,17 @@ impl Default for Routes {
 
 impl Routes {
     /// Puts a newer snapshot in place. Gives back the replicas that are no longer named: they drain.
-    pub fn replace(&self, snapshot: Snapshot) -> Result<Vec<Arc<Replica>>, Stale> {
+    pub fn replace(&self, snapshot: RouteSnapshot) -> Result<Vec<Arc<Replica>>, StaleGeneration> {
         let mut slot = self.table.write();
         let old = Arc::clone(&slot);
         if snapshot.generation <= old.generation {
-            return Err(Stale { current: old.generation, offered: snapshot.generation });
+            return Err(StaleGeneration { current: old.generation, offered: snapshot.generation });
         }
         let generation = snapshot.generation;
         let mut table = RouteGeneration { generation, ..RouteGeneration::default() };
         for service in snapshot.services {
             let key = format!("{}/{}", service.project, service.run);
-            let live = Arc::new(Live::new(service, old.services.get(key.as_str())));
+            let live = Arc::new(ServiceState::new(service, old.services.get(key.as_str())));
             for domain in &live.service.domains {
                 let domain = domain.to_ascii_lowercase();
                 match domain.strip_prefix("*.") {
@@ -203,19 +203,19 @@ impl Routes {
     }
 
     /// By `project/run`.
-    pub fn service(&self, key: &str) -> Option<Arc<Live>> {
+    pub fn service(&self, key: &str) -> Option<Arc<ServiceState>> {
         self.table.read().services.get(key).cloned()
     }
 
     /// By the name of the host, in any case of letters. A name beats a wildcard.
-    pub fn host(&self, name: &str) -> Option<Arc<Live>> {
+    pub fn host(&self, name: &str) -> Option<Arc<ServiceState>> {
         if name.bytes().any(|b| b.is_ascii_uppercase()) {
             return self.find_by_lowercase_host(&name.to_ascii_lowercase());
         }
         self.find_by_lowercase_host(name)
     }
 
-    fn find_by_lowercase_host(&self, name: &str) -> Option<Arc<Live>> {
+    fn find_by_lowercase_host(&self, name: &str) -> Option<Arc<ServiceState>> {
         let table = self.table.read();
         table
             .hosts
@@ -224,16 +224,16 @@ impl Routes {
             .cloned()
     }
 
-    pub fn services(&self) -> Vec<Arc<Live>> {
+    pub fn services(&self) -> Vec<Arc<ServiceState>> {
         self.table().services.values().cloned().collect()
     }
 
     /// What is in use, as it came.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> RouteSnapshot {
         let table = self.table();
         let mut services: Vec<Service> = table.services.values().map(|live| live.service.clone()).collect();
         services.sort_by(|a, b| (&a.project, &a.run).cmp(&(&b.project, &b.run)));
-        Snapshot { generation: table.generation, services }
+        RouteSnapshot { generation: table.generation, services }
     }
 
     /// Closes idle connections that are old or that replicas have closed. To be called every few seconds.

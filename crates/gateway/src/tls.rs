@@ -39,14 +39,14 @@ pub enum TlsError {
 }
 
 /// A certificate with its key, as text.
-pub struct Pem {
+pub struct CertificatePem {
     /// A name, or `*.example.org`, or `*` for all that have none of their own.
     pub name: String,
     pub chain: Vec<u8>,
     pub key: Vec<u8>,
 }
 
-impl std::fmt::Debug for Pem {
+impl std::fmt::Debug for CertificatePem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pem").field("name", &self.name).finish_non_exhaustive()
     }
@@ -60,7 +60,7 @@ pub struct Certificates {
 
 impl Certificates {
     /// Adds one, or takes the place of the old one of that name. Connections that are open are not touched.
-    pub fn put(&self, pem: &Pem) -> Result<(), TlsError> {
+    pub fn put(&self, pem: &CertificatePem) -> Result<(), TlsError> {
         let name = pem.name.to_ascii_lowercase();
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem.chain)
             .collect::<Result<_, _>>()

@@ -13,7 +13,7 @@ use crate::{
 /// Copied at once in each direction.
 const COPY_BUFFER_BYTES: usize = 16 * 1024;
 
-pub(crate) fn open(
+pub(crate) fn spawn_splice(
     caller: OnUpgrade,
     conn: Box<UpstreamConnection>,
     outstanding: OutstandingRequest,

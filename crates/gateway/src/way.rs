@@ -11,22 +11,22 @@ use crate::route::Service;
 
 /// Everything at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
+pub struct GatewayConfig {
     pub services: Vec<Service>,
     /// By the name that stands before the slash in the targets of replicas.
-    pub sites: BTreeMap<String, Site>,
+    pub sites: BTreeMap<String, ReplicaHost>,
     /// The name of the gateway itself.
     #[serde(default)]
     pub own: Option<String>,
     /// Where certificates come from; nothing is no HTTPS, or the process's own business.
     #[serde(default)]
-    pub certificate: Option<Source>,
+    pub certificate: Option<CertificateSource>,
 }
 
 /// Where the certificates of a gateway come from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
-pub enum Source {
+pub enum CertificateSource {
     /// An authority that speaks ACME.
     Acme,
     /// Files on the gateway's own host.
@@ -35,13 +35,13 @@ pub enum Source {
 
 /// A host with replicas.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Site {
+pub struct ReplicaHost {
     /// What is shown at its agent's door: a pass to the ports of these replicas, and nothing more.
     pub credential: String,
-    pub way: Way,
+    pub way: AgentAddress,
 }
 
-impl fmt::Debug for Site {
+impl fmt::Debug for ReplicaHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Site").field("way", &self.way).finish_non_exhaustive()
     }
@@ -50,20 +50,20 @@ impl fmt::Debug for Site {
 /// How its agent is reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Way {
+pub enum AgentAddress {
     /// The machine of the server: only a gateway on that machine comes there.
     Socket {
         path: PathBuf,
     },
     Ssh {
         socket: String,
-        login: Login,
+        login: SshLogin,
     },
 }
 
 /// Where a host is and how to log in there, as it is written down.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Login {
+pub struct SshLogin {
     pub host: String,
     pub port: u16,
     pub user: String,
@@ -74,7 +74,7 @@ pub struct Login {
     pub via: Option<Box<Self>>,
 }
 
-impl fmt::Debug for Login {
+impl fmt::Debug for SshLogin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Login({}@{}:{})", self.user, self.host, self.port)
     }
@@ -97,7 +97,7 @@ pub enum SshLoginError {
     },
 }
 
-impl Login {
+impl SshLogin {
     /// Ready to be used.
     pub fn target(&self) -> Result<SshDestination, SshLoginError> {
         let key = LoginKey::parse(&self.key)

@@ -1,6 +1,6 @@
 //! The container: one piece of work in the queue that dispatchers pull from.
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The state of a container.
@@ -53,9 +53,9 @@ pub const LOCKS_MAX: u32 = 10;
 
 /// The container's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Container;
+pub struct ContainerLifecycle;
 
-impl Machine for Container {
+impl StateMachine for ContainerLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "container";
@@ -100,7 +100,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
 }
 
 /// Whether `actor` may cause `event` in `status`, given that the machine accepts it.
-pub fn may(actor: Actor, status: Status, event: Event) -> bool {
+pub fn is_allowed(actor: Actor, status: Status, event: Event) -> bool {
     match event {
         Event::Lock => match actor {
             Actor::Dispatcher => true,

@@ -7,7 +7,7 @@ use crate::{
     container, fleet, gateway,
     id::UserId,
     instance, job,
-    machine::{Machine, Status as _, Step, Word as _, words},
+    machine::{StateMachine, Status as _, Step, StrEnum as _, words},
     managed_job, run, volume,
 };
 
@@ -29,7 +29,7 @@ words! {
     }
 
     /// What sort of thing happened.
-    pub enum Kind: "event kind" {
+    pub enum EventKind: "event kind" {
         /// the status changed
         Status = "status",
         /// the schedule state of a managed job changed
@@ -91,7 +91,7 @@ impl Actor {
 pub struct Event {
     pub entity: Entity,
     pub id: Uuid,
-    pub kind: Kind,
+    pub kind: EventKind,
     pub from: Option<&'static str>,
     pub to: Option<&'static str>,
     pub is_final: bool,
@@ -112,37 +112,37 @@ pub struct EventCause {
 }
 
 /// A machine whose changes are recorded.
-pub trait RecordedMachine: Machine {
+pub trait RecordedMachine: StateMachine {
     const ENTITY: Entity;
-    const KIND: Kind = Kind::Status;
+    const KIND: EventKind = EventKind::Status;
 }
 
 macro_rules! recorded {
     ($($machine:ty => $entity:ident $kind:ident;)*) => {$(
         impl RecordedMachine for $machine {
             const ENTITY: Entity = Entity::$entity;
-            const KIND: Kind = Kind::$kind;
+            const KIND: EventKind = EventKind::$kind;
         }
     )*};
 }
 
 recorded! {
-    run::Run => Run Status;
-    job::Job => Job Status;
-    instance::Instance => Instance Status;
-    fleet::Fleet => Fleet Status;
-    volume::Volume => Volume Status;
-    gateway::Gateway => Gateway Status;
-    gateway::Replica => GatewayReplica Status;
-    managed_job::Task => ManagedJob Status;
+    run::RunLifecycle => Run Status;
+    job::JobLifecycle => Job Status;
+    instance::InstanceLifecycle => Instance Status;
+    fleet::FleetLifecycle => Fleet Status;
+    volume::VolumeLifecycle => Volume Status;
+    gateway::GatewayLifecycle => Gateway Status;
+    gateway::GatewayReplicaLifecycle => GatewayReplica Status;
+    managed_job::ManagedTaskLifecycle => ManagedJob Status;
     managed_job::ScheduleLifecycle => ManagedJob Schedule;
-    container::Container => Container Status;
+    container::ContainerLifecycle => Container Status;
 }
 
 /// A change that the machine does not know. The caller writes nothing but this event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{machine} in status `{status}` refuses `{event}`")]
-pub struct Refused {
+pub struct TransitionError {
     pub machine: &'static str,
     pub status: &'static str,
     pub event: &'static str,
@@ -151,7 +151,7 @@ pub struct Refused {
 
 /// The status after a change, and its record where the status changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved<S> {
+pub struct TransitionResult<S> {
     pub status: S,
     pub record: Option<Event>,
 }
@@ -168,7 +168,7 @@ impl Event {
         Self {
             entity,
             id: id.into(),
-            kind: Kind::Note,
+            kind: EventKind::Note,
             from: None,
             to: None,
             is_final: false,
@@ -180,7 +180,7 @@ impl Event {
     }
 
     fn record<M: RecordedMachine>(
-        kind: Kind,
+        kind: EventKind,
         id: Uuid,
         from: Option<M::Status>,
         to: Option<M::Status>,
@@ -191,7 +191,7 @@ impl Event {
             from: from.map(|status| status.as_str()),
             to: to.map(|status| status.as_str()),
             // Only the status column has a final value that others rely on.
-            is_final: kind == Kind::Status && to.is_some_and(|status| status.is_final()),
+            is_final: kind == EventKind::Status && to.is_some_and(|status| status.is_final()),
             ..Self::note(M::ENTITY, id, because)
         }
     }
@@ -203,18 +203,18 @@ pub fn transition<M: RecordedMachine>(
     from: M::Status,
     event: M::Event,
     because: EventCause,
-) -> Result<Moved<M::Status>, Refused> {
+) -> Result<TransitionResult<M::Status>, TransitionError> {
     match M::step(from, event) {
         Step::To(to) => {
             let record = Event::record::<M>(M::KIND, id.into(), Some(from), Some(to), because);
-            Ok(Moved { status: to, record: Some(record) })
+            Ok(TransitionResult { status: to, record: Some(record) })
         }
-        Step::Stay => Ok(Moved { status: from, record: None }),
-        Step::Refuse => Err(Refused {
+        Step::Stay => Ok(TransitionResult { status: from, record: None }),
+        Step::Refuse => Err(TransitionError {
             machine: M::NAME,
             status: from.as_str(),
             event: event.as_str(),
-            record: Box::new(Event::record::<M>(Kind::Refused, id.into(), Some(from), None, because)),
+            record: Box::new(Event::record::<M>(EventKind::Refused, id.into(), Some(from), None, because)),
         }),
     }
 }

@@ -301,8 +301,8 @@ impl Shortfall {
             Self::CpuArch { has: Some(has), .. } => format!("ask for `cpu: {}`", arch(*has)),
             Self::CpuArch { has: None, .. } => "leave the architecture out of `cpu`".into(),
             Self::Cpus { wanted, has } => format_lower("cpu", wanted.min, *has, |n| n.to_string()),
-            Self::Memory { wanted, has } => format_lower("memory", wanted.min, *has, gb),
-            Self::Disk { wanted, has } => format_lower("disk", wanted.min, *has, gb),
+            Self::Memory { wanted, has } => format_lower("memory", wanted.min, *has, format_gb),
+            Self::Disk { wanted, has } => format_lower("disk", wanted.min, *has, format_gb),
             Self::GpuCount { has: 0, .. } => "use a fleet or backend with GPUs, or ask for `gpu: 0`".into(),
             Self::GpuCount { wanted, has } => {
                 format_lower("the GPU count", wanted.min, *has, |n| n.to_string())
@@ -313,8 +313,10 @@ impl Shortfall {
             Self::GpuMemory { has, .. } | Self::GpuTotalMemory { has, .. } if *has == 0.0 => {
                 "ask for the GPU by its name".into()
             }
-            Self::GpuMemory { wanted, has } => format_lower("GPU memory", wanted.min, *has, gb),
-            Self::GpuTotalMemory { wanted, has } => format_lower("total GPU memory", wanted.min, *has, gb),
+            Self::GpuMemory { wanted, has } => format_lower("GPU memory", wanted.min, *has, format_gb),
+            Self::GpuTotalMemory { wanted, has } => {
+                format_lower("total GPU memory", wanted.min, *has, format_gb)
+            }
             Self::ComputeCapability { has: Some((major, minor)), .. } => {
                 format!("lower `compute_capability` to {major}.{minor}")
             }
@@ -381,7 +383,7 @@ fn arch(arch: CpuArch) -> &'static str {
     }
 }
 
-fn gb(size: Gb) -> String {
+fn format_gb(size: Gb) -> String {
     format!("{}GB", (size * 100.0).round() / 100.0)
 }
 
@@ -423,9 +425,11 @@ impl Display for Shortfall {
             }
             Self::Cpus { wanted, has } => write!(f, "needs {}, has {has}", format_count(wanted, "CPU")),
             Self::Memory { wanted, has } => {
-                write!(f, "needs {} of memory, has {}", range(wanted, gb), gb(*has))
+                write!(f, "needs {} of memory, has {}", range(wanted, format_gb), format_gb(*has))
             }
-            Self::Disk { wanted, has } => write!(f, "needs {} of disk, has {}", range(wanted, gb), gb(*has)),
+            Self::Disk { wanted, has } => {
+                write!(f, "needs {} of disk, has {}", range(wanted, format_gb), format_gb(*has))
+            }
             Self::GpuCount { wanted, has } => write!(f, "needs {}, has {has}", format_count(wanted, "GPU")),
             Self::GpuVendor { wanted, has } => {
                 write!(f, "needs {} GPUs, has {}", wanted.as_str(), has.as_str())
@@ -435,13 +439,17 @@ impl Display for Shortfall {
                 write!(f, "needs GPU {}, has {has}", wanted.join(" or "))
             }
             Self::GpuMemory { wanted, has } if *has == 0.0 => {
-                write!(f, "needs {} of memory per GPU, and the GPU's memory is not known", range(wanted, gb))
+                write!(
+                    f,
+                    "needs {} of memory per GPU, and the GPU's memory is not known",
+                    range(wanted, format_gb)
+                )
             }
             Self::GpuMemory { wanted, has } => {
-                write!(f, "needs {} of memory per GPU, has {}", range(wanted, gb), gb(*has))
+                write!(f, "needs {} of memory per GPU, has {}", range(wanted, format_gb), format_gb(*has))
             }
             Self::GpuTotalMemory { wanted, has } => {
-                write!(f, "needs {} of GPU memory in all, has {}", range(wanted, gb), gb(*has))
+                write!(f, "needs {} of GPU memory in all, has {}", range(wanted, format_gb), format_gb(*has))
             }
             Self::ComputeCapability { at_least: (major, minor), has } => {
                 write!(f, "needs compute capability {major}.{minor}, has ")?;
@@ -563,7 +571,7 @@ impl Display for Refusal {
 }
 
 /// One line for a status column: the nearest miss, which comes first, and how many others there are.
-pub fn summary(refusals: &[Refusal]) -> Option<String> {
+pub fn refusal_summary(refusals: &[Refusal]) -> Option<String> {
     let nearest = refusals.first()?;
     let others = refusals.len() - 1;
     Some(match others {

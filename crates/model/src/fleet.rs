@@ -1,6 +1,6 @@
 //! The fleet: a set of instances kept between a minimum and a maximum.
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The status of a fleet. Fleets are created active; `submitted` and `failed` exist on the wire.
@@ -34,9 +34,9 @@ final_statuses!(Status: Terminated | Failed; active: Submitted | Active | Termin
 
 /// The fleet's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Fleet;
+pub struct FleetLifecycle;
 
-impl Machine for Fleet {
+impl StateMachine for FleetLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "fleet";

@@ -2,7 +2,7 @@
 //!
 //! Deletion is not a status of the gateway: its replicas end, and the row leaves all lists.
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The status of a gateway.
@@ -63,9 +63,9 @@ final_statuses!(ReplicaStatus: Terminated; active: Submitted | Provisioning | Ru
 
 /// The gateway's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Gateway;
+pub struct GatewayLifecycle;
 
-impl Machine for Gateway {
+impl StateMachine for GatewayLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "gateway";
@@ -109,9 +109,9 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
 
 /// The machine of one replica of a gateway.
 #[derive(Clone, Copy, Debug)]
-pub struct Replica;
+pub struct GatewayReplicaLifecycle;
 
-impl Machine for Replica {
+impl StateMachine for GatewayReplicaLifecycle {
     type Status = ReplicaStatus;
     type Event = ReplicaEvent;
     const NAME: &'static str = "gateway-replica";

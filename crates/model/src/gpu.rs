@@ -9,7 +9,7 @@ mod catalogue;
 
 use crate::resources::GpuVendor;
 
-pub use catalogue::{MODELS, Model};
+pub use catalogue::{CatalogueModel, MODELS};
 
 const MIB_PER_GB: u64 = 1024;
 /// Sizes that makers sell, for devices that are not in the catalogue.
@@ -55,7 +55,7 @@ impl FormFactor {
 struct ParsedName {
     /// Letters and digits, small, without vendor, form and memory: `a100`, `rtx6000ada`.
     base: String,
-    model: Option<&'static Model>,
+    model: Option<&'static CatalogueModel>,
     form: Option<FormFactor>,
     memory_gb: Option<u32>,
     /// The profile of a part of a GPU: `3g.20gb`.
@@ -131,12 +131,12 @@ fn parse_name(text: &str) -> ParsedName {
             numbers.extend(token.parse::<u32>());
         }
     }
-    reading.model = catalogue::find(&reading.base);
+    reading.model = catalogue::find_model(&reading.base);
     if reading.model.is_none() {
         // `H100NVL`: written in one.
         let in_one = |form: FormFactor| {
             let base = reading.base.strip_suffix(&*form.as_str().to_ascii_lowercase())?;
-            catalogue::find(base).map(|model| (model, form))
+            catalogue::find_model(base).map(|model| (model, form))
         };
         if let Some((model, form)) =
             [FormFactor::Nvl, FormFactor::Sxm, FormFactor::Pcie, FormFactor::Oam].into_iter().find_map(in_one)
@@ -146,7 +146,7 @@ fn parse_name(text: &str) -> ParsedName {
     }
     if reading.model.is_none()
         // `A100-PG509-200`: a name of its own with the maker's part number behind it.
-        && let Some(model) = first.and_then(catalogue::find).filter(|model| model.name.len() >= 4)
+        && let Some(model) = first.and_then(catalogue::find_model).filter(|model| model.name.len() >= 4)
     {
         model.name.to_ascii_lowercase().clone_into(&mut reading.base);
         reading.model = Some(model);
@@ -196,7 +196,7 @@ pub struct Device {
 }
 
 /// The device of this name, with so much memory by its driver where that is known.
-pub fn device(name: &str, memory_mib: Option<u64>) -> Device {
+pub fn identify_device(name: &str, memory_mib: Option<u64>) -> Device {
     let reading = parse_name(name);
     let vendor = vendor_of(name);
     let Some(model) = reading.model else {

@@ -1,6 +1,6 @@
 //! The instance: one host of a fleet.
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The status of an instance.
@@ -76,9 +76,9 @@ final_statuses!(Status: Terminated; active: Pending | Provisioning | Idle | Busy
 
 /// The instance's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Instance;
+pub struct InstanceLifecycle;
 
-impl Machine for Instance {
+impl StateMachine for InstanceLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "instance";

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    machine::{Machine, Step, final_statuses, words},
+    machine::{StateMachine, Step, final_statuses, words},
     retry,
 };
 
@@ -62,7 +62,7 @@ words! {
     }
 
     /// The final statuses alone.
-    pub enum Final: "final job status" {
+    pub enum FinalStatus: "final job status" {
         Terminated = "terminated",
         Aborted = "aborted",
         Failed = "failed",
@@ -117,7 +117,7 @@ words! {
 
     /// What exactly happened, where the reason's word says too little. Shown beside the reason, never
     /// instead of it.
-    pub enum Detail: "termination detail" {
+    pub enum TerminationDetail: "termination detail" {
         /// the kernel killed the program for its memory
         OomKilled = "oom_killed",
         /// the host's disk is full
@@ -144,9 +144,9 @@ final_statuses!(Status: Terminated | Aborted | Failed | Done;
 
 /// The job's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Job;
+pub struct JobLifecycle;
 
-impl Machine for Job {
+impl StateMachine for JobLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "job";
@@ -206,7 +206,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     }
 }
 
-impl Final {
+impl FinalStatus {
     pub const fn status(self) -> Status {
         match self {
             Self::Terminated => Status::Terminated,
@@ -228,7 +228,7 @@ impl Final {
 }
 
 impl TerminationReason {
-    pub const fn final_status(self) -> Final {
+    pub const fn final_status(self) -> FinalStatus {
         match self {
             Self::FailedToStartDueToNoCapacity
             | Self::InterruptedByNoCapacity
@@ -242,15 +242,15 @@ impl TerminationReason {
             | Self::PortsBindingFailed
             | Self::CreatingContainerError
             | Self::ExecutorError
-            | Self::LogQuotaExceeded => Final::Failed,
+            | Self::LogQuotaExceeded => FinalStatus::Failed,
             Self::TerminatedByUser
             | Self::TerminatedByServer
             | Self::ScaledDown
             | Self::InactivityDurationExceeded
             | Self::TerminatedDueToUtilizationPolicy
-            | Self::MaxDurationExceeded => Final::Terminated,
-            Self::DoneByRunner => Final::Done,
-            Self::AbortedByUser => Final::Aborted,
+            | Self::MaxDurationExceeded => FinalStatus::Terminated,
+            Self::DoneByRunner => FinalStatus::Done,
+            Self::AbortedByUser => FinalStatus::Aborted,
         }
     }
 
@@ -315,7 +315,7 @@ impl TerminationReason {
 pub struct Ending {
     reason: TerminationReason,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    detail: Option<Detail>,
+    detail: Option<TerminationDetail>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     exit_status: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -342,38 +342,38 @@ impl Ending {
 
     /// No capacity, because no fleet matched at all.
     pub fn no_fleets(said: impl Into<String>) -> Self {
-        Self::no_capacity(said).with(Detail::NoFleets)
+        Self::no_capacity(said).with(TerminationDetail::NoFleets)
     }
 
     /// No capacity, and no time brings any: nothing has what is asked for, and nothing can be made.
     pub fn never_fits(said: impl Into<String>) -> Self {
-        Self::no_capacity(said).with(Detail::NeverFits)
+        Self::no_capacity(said).with(TerminationDetail::NeverFits)
     }
 
     /// The program was killed for its memory. Clients know the word `container_exited_with_error`.
     pub const fn oom_killed() -> Self {
-        Self::exited(137).with(Detail::OomKilled)
+        Self::exited(137).with(TerminationDetail::OomKilled)
     }
 
     pub const fn no_disk() -> Self {
-        Self::new(TerminationReason::ExecutorError).with(Detail::NoDisk)
+        Self::new(TerminationReason::ExecutorError).with(TerminationDetail::NoDisk)
     }
 
     /// It held more of the disk than it asked for. Clients know the word `executor_error`.
     pub const fn disk_limit_exceeded() -> Self {
-        Self::new(TerminationReason::ExecutorError).with(Detail::DiskLimitExceeded)
+        Self::new(TerminationReason::ExecutorError).with(TerminationDetail::DiskLimitExceeded)
     }
 
     pub const fn host_reboot() -> Self {
-        Self::new(TerminationReason::InstanceUnreachable).with(Detail::HostReboot)
+        Self::new(TerminationReason::InstanceUnreachable).with(TerminationDetail::HostReboot)
     }
 
     pub const fn host_runtime_restart() -> Self {
-        Self::exited(137).with(Detail::HostRuntimeRestart)
+        Self::exited(137).with(TerminationDetail::HostRuntimeRestart)
     }
 
     #[must_use]
-    pub const fn with(mut self, detail: Detail) -> Self {
+    pub const fn with(mut self, detail: TerminationDetail) -> Self {
         self.detail = Some(detail);
         self
     }
@@ -394,7 +394,7 @@ impl Ending {
     pub const fn reason(&self) -> TerminationReason {
         self.reason
     }
-    pub const fn detail(&self) -> Option<Detail> {
+    pub const fn detail(&self) -> Option<TerminationDetail> {
         self.detail
     }
     pub const fn exit_status(&self) -> Option<i32> {
@@ -403,7 +403,7 @@ impl Ending {
     pub fn said(&self) -> Option<&str> {
         self.said.as_deref()
     }
-    pub const fn final_status(&self) -> Final {
+    pub const fn final_status(&self) -> FinalStatus {
         self.reason.final_status()
     }
     pub const fn retry_event(&self) -> Option<retry::Event> {
@@ -434,21 +434,21 @@ fn failed_message(ending: &Ending) -> String {
             None => "error".to_owned(),
         },
         TerminationReason::FailedToStartDueToNoCapacity => match ending.detail {
-            Some(Detail::NoFleets) => "no fleets".to_owned(),
+            Some(TerminationDetail::NoFleets) => "no fleets".to_owned(),
             Some(
-                Detail::OomKilled
-                | Detail::NoDisk
-                | Detail::DiskLimitExceeded
-                | Detail::HostReboot
-                | Detail::HostRuntimeRestart
-                | Detail::SetupFailed
-                | Detail::RegionFull
-                | Detail::NeverFits,
+                TerminationDetail::OomKilled
+                | TerminationDetail::NoDisk
+                | TerminationDetail::DiskLimitExceeded
+                | TerminationDetail::HostReboot
+                | TerminationDetail::HostRuntimeRestart
+                | TerminationDetail::SetupFailed
+                | TerminationDetail::RegionFull
+                | TerminationDetail::NeverFits,
             )
             | None => "no capacity".to_owned(),
         },
         TerminationReason::InterruptedByNoCapacity => "interrupted".to_owned(),
-        TerminationReason::ExecutorError if ending.detail == Some(Detail::DiskLimitExceeded) => {
+        TerminationReason::ExecutorError if ending.detail == Some(TerminationDetail::DiskLimitExceeded) => {
             "disk limit exceeded".to_owned()
         }
         TerminationReason::InstanceUnreachable

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 /// How many devices an owner asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum DeviceCount {
     /// Everything there is, even when that is nothing.
     All,
     Count(usize),
@@ -34,7 +34,7 @@ pub enum RebuildError<D, O> {
 
 /// The devices of one host and their owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ledger<D, O> {
+pub struct DeviceAllocator<D, O> {
     /// Every device; `None` is free.
     holders: BTreeMap<D, Option<O>>,
     /// What each owner had first, for the planted bug in `release`.
@@ -42,7 +42,7 @@ pub struct Ledger<D, O> {
     once: BTreeMap<O, Vec<D>>,
 }
 
-impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
+impl<D: Ord + Clone, O: Ord + Clone> DeviceAllocator<D, O> {
     pub fn new(devices: impl IntoIterator<Item = D>) -> Self {
         Self {
             holders: devices.into_iter().map(|device| (device, None)).collect(),
@@ -77,11 +77,11 @@ impl<D: Ord + Clone, O: Ord + Clone> Ledger<D, O> {
     }
 
     /// Gives `owner` its devices. A repeat gets the same ones; all or none.
-    pub fn acquire(&mut self, owner: &O, want: Want) -> Result<Vec<D>, AcquireError> {
+    pub fn acquire(&mut self, owner: &O, want: DeviceCount) -> Result<Vec<D>, AcquireError> {
         let total = self.holders.len();
         let wanted = match want {
-            Want::All => total,
-            Want::Count(count) => count,
+            DeviceCount::All => total,
+            DeviceCount::Count(count) => count,
         };
         let held = self.held_by(owner);
         if !held.is_empty() {

@@ -28,7 +28,7 @@ impl<S: Copy> Step<S> {
 }
 
 /// An enum whose variants are words on the wire, in the database and in tables.
-pub trait Word: Copy + Eq + Ord + fmt::Debug + 'static {
+pub trait StrEnum: Copy + Eq + Ord + fmt::Debug + 'static {
     const ALL: &'static [Self];
     fn as_str(self) -> &'static str;
     /// One clause of explanation: the variant's doc comment.
@@ -36,7 +36,7 @@ pub trait Word: Copy + Eq + Ord + fmt::Debug + 'static {
 }
 
 /// A word that a row's status column may hold.
-pub trait Status: Word {
+pub trait Status: StrEnum {
     /// Final statuses are never left.
     fn is_final(self) -> bool;
 }
@@ -74,7 +74,7 @@ macro_rules! words {
             }
         }
 
-        impl $crate::machine::Word for $name {
+        impl $crate::machine::StrEnum for $name {
             const ALL: &'static [Self] = Self::ALL;
             fn as_str(self) -> &'static str {
                 Self::as_str(self)
@@ -144,9 +144,9 @@ macro_rules! final_statuses {
 pub(crate) use {final_statuses, words};
 
 /// One state machine: enough of it to render its table and to test it as all are tested.
-pub trait Machine {
+pub trait StateMachine {
     type Status: Status;
-    type Event: Word;
+    type Event: StrEnum;
 
     /// The table's file name and title.
     const NAME: &'static str;
@@ -161,7 +161,7 @@ pub trait Machine {
 }
 
 /// The whole table as text: one block per status, one line per accepted event.
-pub fn render<M: Machine>() -> String {
+pub fn render_table<M: StateMachine>() -> String {
     let start: Vec<_> = M::START.iter().map(|s| s.as_str()).collect();
     let mut text = format!("{}\n{}\n\n", M::NAME, M::ABOUT);
     text.push_str("Rendered from the code by a test; edit the code.\n");
@@ -175,7 +175,7 @@ pub fn render<M: Machine>() -> String {
     text
 }
 
-fn render_status<M: Machine>(text: &mut String, status: M::Status) {
+fn render_status<M: StateMachine>(text: &mut String, status: M::Status) {
     let mut refused = Vec::new();
     let width = M::Event::ALL.iter().map(|e| e.as_str().len()).max().unwrap_or(0);
     let target_width = M::Status::ALL.iter().map(|s| s.as_str().len()).max().unwrap_or(0) + 3;

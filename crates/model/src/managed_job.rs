@@ -7,7 +7,7 @@ pub mod plan;
 pub mod reason;
 pub mod record;
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The user-facing status of a task.
@@ -143,9 +143,9 @@ final_statuses!(Schedule: Done;
 
 /// The machine of a task's status.
 #[derive(Clone, Copy, Debug)]
-pub struct Task;
+pub struct ManagedTaskLifecycle;
 
-impl Machine for Task {
+impl StateMachine for ManagedTaskLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "managed-job";
@@ -246,7 +246,7 @@ fn step_cancelling(event: Event) -> Step<Status> {
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleLifecycle;
 
-impl Machine for ScheduleLifecycle {
+impl StateMachine for ScheduleLifecycle {
     type Status = Schedule;
     type Event = ScheduleEvent;
     const NAME: &'static str = "managed-job-schedule";

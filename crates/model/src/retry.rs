@@ -31,13 +31,13 @@ pub const TOTAL_MAX: u32 = 1_000;
 pub const DELAY_FIRST: Span = Span::secs(15);
 
 /// How many times the first wait a pending run waits before its next try; the last entry repeats.
-pub const BACKOFF: [i64; 6] = [1, 2, 4, 8, 20, 40];
+pub const BACKOFF_FACTORS: [i64; 6] = [1, 2, 4, 8, 20, 40];
 
 /// The wait before resubmission number `attempt`, counted from 1. Attempt 0 is no retry and does not wait.
 pub fn delay(first: Span, attempt: u32) -> Span {
     let Some(index) = attempt.checked_sub(1) else { return Span::ZERO };
-    let last = BACKOFF.len() - 1;
-    Span::secs(first.as_secs() * BACKOFF[usize::try_from(index).unwrap_or(last).min(last)])
+    let last = BACKOFF_FACTORS.len() - 1;
+    Span::secs(first.as_secs() * BACKOFF_FACTORS[usize::try_from(index).unwrap_or(last).min(last)])
 }
 
 /// One that ran for so long before it failed begins a new streak, or for as long as `retry.duration` if that is less:
@@ -70,7 +70,13 @@ impl FailureStreak {
 }
 
 /// The wait before the next try, after so many failures of which the first was at `since`.
-pub fn wait(policy: Option<&Policy>, first: Span, failures: u32, since: Timestamp, now: Timestamp) -> Span {
+pub fn next_delay(
+    policy: Option<&Policy>,
+    first: Span,
+    failures: u32,
+    since: Timestamp,
+    now: Timestamp,
+) -> Span {
     let left = policy.map_or(Span::ZERO, |policy| Span(policy.duration.0 - now.since(since).0));
     delay(first, failures).min(left.max(DELAY_MIN))
 }
@@ -97,7 +103,7 @@ impl Policy {
 
 /// How a job stands after its latest submission ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct FailureHistory {
     pub reason: job::TerminationReason,
     /// Submissions made in this execution of the run, the ended one included.
     pub tries: u32,
@@ -110,14 +116,14 @@ pub struct Standing {
 
 /// The answer to "once more?".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retry {
+pub enum RetryDecision {
     Yes { event: Event, elapsed: Span },
-    No(Refusal),
+    No(RetryRefusal),
 }
 
 /// Why there is no further try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum RetryRefusal {
     /// The configuration has no `retry`.
     Off,
     /// Nothing to repeat: the reason is a decision or a success.
@@ -132,7 +138,7 @@ pub enum Refusal {
     AttemptsExceeded { max_total: u32 },
 }
 
-impl Refusal {
+impl RetryRefusal {
     /// Whether the job could have been retried and only ran out of time or tries.
     pub const fn is_limit(self) -> bool {
         match self {
@@ -142,7 +148,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for RetryRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("retry is off"),
@@ -166,25 +172,27 @@ impl fmt::Display for Refusal {
 ///
 /// The clock: want of capacity before the job ever had an instance counts from the beginning of the run;
 /// everything else from the first failure of the streak.
-pub fn decide(policy: Option<&Policy>, job: Standing, now: Timestamp) -> Retry {
-    let Some(policy) = policy else { return Retry::No(Refusal::Off) };
+pub fn decide(policy: Option<&Policy>, job: FailureHistory, now: Timestamp) -> RetryDecision {
+    let Some(policy) = policy else { return RetryDecision::No(RetryRefusal::Off) };
     let Some(event) = job.reason.retry_event() else {
-        return Retry::No(Refusal::NotAFailure(job.reason));
+        return RetryDecision::No(RetryRefusal::NotAFailure(job.reason));
     };
     if !policy.covers(event) {
-        return Retry::No(Refusal::NotCovered(event));
+        return RetryDecision::No(RetryRefusal::NotCovered(event));
     }
     let since = match (event, job.failing_since) {
         (_, Some(end)) => end,
         (Event::NoCapacity, None) => job.run_began,
-        (Event::Interruption | Event::Error, None) => return Retry::No(Refusal::NeverProvisioned(event)),
+        (Event::Interruption | Event::Error, None) => {
+            return RetryDecision::No(RetryRefusal::NeverProvisioned(event));
+        }
     };
     let elapsed = now.since(since);
     if elapsed >= policy.duration {
-        return Retry::No(Refusal::DurationExceeded { elapsed, duration: policy.duration });
+        return RetryDecision::No(RetryRefusal::DurationExceeded { elapsed, duration: policy.duration });
     }
     if job.tries >= policy.max_total {
-        return Retry::No(Refusal::AttemptsExceeded { max_total: policy.max_total });
+        return RetryDecision::No(RetryRefusal::AttemptsExceeded { max_total: policy.max_total });
     }
-    Retry::Yes { event, elapsed }
+    RetryDecision::Yes { event, elapsed }
 }

@@ -5,7 +5,7 @@
 
 use crate::{
     job,
-    machine::{Machine, Step, final_statuses, words},
+    machine::{StateMachine, Step, final_statuses, words},
     retry,
 };
 
@@ -57,7 +57,7 @@ words! {
     }
 
     /// The final statuses alone.
-    pub enum Final: "final run status" {
+    pub enum FinalStatus: "final run status" {
         Terminated = "terminated",
         Failed = "failed",
         Done = "done",
@@ -87,9 +87,9 @@ final_statuses!(Status: Terminated | Failed | Done;
 
 /// The run's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Run;
+pub struct RunLifecycle;
 
-impl Machine for Run {
+impl StateMachine for RunLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "run";
@@ -157,7 +157,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     }
 }
 
-impl Final {
+impl FinalStatus {
     pub const fn status(self) -> Status {
         match self {
             Self::Terminated => Status::Terminated,
@@ -177,13 +177,13 @@ impl Final {
 }
 
 impl TerminationReason {
-    pub const fn final_status(self) -> Final {
+    pub const fn final_status(self) -> FinalStatus {
         match self {
-            Self::AllJobsDone => Final::Done,
+            Self::AllJobsDone => FinalStatus::Done,
             Self::JobFailed | Self::RetryLimitExceeded | Self::ServerError | Self::GatewayError => {
-                Final::Failed
+                FinalStatus::Failed
             }
-            Self::StoppedByUser | Self::AbortedByUser => Final::Terminated,
+            Self::StoppedByUser | Self::AbortedByUser => FinalStatus::Terminated,
         }
     }
 
@@ -239,7 +239,7 @@ impl Ending {
     pub fn said(&self) -> &str {
         &self.said
     }
-    pub const fn final_status(&self) -> Final {
+    pub const fn final_status(&self) -> FinalStatus {
         self.reason.final_status()
     }
 }

@@ -35,7 +35,7 @@ pub struct DeadlineTerms {
 
 /// How things stand.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Standing {
+pub struct DeadlineProgress {
     /// t: seconds since the beginning.
     pub elapsed: f64,
     /// cp(t): seconds of work that are done.
@@ -48,7 +48,7 @@ pub struct Standing {
 
 /// Why a market was chosen, for the event and the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum MarketRule {
     /// 1: idle and behind the line.
     CatchUp,
     /// 2: idle, and spot capacity is there.
@@ -65,7 +65,7 @@ pub enum Rule {
     Wait,
 }
 
-impl Rule {
+impl MarketRule {
     pub const fn said(self) -> &'static str {
         match self {
             Self::CatchUp => "behind its line: on-demand nodes",
@@ -80,25 +80,25 @@ impl Rule {
 }
 
 /// What to run on now; `None` is to wait.
-pub fn choose(terms: DeadlineTerms, at: Standing) -> (Option<Market>, Rule) {
+pub fn choose_market(terms: DeadlineTerms, at: DeadlineProgress) -> (Option<Market>, MarketRule) {
     let DeadlineTerms { within, work, changeover } = terms;
     let line = |t: f64| t * work / within;
     let (time_left, work_left) = (within - at.elapsed, work - at.done);
     let has_slack = time_left >= work_left + 2.0 * changeover;
     match at.holding {
-        Some(Market::Spot) => (Some(Market::Spot), Rule::StaySpot),
+        Some(Market::Spot) => (Some(Market::Spot), MarketRule::StaySpot),
         Some(Market::OnDemand) => {
             let ahead = at.done >= line(at.elapsed + 2.0 * changeover);
             if at.spot && ahead && has_slack {
-                (Some(Market::Spot), Rule::MoveToSpot)
+                (Some(Market::Spot), MarketRule::MoveToSpot)
             } else {
-                (Some(Market::OnDemand), Rule::StayOnDemand)
+                (Some(Market::OnDemand), MarketRule::StayOnDemand)
             }
         }
-        None if !has_slack => (Some(Market::OnDemand), Rule::SafetyNet),
-        None if at.spot => (Some(Market::Spot), Rule::TakeSpot),
-        None if at.done < line(at.elapsed) => (Some(Market::OnDemand), Rule::CatchUp),
-        None => (None, Rule::Wait),
+        None if !has_slack => (Some(Market::OnDemand), MarketRule::SafetyNet),
+        None if at.spot => (Some(Market::Spot), MarketRule::TakeSpot),
+        None if at.done < line(at.elapsed) => (Some(Market::OnDemand), MarketRule::CatchUp),
+        None => (None, MarketRule::Wait),
     }
 }
 
@@ -114,7 +114,7 @@ impl From<Deadline> for DeadlineTerms {
 
 /// What a task with a deadline looked like when it ended: on time or not, and what it ran on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct DeadlineReport {
     pub on_time: bool,
     /// Seconds left at the end; negative when it was late.
     pub spare: f64,
@@ -134,19 +134,19 @@ pub struct NodeTime {
 }
 
 /// The report of a task that began at `began` and ended at `ended`.
-pub fn report(
+pub fn deadline_report(
     deadline: Deadline,
     began: Timestamp,
     ended: Timestamp,
     nodes: u32,
     stretches: &[NodeTime],
-) -> Report {
+) -> DeadlineReport {
     let spare = (began + Span::secs(deadline.within)).since(ended);
     let paid = |market: Market| -> f64 {
         let of = stretches.iter().filter(|stretch| stretch.market == market);
         of.map(|stretch| stretch.to.since(stretch.from).0.max(0) as f64 / 1e6).sum::<f64>() * f64::from(nodes)
     };
-    Report {
+    DeadlineReport {
         on_time: spare.0 >= 0,
         spare: spare.0 as f64 / 1e6,
         spot_node_seconds: paid(Market::Spot),

@@ -3,7 +3,7 @@
 //! The words are those of the agents' API, which knows no "terminating": an ask to terminate is kept beside the
 //! status, and the status changes once nothing of the task runs and everything it held was given back.
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The status of a task.
@@ -49,9 +49,9 @@ final_statuses!(Status: Terminated; active: Pending | Preparing | Pulling | Crea
 
 /// The task's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Task;
+pub struct ShimTaskLifecycle;
 
-impl Machine for Task {
+impl StateMachine for ShimTaskLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "task";

@@ -12,13 +12,13 @@ const BEL: u8 = 0x07;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeStripper {
-    state: State,
+    state: EscapeState,
     /// Bytes since ESC, with it.
     length: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum EscapeState {
     #[default]
     Text,
     /// After ESC.
@@ -49,15 +49,15 @@ impl CodeStripper {
 
     fn shows(&mut self, byte: u8) -> bool {
         if byte == ESC {
-            *self = Self { state: State::Escape, length: 1 };
+            *self = Self { state: EscapeState::Escape, length: 1 };
             return false;
         }
-        if self.state == State::Text {
+        if self.state == EscapeState::Text {
             return true;
         }
         self.length += 1;
         if self.length > CODE_MAX {
-            self.state = State::Text;
+            self.state = EscapeState::Text;
             return true;
         }
         let (next, shows) = step(self.state, byte);
@@ -67,21 +67,21 @@ impl CodeStripper {
 }
 
 /// What follows a byte inside a code. A byte that cannot be part of it ends it and shows.
-fn step(state: State, byte: u8) -> (State, bool) {
+fn step(state: EscapeState, byte: u8) -> (EscapeState, bool) {
     match (state, byte) {
-        (State::Text, _) => (State::Text, true),
-        (State::Escape, b'[') => (State::Control, false),
-        (State::Escape, b']' | b'P' | b'X' | b'^' | b'_') => (State::String, false),
-        (State::Escape | State::Intermediate, 0x20..=0x2f) => (State::Intermediate, false),
-        (State::Escape | State::Intermediate, 0x30..=0x7e) => (State::Text, false),
-        (State::Escape | State::Intermediate, _) => (State::Text, true),
-        (State::Control, 0x20..=0x3f) => (State::Control, false),
-        (State::Control, 0x40..=0x7e) => (State::Text, false),
-        (State::Control, _) => (State::Text, true),
-        (State::String, BEL) => (State::Text, false),
+        (EscapeState::Text, _) => (EscapeState::Text, true),
+        (EscapeState::Escape, b'[') => (EscapeState::Control, false),
+        (EscapeState::Escape, b']' | b'P' | b'X' | b'^' | b'_') => (EscapeState::String, false),
+        (EscapeState::Escape | EscapeState::Intermediate, 0x20..=0x2f) => (EscapeState::Intermediate, false),
+        (EscapeState::Escape | EscapeState::Intermediate, 0x30..=0x7e) => (EscapeState::Text, false),
+        (EscapeState::Escape | EscapeState::Intermediate, _) => (EscapeState::Text, true),
+        (EscapeState::Control, 0x20..=0x3f) => (EscapeState::Control, false),
+        (EscapeState::Control, 0x40..=0x7e) => (EscapeState::Text, false),
+        (EscapeState::Control, _) => (EscapeState::Text, true),
+        (EscapeState::String, BEL) => (EscapeState::Text, false),
         // A string nobody ended costs its line, not the rest of the output.
-        (State::String, b'\n') => (State::Text, true),
-        (State::String, _) => (State::String, false),
+        (EscapeState::String, b'\n') => (EscapeState::Text, true),
+        (EscapeState::String, _) => (EscapeState::String, false),
     }
 }
 

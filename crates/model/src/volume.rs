@@ -2,7 +2,7 @@
 //!
 //! Deletion is not a status: a deleted row keeps the one it had and leaves every list.
 
-use crate::machine::{Machine, Step, final_statuses, words};
+use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// The status of a volume.
@@ -34,9 +34,9 @@ final_statuses!(Status: Failed; active: Submitted | Provisioning | Active);
 
 /// The volume's machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Volume;
+pub struct VolumeLifecycle;
 
-impl Machine for Volume {
+impl StateMachine for VolumeLifecycle {
     type Status = Status;
     type Event = Event;
     const NAME: &'static str = "volume";

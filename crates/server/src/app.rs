@@ -18,8 +18,8 @@ use crate::{
     config::Settings,
     db::Db,
     error::Error,
-    logs::{archive::Archive, mask::MaskCache, tail::LogReaders},
-    market::Market,
+    logs::{archive::NotifyingLogStore, mask::MaskCache, tail::LogReaders},
+    market::OfferCache,
     metrics::Metrics,
     pace::RateLimiter,
     secrets::Keyring,
@@ -49,12 +49,12 @@ struct Inner {
     stream_rights: StreamRights,
     paces: RateLimiter,
     hints: Hints,
-    logs: Arc<Archive>,
+    logs: Arc<NotifyingLogStore>,
     backends: Backends,
     tails: LogReaders,
     /// Said once, to those whose answers have no end of their own.
     closing: watch::Sender<bool>,
-    market: Market,
+    market: OfferCache,
     finished_runs: RenderedRunCache<wire::Run>,
     /// The services that are reached through this server.
     routes: Arc<Routes>,
@@ -82,7 +82,7 @@ impl App {
     ) -> Result<Self, StartError> {
         let mut process = [0_u8; 6];
         getrandom::fill(&mut process)?;
-        let logs = Arc::new(Archive::new(settings.log_store.open(settings.data_dir.join("logs"))?));
+        let logs = Arc::new(NotifyingLogStore::new(settings.log_store.open(settings.data_dir.join("logs"))?));
         let hints = Hints::new();
         let keys = Arc::new(keys);
         let masks = MaskCache::new(db.clone(), Arc::clone(&keys), settings.mask_secrets);
@@ -98,7 +98,7 @@ impl App {
             stream_rights: StreamRights::default(),
             hints,
             logs,
-            market: Market::new(backends.clone()),
+            market: OfferCache::new(backends.clone()),
             backends,
             tails,
             closing: watch::Sender::new(false),
@@ -151,7 +151,7 @@ impl App {
     }
 
     /// What jobs wrote.
-    pub fn logs(&self) -> &Arc<Archive> {
+    pub fn logs(&self) -> &Arc<NotifyingLogStore> {
         &self.0.logs
     }
 
@@ -215,7 +215,7 @@ impl App {
     }
 
     /// What they would create now.
-    pub fn market(&self) -> &Market {
+    pub fn market(&self) -> &OfferCache {
         &self.0.market
     }
 

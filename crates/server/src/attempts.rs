@@ -11,41 +11,41 @@ use windlass_model::{
     config::derive::DefaultImages,
     id::{InstanceId, ProjectId},
     managed_job::{
-        plan::{PRIORITY, Plan},
-        record::Placement,
+        plan::{ManagedJobPlan, PRIORITY},
+        record::NodeLocation,
     },
     plan::offers::Location,
-    sky::{Identity, RunSpec, Site},
+    sky::{AttemptRunSpec, JobIdentity, ServerContext},
     spot::Market,
 };
 
 use crate::{
     db::{Db, DbError, Page, fleets, runs::Run},
     queue_backend,
-    services::runs::Spec,
+    services::runs::ResolvedRunSpec,
 };
 
 /// What all attempts of a job have in common.
 pub(crate) struct AttemptSpecBuilder<'a> {
     pub(crate) id: Uuid,
-    pub(crate) plan: &'a Plan,
-    pub(crate) files: &'a Files,
-    pub(crate) identity: Identity,
+    pub(crate) plan: &'a ManagedJobPlan,
+    pub(crate) files: &'a TaskArchives,
+    pub(crate) identity: JobIdentity,
     pub(crate) priority: i64,
     pub(crate) ssh_key: Option<&'a str>,
-    pub(crate) site: Site,
+    pub(crate) site: ServerContext,
     pub(crate) images: &'a DefaultImages,
 }
 
 /// Where the attempts of a job may run. The names of fleets are read only where the plan names any place.
 ///
 /// Where nothing is rented, no node is ever taken away: whoever asks for such nodes gets the others.
-pub(crate) async fn site(
+pub(crate) async fn allowed_infra(
     db: &Db,
     backends: &Backends,
     project: ProjectId,
-    plan: &Plan,
-) -> Result<Site, DbError> {
+    plan: &ManagedJobPlan,
+) -> Result<ServerContext, DbError> {
     let rented = backends.all().map(|backend| backend.name());
     let rented = rented.filter(|name| !matches!(*name, "remote" | "local" | queue_backend::NAME));
     let rented: Vec<String> = rented.map(str::to_owned).collect();
@@ -57,7 +57,7 @@ pub(crate) async fn site(
     } else {
         Vec::new()
     };
-    Ok(Site { no_spot: rented.is_empty(), backends: rented, fleets, ..Site::default() })
+    Ok(ServerContext { no_spot: rented.is_empty(), backends: rented, fleets, ..ServerContext::default() })
 }
 
 /// One attempt of one task.
@@ -84,13 +84,13 @@ impl AttemptSpecBuilder<'_> {
         self.plan.run_name(&self.id.to_string(), task, attempt)
     }
 
-    pub(crate) fn spec(&self, attempt: &Attempt) -> Result<Spec, AttemptSpecError> {
+    pub(crate) fn spec(&self, attempt: &Attempt) -> Result<ResolvedRunSpec, AttemptSpecError> {
         let Attempt { task, number, candidate, market } = *attempt;
         let spot = market.map(|market| market == Market::Spot);
-        let made = RunSpec::of(self.plan, task, candidate, spot, &self.identity, &self.site)?;
+        let made = AttemptRunSpec::of(self.plan, task, candidate, spot, &self.identity, &self.site)?;
         let mut configuration = serde_json::to_value(&made.configuration)?;
         if configuration["priority"].is_null() {
-            configuration["priority"] = priority(self.priority);
+            configuration["priority"] = run_priority(self.priority);
         }
         let spec = json!({
             "run_name": self.run_name(task, number),
@@ -98,19 +98,19 @@ impl AttemptSpecBuilder<'_> {
             "profile": { "name": "default" },
             "file_archives": self.files.of(task),
         });
-        Ok(Spec::read(&Document::new(&spec)?, self.ssh_key, self.images)?)
+        Ok(ResolvedRunSpec::read(&Document::new(&spec)?, self.ssh_key, self.images)?)
     }
 }
 
 /// From the range of jobs to that of runs, so that the queue for nodes keeps the order of the queue for slots.
-fn priority(of_job: i64) -> Value {
+fn run_priority(of_job: i64) -> Value {
     let (low, high) = (*PRIORITY.start(), *PRIORITY.end());
     json!((of_job.clamp(low, high) - low) * 100 / (high - low))
 }
 
 /// One archive and where its content goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Archive {
+pub(crate) struct FileArchive {
     pub(crate) id: Uuid,
     pub(crate) path: String,
 }
@@ -118,10 +118,10 @@ pub(crate) struct Archive {
 /// The archives of each task, by its number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct Files(pub(crate) BTreeMap<u32, Vec<Archive>>);
+pub(crate) struct TaskArchives(pub(crate) BTreeMap<u32, Vec<FileArchive>>);
 
-impl Files {
-    pub(crate) fn of(&self, task: u32) -> &[Archive] {
+impl TaskArchives {
+    pub(crate) fn of(&self, task: u32) -> &[FileArchive] {
         self.0.get(&task).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -133,8 +133,8 @@ impl Files {
 /// Places that an attempt stays away from, and the one that it tries first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlacementPreferences {
-    pub(crate) avoid: Vec<Placement>,
-    pub(crate) prefer: Option<Placement>,
+    pub(crate) avoid: Vec<NodeLocation>,
+    pub(crate) prefer: Option<NodeLocation>,
 }
 
 impl PlacementPreferences {
@@ -148,14 +148,15 @@ impl PlacementPreferences {
     pub(crate) fn avoided(&self) -> (Vec<Location>, Vec<InstanceId>) {
         let instances = self.avoid.iter().filter_map(|one| one.instance.as_ref()?.parse().ok()).collect();
         let sought = self.sought();
-        let places = self.avoid.iter().filter_map(location).filter(|place| Some(place) != sought.as_ref());
+        let places =
+            self.avoid.iter().filter_map(rented_location).filter(|place| Some(place) != sought.as_ref());
         (places.collect(), instances)
     }
 
     /// The place that it must be in, where machines are rented. Those of somebody's own are a place by themselves,
     /// and one that was lost is no place to wait for.
     pub(crate) fn sought(&self) -> Option<Location> {
-        location(self.prefer.as_ref()?)
+        rented_location(self.prefer.as_ref()?)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -164,7 +165,7 @@ impl PlacementPreferences {
 }
 
 /// Of rented machines.
-fn location(of: &Placement) -> Option<Location> {
+fn rented_location(of: &NodeLocation) -> Option<Location> {
     let mut parts = of.place.splitn(3, '/').map(str::to_owned);
     let (backend, region) = (parts.next()?, parts.next()?);
     let rented = !matches!(backend.as_str(), "remote" | "local");
@@ -173,12 +174,12 @@ fn location(of: &Placement) -> Option<Location> {
 
 #[cfg(test)]
 mod tests {
-    use windlass_model::managed_job::record::Placement;
+    use windlass_model::managed_job::record::NodeLocation;
 
     use super::PlacementPreferences;
 
-    fn at(place: &str) -> Placement {
-        Placement { place: place.to_owned(), instance: None }
+    fn at(place: &str) -> NodeLocation {
+        NodeLocation { place: place.to_owned(), instance: None }
     }
 
     #[test]

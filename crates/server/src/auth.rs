@@ -132,7 +132,7 @@ fn out_of_scope() -> Error {
 
 /// As the column has it. A word that nobody knows is good for nothing of the API.
 fn parse_scope(word: &str) -> TokenScope {
-    if word == tokens::EVERYTHING {
+    if word == tokens::FULL_SCOPE {
         return TokenScope::All;
     }
     TokenScope::ALL.into_iter().find(|scope| scope.name() == word).unwrap_or(TokenScope::Services)
@@ -140,7 +140,7 @@ fn parse_scope(word: &str) -> TokenScope {
 
 /// A caller inside the project that the path names.
 #[derive(Clone, Debug)]
-pub struct Scope {
+pub struct ProjectScope {
     pub caller: Caller,
     pub project: Arc<Project>,
     pub membership: Option<Membership>,
@@ -150,7 +150,7 @@ pub struct Scope {
     pub idempotency_key: Option<String>,
 }
 
-impl Scope {
+impl ProjectScope {
     /// What the caller is here: a global admin is an admin everywhere.
     pub fn role(&self) -> Option<ProjectRole> {
         if self.caller.user.admin {
@@ -238,7 +238,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
 }
 
 /// Reads `Bearer TOKEN` and finds the gateway whose processes show it.
-pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId> {
+pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId> {
     let denied = || Error::Denied { msg: "Invalid token".into() };
     let text = authorization.and_then(bearer).ok_or_else(denied)?;
     let hash = Token::chosen(text).hash();
@@ -252,7 +252,7 @@ pub async fn gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId
 
 /// Whether a token is one of ours, of whatever kind and whoever's, alive or not. Whoever tries many that are not is
 /// refused.
-pub async fn is_ours(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
+pub async fn is_server_token(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(known) = cache.ours.get(&key) {
@@ -266,7 +266,7 @@ pub async fn is_ours(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
     // `v2/UUID/SECRET` and `v2/UUID/SECRET/CONTAINER`, as the queue writes them.
     let secret = text.strip_prefix("v2/").and_then(|rest| rest.split('/').nth(1)).unwrap_or(text);
     let hashes = [Token::chosen(text).hash(), Token::chosen(secret).hash()];
-    let known = tokens::is_any(app.db(), &hashes).await?;
+    let known = tokens::is_known(app.db(), &hashes).await?;
     if is_guess && !known {
         app.paces().tried(peer)?;
     }
@@ -291,11 +291,11 @@ fn bearer(header: &str) -> Option<&str> {
 }
 
 /// The project of this name and what the caller is in it; 404 when there is none.
-pub async fn scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> Result<Scope> {
+pub async fn project_scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> Result<ProjectScope> {
     let cache = app.access();
     let key = (caller.user.id, name.to_owned());
     if let Some((project, membership)) = cache.scopes.get(&key) {
-        return Ok(Scope { caller, project, membership, path, idempotency_key: None });
+        return Ok(ProjectScope { caller, project, membership, path, idempotency_key: None });
     }
     let generation = cache.generation();
     let found = projects::find(app.db(), name, caller.user.id).await?;
@@ -305,7 +305,7 @@ pub async fn scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> 
     let project = Arc::new(project);
     let known = (Arc::clone(&project), membership.clone());
     cache.scopes.put(key, known, CACHE_TTL, || cache.generation() == generation);
-    Ok(Scope { caller, project, membership, path, idempotency_key: None })
+    Ok(ProjectScope { caller, project, membership, path, idempotency_key: None })
 }
 
 /// What was found out lately about tokens and members.
@@ -338,7 +338,7 @@ impl AccessCache {
     /// Writes down which tokens were used, all at once. Called now and then, and at the end.
     pub async fn write_uses(&self, app: &App) -> Result<(), DbError> {
         let used: Vec<Uuid> = self.used.lock().drain().collect();
-        if used.is_empty() { Ok(()) } else { tokens::used(app.db(), &used).await }
+        if used.is_empty() { Ok(()) } else { tokens::mark_used(app.db(), &used).await }
     }
 }
 

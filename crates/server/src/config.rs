@@ -17,7 +17,7 @@ use windlass_model::{
         units::parse_duration,
         yaml::{self, Value},
     },
-    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits as JobLimits},
+    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::SlotLimits as JobLimits},
     retry,
     time::Span,
 };
@@ -26,15 +26,15 @@ use crate::{
     db::{DatabaseUrl, DbError},
     limits::{self, Limits},
     logs::{
-        place::{LogLocationError, Place},
+        place::{LogLocation, LogLocationError},
         retention,
     },
     pace::RateLimits,
-    tls::Tls,
+    tls::TlsSettings,
 };
 
 /// What `config.yml` may hold, beside limits.
-const KNOWN: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, local_runtime, \
+const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, local_runtime, \
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
                      jobs_launching_max, jobs_alive_max, tls_port, tls_cert, tls_key, queue_for_everyone, \
@@ -90,7 +90,7 @@ pub const DEFAULT_PORT: u16 = 3000;
 
 /// One source of settings; a later source fills only what an earlier one left open.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct SettingsSource {
     pub host: Option<String>,
     pub port: Option<u16>,
     /// Where no port is given: this one, or any where it is taken.
@@ -134,10 +134,10 @@ pub struct Given {
     pub queue_token_life: Option<String>,
     /// Networks in which SSH hosts may be although they are the server's own.
     pub allow_host_networks: Option<String>,
-    pub limits: limits::Given,
+    pub limits: limits::LimitSettings,
 }
 
-impl Given {
+impl SettingsSource {
     /// Reads `config.yml`; a file that does not exist says nothing.
     pub fn from_file(path: &Path) -> Result<Self, SettingsError> {
         let text = match std::fs::read_to_string(path) {
@@ -216,7 +216,10 @@ impl Given {
                 other => match given.limits.named(other) {
                     Some(limit) => *limit = Some(word.text),
                     None => {
-                        let want = format!("no such setting; known: {KNOWN}, {}", limits::NAMES.join(", "));
+                        let want = format!(
+                            "no such setting; known: {KNOWN_KEYS}, {}",
+                            limits::SETTING_NAMES.join(", ")
+                        );
                         return Err(wrong(other, &want));
                     }
                 },
@@ -297,7 +300,7 @@ pub struct Settings {
     pub pipelines: bool,
     /// How long logs are kept after the end of their run; `None` is for ever.
     pub keep_logs: Option<Span>,
-    pub log_store: Place,
+    pub log_store: LogLocation,
     /// How long agents that once answered may be silent before their jobs are lost.
     pub lost_after: Span,
     /// The delay of a run's first retry; later ones grow from it.
@@ -307,7 +310,7 @@ pub struct Settings {
     /// How many managed jobs may launch and live at once, over all replicas.
     pub job_limits: JobLimits,
     /// A second door for those who want what is said encrypted.
-    pub tls: Option<Tls>,
+    pub tls: Option<TlsSettings>,
     /// Whether every user may ask for containers of the queue, not only those who were granted it.
     pub queue_for_everyone: bool,
     /// How long tokens of the queue's API live that users make; `None` is as long as the token they were made with.
@@ -339,13 +342,13 @@ impl std::fmt::Debug for Settings {
 impl Settings {
     /// `home` is where everything of ours lives unless a data directory is named. What was not given is
     /// looked up in `config.yml` of the data directory.
-    pub fn new(given: Given, home: Option<&Path>) -> Result<Self, SettingsError> {
+    pub fn new(given: SettingsSource, home: Option<&Path>) -> Result<Self, SettingsError> {
         let data_dir = match (&given.data_dir, home) {
             (Some(dir), _) => dir.clone(),
             (None, Some(home)) => home.join("server"),
             (None, None) => return Err(SettingsError::NoHome),
         };
-        let given = given.or(Given::from_file(&data_dir.join("config.yml"))?);
+        let given = given.or(SettingsSource::from_file(&data_dir.join("config.yml"))?);
         let admin_token = match (given.admin_token, &given.admin_token_file) {
             (Some(token), _) => Some(token),
             (None, Some(path)) => Some(read_token_file(path)?),
@@ -371,7 +374,7 @@ impl Settings {
             Some(word) => ProcessMode::parse(&word).ok_or(SettingsError::Processes { word })?,
             None => ProcessMode::default(),
         };
-        let keep_logs = limits::keep("keep_logs", given.keep_logs, Some(retention::KEEP))?;
+        let keep_logs = limits::keep("keep_logs", given.keep_logs, Some(retention::DEFAULT_RETENTION))?;
         let lost_after = match given.lost_after.as_deref() {
             None => UNREACHABLE_GRACE,
             Some(text) => {
@@ -392,9 +395,11 @@ impl Settings {
         let usual = host_limits();
         let tls = match (given.tls_port, given.tls_cert, given.tls_key) {
             (None, None, None) => None,
-            (Some(port), None, None) => Some(Tls { address: SocketAddr::new(host, port), given: None }),
+            (Some(port), None, None) => {
+                Some(TlsSettings { address: SocketAddr::new(host, port), given: None })
+            }
             (Some(port), Some(cert), Some(key)) => {
-                Some(Tls { address: SocketAddr::new(host, port), given: Some((cert, key)) })
+                Some(TlsSettings { address: SocketAddr::new(host, port), given: Some((cert, key)) })
             }
             _ => return Err(SettingsError::Tls),
         };
@@ -490,9 +495,10 @@ mod tests {
     fn the_admins_token_may_be_in_a_file() {
         let home = windlass_testkit::temp_dir("token").unwrap();
         let file = home.path().join("token");
-        let read =
-            |given: Given| Settings::new(given, Some(home.path())).map(|settings| settings.admin_token);
-        let named = || Given { admin_token_file: Some(file.clone()), ..Given::default() };
+        let read = |given: SettingsSource| {
+            Settings::new(given, Some(home.path())).map(|settings| settings.admin_token)
+        };
+        let named = || SettingsSource { admin_token_file: Some(file.clone()), ..SettingsSource::default() };
         assert!(read(named()).is_err(), "it is not there");
         std::fs::write(&file, " \n").unwrap();
         assert!(read(named()).unwrap_err().to_string().contains("holds none"));
@@ -501,13 +507,13 @@ mod tests {
         std::fs::create_dir(home.path().join("server")).unwrap();
         std::fs::write(home.path().join("server/config.yml"), "admin_token: of-the-configuration\n").unwrap();
         assert_eq!(read(named()).unwrap().as_deref(), Some("of-a-file"), "a flag wins over the file");
-        assert_eq!(read(Given::default()).unwrap().as_deref(), Some("of-the-configuration"));
+        assert_eq!(read(SettingsSource::default()).unwrap().as_deref(), Some("of-the-configuration"));
     }
 
     #[test]
     fn an_earlier_source_wins_over_a_later_one() {
-        let flags = Given { port: Some(1), ..Given::default() };
-        let file = Given { port: Some(2), host: Some("::1".into()), ..Given::default() };
+        let flags = SettingsSource { port: Some(1), ..SettingsSource::default() };
+        let file = SettingsSource { port: Some(2), host: Some("::1".into()), ..SettingsSource::default() };
         let settings = Settings::new(flags.or(file), Some(Path::new("/h"))).unwrap();
         assert_eq!(settings.address.to_string(), "[::1]:1");
         assert_eq!(settings.database_url, DatabaseUrl::Sqlite("/h/server/windlass.db".into()));
@@ -518,21 +524,29 @@ mod tests {
         let dir = windlass_testkit::temp_dir("config").unwrap();
         let file = dir.path().join("config.yml");
         std::fs::write(&file, "port: 8080\nhost: 0.0.0.0\n").unwrap();
-        let given = Given { port: Some(1), data_dir: Some(dir.path().to_owned()), ..Given::default() };
+        let given = SettingsSource {
+            port: Some(1),
+            data_dir: Some(dir.path().to_owned()),
+            ..SettingsSource::default()
+        };
         assert_eq!(Settings::new(given, None).unwrap().address.to_string(), "0.0.0.0:1");
         std::fs::write(&file, "upload_max: 1MB\nkeep_events: off\n").unwrap();
-        let limits = Settings::new(Given { data_dir: Some(dir.path().to_owned()), ..Given::default() }, None);
+        let limits = Settings::new(
+            SettingsSource { data_dir: Some(dir.path().to_owned()), ..SettingsSource::default() },
+            None,
+        );
         let limits = limits.unwrap().limits;
         assert_eq!((limits.upload_bytes, limits.keep.events), (1 << 20, None));
         std::fs::write(&file, "prot: 8080\n").unwrap();
-        let problem = Given::from_file(&file).unwrap_err().to_string();
+        let problem = SettingsSource::from_file(&file).unwrap_err().to_string();
         assert!(problem.contains("`prot`"), "{problem}");
     }
 
     #[test]
     fn plain_processes_are_confined_unless_the_settings_say_otherwise() {
         let mode = |word: Option<&str>| {
-            let given = Given { local_processes: word.map(str::to_owned), ..Given::default() };
+            let given =
+                SettingsSource { local_processes: word.map(str::to_owned), ..SettingsSource::default() };
             Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.local_processes)
         };
         assert_eq!(mode(None).unwrap(), ProcessMode::Confined);
@@ -541,14 +555,14 @@ mod tests {
         assert!(mode(Some("root")).unwrap_err().to_string().contains("`confined`, `own` or `refused`"));
         let dir = windlass_testkit::temp_dir("config").unwrap();
         std::fs::write(dir.path().join("config.yml"), "local_processes: own\n").unwrap();
-        let given = Given { data_dir: Some(dir.path().to_owned()), ..Given::default() };
+        let given = SettingsSource { data_dir: Some(dir.path().to_owned()), ..SettingsSource::default() };
         assert_eq!(Settings::new(given, None).unwrap().local_processes, ProcessMode::Own);
     }
 
     #[test]
     fn a_retry_delay_has_bounds() {
         let delay = |text: Option<&str>| {
-            let given = Given { retry_delay: text.map(str::to_owned), ..Given::default() };
+            let given = SettingsSource { retry_delay: text.map(str::to_owned), ..SettingsSource::default() };
             Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.retry_delay)
         };
         assert_eq!(delay(None).unwrap(), Span::secs(15));
@@ -561,7 +575,7 @@ mod tests {
     #[test]
     fn a_lock_timeout_has_bounds() {
         let timeout = |text: Option<&str>| {
-            let given = Given { lock_timeout: text.map(str::to_owned), ..Given::default() };
+            let given = SettingsSource { lock_timeout: text.map(str::to_owned), ..SettingsSource::default() };
             Settings::new(given, Some(Path::new("/h"))).map(|settings| settings.lock_timeout)
         };
         assert_eq!(timeout(None).unwrap(), Duration::from_secs(30));
@@ -573,7 +587,7 @@ mod tests {
 
     #[test]
     fn the_token_is_not_shown_by_debug() {
-        let given = Given { admin_token: Some("canary".into()), ..Given::default() };
+        let given = SettingsSource { admin_token: Some("canary".into()), ..SettingsSource::default() };
         let settings = Settings::new(given, Some(Path::new("/h"))).unwrap();
         assert!(!format!("{settings:?}").contains("canary"));
     }

@@ -8,7 +8,7 @@ use windlass_model::{
 
 use crate::db::{
     Change, Db, DbError,
-    events::{Place, Target, append},
+    events::{EventContext, EventTarget, append},
 };
 
 /// Who did it: a user, or the server itself.
@@ -44,6 +44,10 @@ pub fn record(
     about: &EventSubject<'_>,
     event: &Event,
 ) -> Result<Vec<Change>, DbError> {
-    let target = Target { entity: about.entity, id: about.id, name: about.name };
-    append(db, event, &Place { project: about.project, user: by, lock_token: None, targets: &[target] })
+    let target = EventTarget { entity: about.entity, id: about.id, name: about.name };
+    append(
+        db,
+        event,
+        &EventContext { project: about.project, user: by, lock_token: None, targets: &[target] },
+    )
 }

@@ -15,7 +15,7 @@ use windlass_model::{
     },
     id::FleetId,
     money::Price,
-    plan::{blocks::Blocks, offers::Needs},
+    plan::{blocks::Blocks, offers::InstanceNeeds},
 };
 
 use crate::db::fleets::Fleet;
@@ -34,7 +34,7 @@ pub struct ParsedFleetSpec {
     configuration: Option<Box<Config>>,
     is_ssh: bool,
     is_cluster: bool,
-    limits: Needs,
+    limits: InstanceNeeds,
 }
 
 impl ParsedFleetSpec {
@@ -46,7 +46,7 @@ impl ParsedFleetSpec {
             Ok(Configuration::Fleet(config)) => Some(config),
             Ok(_) | Err(_) => None,
         };
-        let unknown = || Needs { spot_by_default: true, ..Needs::default() };
+        let unknown = || InstanceNeeds { spot_by_default: true, ..InstanceNeeds::default() };
         let limits = configuration.as_deref().map_or_else(unknown, limits);
         Self {
             is_ssh: !document["ssh_config"].is_null(),
@@ -75,14 +75,14 @@ impl ParsedFleetSpec {
     }
 
     /// What it asks of new instances.
-    pub fn limits(&self) -> &Needs {
+    pub fn limits(&self) -> &InstanceNeeds {
         &self.limits
     }
 
     /// What it asks of instances that it makes for itself: on demand, unless it says something else.
-    pub fn own_limits(&self) -> Needs {
+    pub fn own_limits(&self) -> InstanceNeeds {
         let spot = if self.limits.spot_by_default { Some(false) } else { self.limits.spot };
-        Needs { spot, ..self.limits.clone() }
+        InstanceNeeds { spot, ..self.limits.clone() }
     }
 
     pub fn blocks(&self) -> Blocks {
@@ -129,9 +129,9 @@ impl ParsedFleetSpec {
     }
 }
 
-fn limits(config: &Config) -> Needs {
+fn limits(config: &Config) -> InstanceNeeds {
     let machines = &config.provisioning;
-    Needs {
+    InstanceNeeds {
         resources: config.resources.clone(),
         max_price: machines.max_price.map(|price| Price::dollars(price.0)),
         spot: match machines.spot_policy {
@@ -169,10 +169,10 @@ const CACHED_SPECS_MAX: usize = 4_096;
 
 /// Shapes that were read before: a fleet is looked at with every placement and hardly ever changes.
 pub fn of(fleet: &Fleet) -> Arc<ParsedFleetSpec> {
-    of_spec(fleet.id, &fleet.spec)
+    for_spec(fleet.id, &fleet.spec)
 }
 
-pub fn of_spec(id: FleetId, spec: &str) -> Arc<ParsedFleetSpec> {
+pub fn for_spec(id: FleetId, spec: &str) -> Arc<ParsedFleetSpec> {
     static KNOWN: LazyLock<Mutex<SpecCache>> = LazyLock::new(Mutex::default);
     if let Some((text, shape)) = KNOWN.lock().get(&id)
         && text == spec

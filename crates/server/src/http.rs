@@ -25,9 +25,9 @@ use windlass_api::{
 use windlass_model::{causes::chain, id::GatewayId};
 
 use crate::{
-    agents::Port,
+    agents::PortStream,
     app::App,
-    auth::{self, Caller, Scope},
+    auth::{self, Caller, ProjectScope},
     db::DbError,
     error::{Error, Result},
     limits,
@@ -55,7 +55,7 @@ pub(crate) struct Peer(pub(crate) IpAddr);
 
 /// The connection is encrypted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Encrypted;
+pub(crate) struct EncryptedConnection;
 
 /// What may be answered where a `T` is due: one, or what was made of it before.
 pub trait ResponseFor<T>: Serialize {}
@@ -65,12 +65,12 @@ impl<T> ResponseFor<Vec<T>> for Vec<RenderedJson<T>> {}
 
 /// Handlers by operation.
 #[derive(Default)]
-pub struct Routes {
+pub struct ApiRoutes {
     router: Router<App>,
     ids: Vec<&'static str>,
 }
 
-impl Routes {
+impl ApiRoutes {
     pub fn new() -> Self {
         Self::default()
     }
@@ -106,7 +106,7 @@ impl Routes {
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
                 caller.must(O::ACCESS)?;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, caller, request).await
@@ -119,7 +119,7 @@ impl Routes {
     pub fn project<O, F, R>(self, handler: F) -> Self
     where
         O: Operation,
-        F: Fn(App, Scope, O::Request) -> R + Clone + Send + Sync + 'static,
+        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(O::ACCESS.in_project()) }
@@ -127,7 +127,7 @@ impl Routes {
             let handler = handler.clone();
             async move {
                 let key = arrived.idempotency_key()?;
-                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
                 let mut scope = within::<O>(&app, caller, &arrived.path).await?;
                 scope.idempotency_key = key;
                 let request = arrived.read::<O>(&app).await?;
@@ -149,7 +149,8 @@ impl Routes {
             let handler = handler.clone();
             async move {
                 let (peer, token) = (arrived.peer(), arrived.authorization());
-                let gateway = throttle_failed_auth(&app, peer, token, auth::gateway(&app, token)).await?;
+                let gateway =
+                    throttle_failed_auth(&app, peer, token, auth::authenticate_gateway(&app, token)).await?;
                 let request = arrived.read::<O>(&app).await?;
                 handler(app, gateway, request).await
             }
@@ -168,7 +169,7 @@ impl Routes {
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
                 caller.must(O::ACCESS)?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, caller, request, upload).await
@@ -181,14 +182,14 @@ impl Routes {
     pub fn project_upload<O, F, R>(self, handler: F) -> Self
     where
         O: Operation,
-        F: Fn(App, Scope, O::Request, Upload) -> R + Clone + Send + Sync + 'static,
+        F: Fn(App, ProjectScope, O::Request, Upload) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<O::Response>> + Send,
     {
         const { assert!(O::ACCESS.in_project()) }
         self.mount::<O, _, _, _>(move |app, arrived| {
             let handler = handler.clone();
             async move {
-                let caller = admit::<O>(&app, arrived.peer(), arrived.authorization()).await?;
+                let caller = authenticate::<O>(&app, arrived.peer(), arrived.authorization()).await?;
                 let scope = within::<O>(&app, caller, &arrived.path).await?;
                 let (request, upload) = arrived.read_file::<O>(&app).await?;
                 handler(app, scope, request, upload).await
@@ -202,7 +203,7 @@ impl Routes {
     pub fn project_events<O, F, R>(self, handler: F) -> Self
     where
         O: Operation,
-        F: Fn(App, Scope, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
+        F: Fn(App, ProjectScope, O::Request, Option<u64>) -> R + Clone + Send + Sync + 'static,
         R: Future<Output = Result<SseStream<O::Response>>> + Send,
     {
         const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Events)) }
@@ -211,7 +212,7 @@ impl Routes {
             async move {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let (last, path) = (arrived.last_event_id()?, arrived.path.clone());
-                let caller = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
+                let caller = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
                 let place = stream::StreamSlot::for_response(&app, within.caller.user.id)?;
@@ -233,9 +234,9 @@ impl Routes {
     pub fn project_stream<O, F, R, C, S>(self, handler: F, check: C) -> Self
     where
         O: Operation<Request: Clone + Sync>,
-        F: Fn(App, Scope, O::Request) -> R + Clone + Send + Sync + 'static,
-        R: Future<Output = Result<Port>> + Send,
-        C: Fn(App, Scope, O::Request) -> S + Clone + Send + Sync + 'static,
+        F: Fn(App, ProjectScope, O::Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = Result<PortStream>> + Send,
+        C: Fn(App, ProjectScope, O::Request) -> S + Clone + Send + Sync + 'static,
         S: Future<Output = Result<()>> + Send,
     {
         const { assert!(O::ACCESS.in_project() && matches!(O::BODY, Kind::Stream)) }
@@ -244,7 +245,7 @@ impl Routes {
             async move {
                 let authorization = arrived.authorization().map(str::to_owned);
                 let path = arrived.path.clone();
-                let asker = admit::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
+                let asker = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, asker, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
                 let caller = stream::require_upgrade(&mut arrived.request)?;
@@ -326,13 +327,13 @@ impl Routes {
             .method_not_allowed_fallback(|| async {
                 error_body(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed")
             })
-            .layer(middleware::from_fn(one_host))
+            .layer(middleware::from_fn(reject_multiple_hosts))
             .with_state(app)
     }
 }
 
 /// Two readers of a request that names two hosts may believe different ones. The proxy refuses it too.
-async fn one_host(request: Request, next: Next) -> Response {
+async fn reject_multiple_hosts(request: Request, next: Next) -> Response {
     if request.headers().get_all(header::HOST).iter().nth(1).is_none() {
         return next.run(request).await;
     }
@@ -343,7 +344,11 @@ async fn one_host(request: Request, next: Next) -> Response {
 
 /// Who asks, if they do not ask too often. Tokens that can be guessed are not even looked up for an address that has
 /// guessed too much; one that was drawn cannot be guessed, so its owner passes whatever others try from there.
-async fn admit<O: Operation>(app: &App, peer: Option<IpAddr>, authorization: Option<&str>) -> Result<Caller> {
+async fn authenticate<O: Operation>(
+    app: &App,
+    peer: Option<IpAddr>,
+    authorization: Option<&str>,
+) -> Result<Caller> {
     let caller = throttle_failed_auth(app, peer, authorization, auth::caller(app, authorization)).await?;
     caller.require_operation(O::ID)?;
     app.paces().operation(O::ID, caller.user.id.0)?;
@@ -373,7 +378,7 @@ async fn throttle_failed_auth<T>(
 }
 
 /// What the rights of a stream in a project rest on.
-fn rights_basis(scope: &Scope) -> RightsBasis {
+fn rights_basis(scope: &ProjectScope) -> RightsBasis {
     RightsBasis {
         user: scope.caller.user.id,
         token_hash: scope.caller.token.hash(),
@@ -383,17 +388,21 @@ fn rights_basis(scope: &Scope) -> RightsBasis {
 }
 
 /// Whether somebody who was admitted still may.
-async fn scope<O: Operation>(app: &App, authorization: Option<&str>, path: &[String]) -> Result<Scope> {
+async fn scope<O: Operation>(
+    app: &App,
+    authorization: Option<&str>,
+    path: &[String],
+) -> Result<ProjectScope> {
     let caller = auth::caller(app, authorization).await?;
     within::<O>(app, caller, path).await
 }
 
-async fn within<O: Operation>(app: &App, caller: Caller, path: &[String]) -> Result<Scope> {
+async fn within<O: Operation>(app: &App, caller: Caller, path: &[String]) -> Result<ProjectScope> {
     let (project, rest) = path.split_first().ok_or(Error::Unknown { msg: "Not Found" })?;
     if path.iter().any(|part| part.contains('\0')) {
         return Err(Error::Unknown { msg: "Not Found" });
     }
-    let scope = auth::scope(app, caller, project, rest.to_vec()).await?;
+    let scope = auth::project_scope(app, caller, project, rest.to_vec()).await?;
     scope.must(O::ACCESS)?;
     Ok(scope)
 }

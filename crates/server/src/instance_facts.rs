@@ -6,7 +6,7 @@ use windlass_api::agent::shim::HostInfo;
 use windlass_backend::{GpuInfo, HardwareInfo};
 use windlass_model::{
     instance::Health,
-    plan::offers::{Host, Offer},
+    plan::offers::{HostSpec, Offer},
     resources::CpuArch,
 };
 
@@ -115,7 +115,7 @@ pub(crate) fn type_of_offer(offer: &Offer) -> Value {
     host_instance_type(&offer.instance_type, &has(&offer.host), offer.host.spot)
 }
 
-fn has(host: &Host) -> HardwareInfo {
+fn has(host: &HostSpec) -> HardwareInfo {
     let arch = host.arch.map(|arch| match arch {
         CpuArch::X86 => "x86".to_owned(),
         CpuArch::Arm => "arm".to_owned(),

@@ -16,9 +16,9 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
-        offers::{Availability, Gpu, Host, Offer, granted_gpus},
-        place::{Fleet, Held, Instance, Inventory, Readiness},
-        runs_in::{Containers, Runtimes},
+        offers::{Availability, Gpu, HostSpec, Offer, granted_gpus},
+        place::{BlockHold, FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
+        runs_in::{ContainerSupport, Runtimes},
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
     time::Timestamp,
@@ -52,7 +52,7 @@ impl InstanceType {
         let processes = processes_of(told, told.map(|told| told.mode).unwrap_or_default());
         let runtimes = match told {
             // Its agent spoke, and its backend did not look: what it does with images, it says when asked.
-            Some(_) if self.runtime.is_empty() => Runtimes { containers: Containers::Run, processes },
+            Some(_) if self.runtime.is_empty() => Runtimes { containers: ContainerSupport::Run, processes },
             Some(_) | None => Runtimes::parse(&self.runtime, processes)?,
         };
         Some(match &self.engine_away {
@@ -88,7 +88,7 @@ struct GpuDocument {
     compute_capability: Option<(u32, u32)>,
 }
 
-pub(crate) fn of(
+pub(crate) fn build_inventory(
     stock: &ProjectInventory,
     offers: &[Offer],
     allowed: ProcessRights,
@@ -97,10 +97,10 @@ pub(crate) fn of(
     let offers = granted.map(|offer| allowed.on(offer.clone())).collect();
     let mut inventory = Inventory { offers, ..Inventory::default() };
     let mut nums: BTreeMap<FleetId, BTreeSet<u32>> = BTreeMap::new();
-    let mut holds: BTreeMap<InstanceId, Vec<Held>> = BTreeMap::new();
+    let mut holds: BTreeMap<InstanceId, Vec<BlockHold>> = BTreeMap::new();
     for hold in &stock.holds {
         let blocks = u32::try_from(hold.blocks).unwrap_or_default();
-        let held = Held { job: SubmissionId(hold.job), blocks, until: hold.until.map(Timestamp) };
+        let held = BlockHold { job: SubmissionId(hold.job), blocks, until: hold.until.map(Timestamp) };
         holds.entry(hold.instance).or_default().push(held);
     }
     // What is being deleted takes nothing any more: who waited for it would wait until it is gone.
@@ -125,9 +125,9 @@ fn is_ending(fleet: &db::fleets::Fleet) -> bool {
     }
 }
 
-fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
+fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> FleetSnapshot {
     let shape = fleet_shape::of(fleet);
-    Fleet {
+    FleetSnapshot {
         id: fleet.id,
         name: fleet.name.clone(),
         cluster: shape.is_cluster(),
@@ -143,10 +143,10 @@ fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> Fleet {
 fn to_instance(
     row: &db::instances::Instance,
     fleet: FleetId,
-    held: Vec<Held>,
+    held: Vec<BlockHold>,
     allowed: ProcessRights,
-) -> Result<Instance, PassError> {
-    Ok(Instance {
+) -> Result<InstanceSnapshot, PassError> {
+    Ok(InstanceSnapshot {
         id: row.id,
         fleet,
         name: row.name.clone(),
@@ -179,7 +179,7 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
         Some(text) => cached_type(text)?,
         None => (
             String::new(),
-            Host {
+            HostSpec {
                 cpus: 0,
                 arch: None,
                 memory_mib: 0,
@@ -204,8 +204,8 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
 }
 
 /// Kinds that were read before: hosts are many, their kinds few, and placement looks at all of them each time.
-fn cached_type(text: &str) -> Result<(String, Host), PassError> {
-    static KNOWN: LazyLock<Mutex<HashMap<String, (String, Host)>>> = LazyLock::new(Mutex::default);
+fn cached_type(text: &str) -> Result<(String, HostSpec), PassError> {
+    static KNOWN: LazyLock<Mutex<HashMap<String, (String, HostSpec)>>> = LazyLock::new(Mutex::default);
     if let Some(known) = KNOWN.lock().get(text) {
         return Ok(known.clone());
     }
@@ -223,8 +223,8 @@ fn cached_type(text: &str) -> Result<(String, Host), PassError> {
 /// More kinds than this are rare; then the memory starts afresh.
 const CACHED_TYPES_MAX: usize = 4_096;
 
-fn host(resources: Resources, runtimes: Option<Runtimes>) -> Host {
-    Host {
+fn host(resources: Resources, runtimes: Option<Runtimes>) -> HostSpec {
+    HostSpec {
         cpus: resources.cpus,
         arch: match resources.cpu_arch.as_deref() {
             Some("x86") => Some(CpuArch::X86),
@@ -298,7 +298,7 @@ mod tests {
         ];
         let stock =
             ProjectInventory { fleets, instances: Vec::new(), holds: Vec::new(), granted: BTreeSet::new() };
-        let inventory = of(&stock, &[], ProcessRights::Confined).unwrap();
+        let inventory = build_inventory(&stock, &[], ProcessRights::Confined).unwrap();
         let names: Vec<&str> = inventory.fleets.iter().map(|fleet| fleet.name.as_str()).collect();
         assert_eq!(names, ["fleet-1"]);
     }

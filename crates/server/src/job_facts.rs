@@ -64,9 +64,9 @@ impl JobSpecView {
 }
 
 /// What a replica of a service waits for before it takes requests.
-pub(crate) fn waits_for(job: &Job) -> Option<String> {
+pub(crate) fn readiness_wait(job: &Job) -> Option<String> {
     let spec: JobSpec = serde_json::from_str(&job.job_spec).ok()?;
     let states =
-        job.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<readiness::State>>(text).ok());
-    readiness::waits_for(&spec.probes, &states.unwrap_or_default())
+        job.probes.as_deref().and_then(|text| serde_json::from_str::<Vec<readiness::ProbeState>>(text).ok());
+    readiness::waiting_message(&spec.probes, &states.unwrap_or_default())
 }

@@ -55,13 +55,13 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    agents::{AgentRouter, Wire},
+    agents::{AgentRouter, HttpAgents},
     app::App,
     auth::Token,
     config::Settings,
     db::{Db, DbError},
-    logs::{Store as _, place::LogLocationError},
-    machines::Machines,
+    logs::{LogStore as _, place::LogLocationError},
+    machines::BackendSet,
     queue_backend::QueueBackend,
     secrets::{KeyError, Keyring},
 };
@@ -111,7 +111,7 @@ pub enum StartError {
 /// A server that listens and does not answer yet.
 pub struct Server {
     app: App,
-    machines: Machines,
+    machines: BackendSet,
     listener: TcpListener,
     address: SocketAddr,
     /// The second door, where what is said is encrypted.
@@ -124,7 +124,7 @@ impl Server {
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
         create_data_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
-        let mut machines = Machines::new(&settings)?;
+        let mut machines = BackendSet::new(&settings)?;
         let db = Db::open(&settings.database_url).await?;
         machines.backends = machines.backends.and(Arc::new(QueueBackend::new(db.clone())));
         let app = App::with_backends(db, settings, keys, machines.backends.clone())?;
@@ -136,7 +136,7 @@ impl Server {
         started
     }
 
-    async fn set_up(app: &App, machines: Machines) -> Result<Self, StartError> {
+    async fn set_up(app: &App, machines: BackendSet) -> Result<Self, StartError> {
         services::secrets::claim_key(app).await?;
         registry_passwords::seal_stored_documents(app).await?;
         app.logs().check().await.map_err(LogLocationError::Check)?;
@@ -183,13 +183,13 @@ impl Server {
     /// Answers until `stop` is done, then finishes what is in flight and closes the database.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, machines, listener, address, encrypted, .. } = self;
-        let uses = tokio::spawn(write_uses(app.clone()));
+        let uses = tokio::spawn(record_token_uses(app.clone()));
         let machines = Arc::new(machines);
         let waking = Arc::clone(&machines);
         let waking = tokio::spawn(async move { waking.wake().await });
         let pipelines = start_pipelines(&app, &machines);
         let front = proxy::ServiceProxy::start(&app).await;
-        let router = routes::all().into_router(app.clone()).merge(front.router());
+        let router = routes::all_routes().into_router(app.clone()).merge(front.router());
         let stop = stop.shared();
         let fallback = tls::FallbackTls::new(address, &app.settings().data_dir);
         let door = listen::ListenerKind::Plain(Arc::new(fallback));
@@ -224,11 +224,11 @@ impl Server {
 }
 
 /// A server without its pipelines still answers, and says what is wrong.
-fn start_pipelines(app: &App, machines: &Machines) -> Option<pipelines::Running> {
+fn start_pipelines(app: &App, machines: &BackendSet) -> Option<pipelines::RunningPipelines> {
     if !app.settings().pipelines {
         return None;
     }
-    let wire = Wire::new(app, Arc::clone(&machines.hosts));
+    let wire = HttpAgents::new(app, Arc::clone(&machines.hosts));
     let agents: Arc<dyn agents::AgentApi> = Arc::new(AgentRouter::new(app, wire));
     app.set_agents(Arc::clone(&agents));
     match pipelines::start(app, agents, machines.backends.clone()) {
@@ -249,7 +249,7 @@ async fn flush_logs(app: &App) {
     }
 }
 
-async fn write_uses(app: App) {
+async fn record_token_uses(app: App) {
     loop {
         tokio::time::sleep(TOKEN_USE_INTERVAL).await;
         if let Err(error) = app.access().write_uses(&app).await {
@@ -262,7 +262,7 @@ async fn write_uses(app: App) {
 /// others may write to is refused, for they could put another database in the place of ours.
 fn create_data_dir(path: &Path) -> Result<(), StartError> {
     let failed = |source| StartError::DataDir { path: path.to_owned(), source };
-    secrets::private_dirs(path).map_err(failed)?;
+    secrets::create_private_dirs(path).map_err(failed)?;
     if secrets::is_writable_by_others(path).map_err(failed)? {
         return Err(StartError::UnsafeDataDir { path: path.to_owned() });
     }

@@ -20,7 +20,7 @@ const KEEP_RUNS: &str = "keep_runs";
 const KEEP_UPLOADS: &str = "keep_uploads";
 
 /// All of them, as `config.yml` spells them.
-pub const NAMES: [&str; 12] = [
+pub const SETTING_NAMES: [&str; 12] = [
     UPLOAD_MAX,
     UPLOADS_MAX,
     STREAMS_MAX,
@@ -47,7 +47,7 @@ pub fn setting(name: &str) -> String {
 
 /// What one source says; nothing where it is silent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct LimitSettings {
     pub upload_max: Option<String>,
     pub uploads_max: Option<String>,
     pub streams_max: Option<String>,
@@ -62,7 +62,7 @@ pub struct Given {
     pub keep_uploads: Option<String>,
 }
 
-impl Given {
+impl LimitSettings {
     /// The setting of that name, unless there is none.
     pub fn named(&mut self, name: &str) -> Option<&mut Option<String>> {
         match name {
@@ -122,12 +122,12 @@ pub struct Limits {
     pub fleet_hosts: usize,
     /// Characters of one secret.
     pub secret_chars: usize,
-    pub keep: Keep,
+    pub keep: RetentionPeriods,
 }
 
 /// How long things are kept; `None` is for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keep {
+pub struct RetentionPeriods {
     /// Since they were recorded, unless what they tell of is still there.
     pub events: Option<Span>,
     /// Since their end, with their jobs, logs and metrics.
@@ -149,13 +149,13 @@ impl Default for Limits {
             run_jobs: 1000,
             fleet_hosts: 1000,
             secret_chars: 5000,
-            keep: Keep { events: days(30), runs: days(90), uploads: days(7) },
+            keep: RetentionPeriods { events: days(30), runs: days(90), uploads: days(7) },
         }
     }
 }
 
 impl Limits {
-    pub fn new(given: Given) -> Result<Self, SettingsError> {
+    pub fn new(given: LimitSettings) -> Result<Self, SettingsError> {
         let usual = Self::default();
         let size = |name, text: Option<String>, usual: usize| match text {
             None => Ok(usual),
@@ -184,7 +184,7 @@ impl Limits {
             run_jobs: number(RUN_JOBS_MAX, given.run_jobs_max, usual.run_jobs)?,
             fleet_hosts: number(FLEET_HOSTS_MAX, given.fleet_hosts_max, usual.fleet_hosts)?,
             secret_chars: number(SECRET_MAX, given.secret_max, usual.secret_chars)?,
-            keep: Keep {
+            keep: RetentionPeriods {
                 events: keep(KEEP_EVENTS, given.keep_events, usual.keep.events)?,
                 runs: keep(KEEP_RUNS, given.keep_runs, usual.keep.runs)?,
                 uploads: keep(KEEP_UPLOADS, given.keep_uploads, usual.keep.uploads)?,
@@ -243,21 +243,21 @@ mod tests {
     use super::*;
 
     fn limits(name: &str, text: &str) -> Result<Limits, SettingsError> {
-        let mut given = Given::default();
+        let mut given = LimitSettings::default();
         *given.named(name).unwrap() = Some(text.to_owned());
         Limits::new(given)
     }
 
     #[test]
     fn every_limit_has_a_default_and_can_be_set() {
-        let usual = Limits::new(Given::default()).unwrap();
+        let usual = Limits::new(LimitSettings::default()).unwrap();
         assert_eq!((usual.upload_bytes, usual.request_bytes), (64 << 20, 2 << 20));
         assert_eq!((usual.log_bytes_hour, usual.projects, usual.run_jobs), (Some(50 << 20), 10, 1000));
         assert_eq!((usual.uploads_bytes, usual.streams), (Some(2 << 30), 512));
         assert_eq!(limits(UPLOADS_MAX, "off").unwrap().uploads_bytes, None);
         assert_eq!(usual.keep.events, Some(Span::days(30)));
         assert_eq!((usual.keep.runs, usual.keep.uploads), (Some(Span::days(90)), Some(Span::days(7))));
-        for name in NAMES {
+        for name in SETTING_NAMES {
             let text = if name.starts_with("keep") { "3d" } else { "7" };
             assert_ne!(limits(name, text).unwrap(), usual, "{name}");
         }
@@ -284,7 +284,7 @@ mod tests {
             let said = limits(name, text).unwrap_err().to_string();
             assert!(said.contains(name) && said.contains(text), "{said}");
         }
-        assert_eq!(Given::default().named("prot"), None);
+        assert_eq!(LimitSettings::default().named("prot"), None);
         assert!(setting(UPLOAD_MAX).contains("`upload_max` (`--upload-max`)"));
     }
 }

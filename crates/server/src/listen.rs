@@ -25,8 +25,8 @@ use windlass_gateway::detect_http2;
 
 use crate::{
     app::App,
-    http::{Encrypted, Peer},
-    newcomers::{CURRENT_CONNECTION, Connection, UnauthenticatedConnections},
+    http::{EncryptedConnection, Peer},
+    newcomers::{CURRENT_CONNECTION, TrackedConnection, UnauthenticatedConnections},
     tls::FallbackTls,
 };
 
@@ -182,7 +182,7 @@ struct IncomingConnection {
 }
 
 impl IncomingConnection {
-    async fn serve(self, stream: TcpStream, door: &ListenerKind, connection: &Arc<Connection>) {
+    async fn serve(self, stream: TcpStream, door: &ListenerKind, connection: &Arc<TrackedConnection>) {
         let patience = self.app.settings().head_timeout;
         let is_strict = matches!(door, ListenerKind::Tls { is_strict: true, .. });
         match timeout(patience, detect_protocol(stream, door)).await {
@@ -222,7 +222,7 @@ async fn serve_connection<S>(
     caller: IncomingConnection,
     stream: S,
     manner: ConnectionProtocol,
-    connection: &Arc<Connection>,
+    connection: &Arc<TrackedConnection>,
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -233,7 +233,7 @@ async fn serve_connection<S>(
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(peer);
         if encrypted {
-            request.extensions_mut().insert(Encrypted);
+            request.extensions_mut().insert(EncryptedConnection);
         }
         let answering = this.request();
         let answer = routes.call(request);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use windlass_backend::{
     Backend, Backends,
-    local::{self, Local},
-    program::Program,
-    remote::{Binaries, Remote},
+    local::{self, LocalBackend},
+    program::AgentProgram,
+    remote::{AgentBinaries, RemoteBackend},
 };
 use windlass_model::id::InstanceId;
 use windlass_tunnel::{Backoff, SshPool};
@@ -14,27 +14,28 @@ use windlass_tunnel::{Backoff, SshPool};
 use crate::{StartError, config::Settings};
 
 /// All of them, as the settings want it.
-pub struct Machines {
+pub struct BackendSet {
     pub backends: Backends,
     /// One connection per SSH host serves its bring-up and the calls to its agent.
     pub hosts: Arc<SshPool<InstanceId>>,
-    local: Option<Arc<Local>>,
+    local: Option<Arc<LocalBackend>>,
 }
 
-impl Machines {
+impl BackendSet {
     /// Starts nothing.
     pub fn new(settings: &Settings) -> Result<Self, StartError> {
         let hosts = SshPool::new(Backoff::STANDARD).with_allowed(settings.allowed_hosts.clone());
         let hosts = Arc::new(hosts);
-        let binaries = match Program::find(settings.agent_binary.as_deref()) {
-            Ok(program) => Binaries::beside(program.path()),
+        let binaries = match AgentProgram::find(settings.agent_binary.as_deref()) {
+            Ok(program) => AgentBinaries::beside(program.path()),
             Err(error) => {
                 tracing::warn!(%error, "no machine can be given an agent");
-                Binaries::default()
+                AgentBinaries::default()
             }
         };
-        let mut backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Remote::new(Arc::clone(&hosts), binaries))];
-        let local = settings.local.then(|| Arc::new(Local::new(local_settings(settings))));
+        let mut backends: Vec<Arc<dyn Backend>> =
+            vec![Arc::new(RemoteBackend::new(Arc::clone(&hosts), binaries))];
+        let local = settings.local.then(|| Arc::new(LocalBackend::new(local_settings(settings))));
         backends.extend(local.clone().map(|local| local as Arc<dyn Backend>));
         #[cfg(feature = "testing")]
         backends.extend(mock_cloud(settings)?);
@@ -77,11 +78,12 @@ const MOCK_CLOUD: &str = "WINDLASS_MOCK_CLOUD";
 /// The mock cloud, where a test wants one.
 #[cfg(feature = "testing")]
 fn mock_cloud(settings: &Settings) -> Result<Option<Arc<dyn Backend>>, StartError> {
-    use windlass_backend::mock::{Mock, script::Script};
+    use windlass_backend::mock::{MockCloud, script::MockScript};
     let Some(file) = std::env::var_os(MOCK_CLOUD).map(std::path::PathBuf::from) else { return Ok(None) };
     // Beside the script, so that all replicas that read it see one cloud.
     let mut dir = file.clone().into_os_string();
     dir.push(".d");
-    let mock = Mock::new(Script::read(&file)?, std::path::Path::new(&dir), settings.agent_binary.clone());
+    let mock =
+        MockCloud::new(MockScript::read(&file)?, std::path::Path::new(&dir), settings.agent_binary.clone());
     Ok(Some(Arc::new(mock)))
 }

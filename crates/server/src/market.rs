@@ -19,11 +19,11 @@ const SNAPSHOT_MAX_AGE: Duration = Duration::from_secs(5);
 const OFFERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What was heard last, and when.
-type CachedSnapshot = Option<(Instant, Arc<Seen>)>;
+type CachedSnapshot = Option<(Instant, Arc<OfferSnapshot>)>;
 
 /// The offers of all backends, for everybody who places or creates.
 #[derive(Clone, Debug)]
-pub struct Market {
+pub struct OfferCache {
     backends: Backends,
     known: Arc<Mutex<CachedSnapshot>>,
     /// One asks, the others wait for what it hears.
@@ -32,13 +32,13 @@ pub struct Market {
 
 /// What was heard.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct OfferSnapshot {
     pub offers: Vec<Offer>,
     /// Backends that did not answer, each with what it said.
     pub silent: Vec<String>,
 }
 
-impl Seen {
+impl OfferSnapshot {
     /// What of it a project may use.
     #[must_use]
     pub fn granted(&self, backends: &BTreeSet<String>) -> Self {
@@ -54,7 +54,7 @@ impl Seen {
             .filter(|offer| fit(offer, &limits).is_ok())
             .filter_map(|offer| {
                 let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
-                let total_blocks = blocks::split(shape.blocks(), offer.host.cpus, gpus).ok()?;
+                let total_blocks = blocks::split_count(shape.blocks(), offer.host.cpus, gpus).ok()?;
                 Some(Offer { total_blocks, ..offer.clone() })
             })
             .collect();
@@ -63,12 +63,12 @@ impl Seen {
     }
 }
 
-impl Market {
+impl OfferCache {
     pub fn new(backends: Backends) -> Self {
         Self { backends, known: Arc::default(), asking: Arc::default() }
     }
 
-    pub async fn seen(&self) -> Arc<Seen> {
+    pub async fn seen(&self) -> Arc<OfferSnapshot> {
         if let Some(seen) = self.fresh_snapshot() {
             return seen;
         }
@@ -81,17 +81,17 @@ impl Market {
         seen
     }
 
-    fn fresh_snapshot(&self) -> Option<Arc<Seen>> {
+    fn fresh_snapshot(&self) -> Option<Arc<OfferSnapshot>> {
         let known = self.known.lock();
         known.as_ref().filter(|(at, _)| at.elapsed() < SNAPSHOT_MAX_AGE).map(|(_, seen)| Arc::clone(seen))
     }
 
-    async fn query_backends(&self) -> Seen {
+    async fn query_backends(&self) -> OfferSnapshot {
         let asked = self.backends.all().map(|backend| async {
             let answer = timeout(OFFERS_TIMEOUT, backend.offers()).await;
             (backend.name(), answer)
         });
-        let mut seen = Seen::default();
+        let mut seen = OfferSnapshot::default();
         for (name, answer) in join_all(asked).await {
             match answer {
                 Ok(Ok(offers)) => seen.offers.extend(offers),

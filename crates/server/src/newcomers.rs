@@ -21,7 +21,7 @@ const ADDRESS_SHARES: usize = 4;
 
 tokio::task_local! {
     /// The connection that a request came on.
-    pub(crate) static CURRENT_CONNECTION: Arc<Connection>;
+    pub(crate) static CURRENT_CONNECTION: Arc<TrackedConnection>;
 }
 
 /// Somebody with a token spoke: their connection is no stranger's any more.
@@ -31,7 +31,7 @@ pub(crate) fn mark_known() {
 }
 
 /// The address, or the network of it: whoever has one address of version 6 has as many as they like of its network.
-pub(crate) fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
         IpAddr::V6(address) => {
@@ -59,10 +59,10 @@ impl UnauthenticatedConnections {
     }
 
     /// A new connection from there.
-    pub(crate) fn connected(self: &Arc<Self>, from: IpAddr) -> Arc<Connection> {
-        let connection = Connection {
+    pub(crate) fn connected(self: &Arc<Self>, from: IpAddr) -> Arc<TrackedConnection> {
+        let connection = TrackedConnection {
             newcomers: Arc::clone(self),
-            from: network(from),
+            from: client_network(from),
             position: AtomicU64::new(0),
             closed: Arc::new(Notify::new()),
             requests: AtomicUsize::new(0),
@@ -91,7 +91,7 @@ impl UnauthenticatedConnections {
 
 /// One connection, for as long as it lasts.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct TrackedConnection {
     newcomers: Arc<UnauthenticatedConnections>,
     from: IpAddr,
     position: AtomicU64,
@@ -100,7 +100,7 @@ pub(crate) struct Connection {
     is_known: AtomicBool,
 }
 
-impl Connection {
+impl TrackedConnection {
     /// Returns when it must make room for a newer one.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
@@ -142,14 +142,14 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for TrackedConnection {
     fn drop(&mut self) {
         self.unregister();
     }
 }
 
 /// A request that is being answered.
-pub(crate) struct RequestGuard(Arc<Connection>);
+pub(crate) struct RequestGuard(Arc<TrackedConnection>);
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
@@ -170,7 +170,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn is_closed(connection: &Connection) -> bool {
+    fn is_closed(connection: &TrackedConnection) -> bool {
         connection.closed().now_or_never().is_some()
     }
 
@@ -222,6 +222,6 @@ mod tests {
         let far = newcomers.connected(from("2001:db8:0:8::1"));
         let second = newcomers.connected(from("2001:db8:0:7:ffff::2"));
         assert!(is_closed(&first) && !is_closed(&far) && !is_closed(&second));
-        assert_eq!(network(from("::ffff:10.0.0.1")), from("10.0.0.1"));
+        assert_eq!(client_network(from("::ffff:10.0.0.1")), from("10.0.0.1"));
     }
 }

@@ -13,14 +13,14 @@ use uuid::Uuid;
 
 use crate::{
     error::{Error, Result},
-    newcomers::network,
+    newcomers::client_network,
 };
 
 /// Buckets that are remembered; when there are more, all are full again.
 const BUCKETS_MAX: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct Rate {
     /// So many at once.
     pub burst: u32,
     /// So many every second, for as long as one likes.
@@ -31,19 +31,19 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimits {
     /// Wrong tokens from one address.
-    pub login: Pace,
+    pub login: Rate,
     /// What makes or changes runs, managed jobs, fleets, volumes, secrets, files and containers of the queue, by one user.
-    pub submit: Pace,
+    pub submit: Rate,
     /// Questions for logs, by one user.
-    pub logs: Pace,
+    pub logs: Rate,
 }
 
 impl Default for RateLimits {
     fn default() -> Self {
         Self {
-            login: Pace { burst: 300, per_second: 20 },
-            submit: Pace { burst: 20_000, per_second: 2_000 },
-            logs: Pace { burst: 20_000, per_second: 2_000 },
+            login: Rate { burst: 300, per_second: 20 },
+            submit: Rate { burst: 20_000, per_second: 2_000 },
+            logs: Rate { burst: 20_000, per_second: 2_000 },
         }
     }
 }
@@ -69,14 +69,14 @@ impl RateLimiter {
 
     /// Whether an address may still try tokens that nobody knows.
     pub fn check_login(&self, from: IpAddr) -> Result<()> {
-        let key = BucketKey::Login(network(from));
+        let key = BucketKey::Login(client_network(from));
         let (missing, _) = self.missing(key, self.paces.login);
         if missing < f64::from(self.paces.login.burst) { Ok(()) } else { Err(Error::Fast) }
     }
 
     /// A token from there was wrong.
     pub fn tried(&self, from: IpAddr) -> Result<()> {
-        self.take(BucketKey::Login(network(from)), self.paces.login)
+        self.take(BucketKey::Login(client_network(from)), self.paces.login)
     }
 
     /// An operation of a user who is known; most are free.
@@ -106,13 +106,13 @@ impl RateLimiter {
         self.take(BucketKey::Submit(user), self.paces.submit)
     }
 
-    fn missing(&self, key: BucketKey, pace: Pace) -> (f64, Instant) {
+    fn missing(&self, key: BucketKey, pace: Rate) -> (f64, Instant) {
         let now = Instant::now();
         let known = self.missing.lock().get(&key).copied();
         (known.map_or(0.0, |(missing, then)| left(missing, now - then, pace)), now)
     }
 
-    fn take(&self, key: BucketKey, pace: Pace) -> Result<()> {
+    fn take(&self, key: BucketKey, pace: Rate) -> Result<()> {
         let (missing, now) = self.missing(key, pace);
         if missing + 1.0 > f64::from(pace.burst) {
             return Err(Error::Fast);
@@ -126,7 +126,7 @@ impl RateLimiter {
     }
 }
 
-fn left(missing: f64, since: Duration, pace: Pace) -> f64 {
+fn left(missing: f64, since: Duration, pace: Rate) -> f64 {
     (missing - since.as_secs_f64() * f64::from(pace.per_second)).max(0.0)
 }
 
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     fn buckets() -> RateLimiter {
-        let pace = Pace { burst: 3, per_second: 2 };
+        let pace = Rate { burst: 3, per_second: 2 };
         RateLimiter::new(RateLimits { login: pace, submit: pace, logs: pace })
     }
 

@@ -1,6 +1,6 @@
 //! What stops a pass. The engine says it once and tries the row again later.
 
-use windlass_model::event::Refused;
+use windlass_model::event::TransitionError;
 
 use crate::{db::DbError, job_orders::node_key::NodeKeyError, run_shape::RunSpecError, secrets::KeyError};
 
@@ -10,7 +10,7 @@ pub enum PassError {
     Db(#[from] DbError),
     /// The machine does not know this move: the plan and the row disagree.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    TransitionError(#[from] TransitionError),
     #[error("read a stored document")]
     Document {
         #[source]

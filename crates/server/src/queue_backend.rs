@@ -5,15 +5,18 @@
 
 use futures_util::FutureExt as _;
 use serde_json::json;
-use windlass_backend::{AgentEndpoint, Answer, Backend, BackendError, Deleted, Found, Machine, Order, Want};
+use windlass_backend::{
+    AgentEndpoint, Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, InstanceRequest,
+    InstanceSource, InstanceState,
+};
 use windlass_model::{
     money::Price,
-    plan::offers::{self, Availability, Gpu, Host, Offer},
+    plan::offers::{self, Availability, Gpu, HostSpec, Offer},
 };
 
 use crate::{
     db::{Db, DbError},
-    services::queue::dispatchers::{self, Dispatcher, Nodes, SILENT_AFTER},
+    services::queue::dispatchers::{self, DispatcherView, NodeGroup, SILENT_AFTER},
 };
 
 /// The word that configurations use.
@@ -30,7 +33,7 @@ impl QueueBackend {
     }
 
     /// Those that are heard.
-    async fn present(&self) -> Result<Vec<Dispatcher>, DbError> {
+    async fn present(&self) -> Result<Vec<DispatcherView>, DbError> {
         let now = self.db.now().await?;
         let all = dispatchers::list(&self.db).await?;
         Ok(all.into_iter().filter(|one| one.seen_at + SILENT_AFTER > now).collect())
@@ -41,7 +44,7 @@ fn unavailable(error: &DbError) -> BackendError {
     BackendError::Unavailable { what: "ask for dispatchers", said: error.to_string() }
 }
 
-fn offer(dispatcher: &Dispatcher, nodes: &Nodes) -> Offer {
+fn offer(dispatcher: &DispatcherView, nodes: &NodeGroup) -> Offer {
     let gpu = Gpu::known(None, &nodes.gpu_type, 0, None);
     let mut kind = format!("{}cpu-{}gb", nodes.cpus, nodes.memory_mib / MIB_PER_GB);
     if nodes.gpus > 0 {
@@ -56,7 +59,7 @@ fn offer(dispatcher: &Dispatcher, nodes: &Nodes) -> Offer {
         price: Price::ZERO,
         availability: Availability::Available,
         reservation: None,
-        host: Host {
+        host: HostSpec {
             cpus: nodes.cpus,
             arch: None,
             memory_mib: nodes.memory_mib,
@@ -75,7 +78,7 @@ impl Backend for QueueBackend {
         NAME
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         async move {
             let present = self.present().await.map_err(|error| unavailable(&error))?;
             let clusters = present.iter().filter(|one| one.kind == NAME);
@@ -84,9 +87,9 @@ impl Backend for QueueBackend {
         .boxed()
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         async move {
-            let Want::Offer(offer) = &order.want else {
+            let InstanceSource::Offer(offer) = &order.want else {
                 let said = "it has no hosts of one's own".to_owned();
                 return Err(BackendError::Refused { what: "take a place in the queue", said });
             };
@@ -95,7 +98,7 @@ impl Backend for QueueBackend {
                 let said = format!("dispatcher `{}` is not heard", offer.region);
                 return Err(BackendError::NoCapacity { said });
             }
-            Ok(Machine {
+            Ok(BackendInstance {
                 id: order.instance.to_string(),
                 reach: Some(AgentEndpoint::Queue),
                 hostname: None,
@@ -108,11 +111,19 @@ impl Backend for QueueBackend {
         .boxed()
     }
 
-    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
-        std::future::ready(Ok(Found::Running(machine.clone()))).boxed()
+    fn find<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
+        std::future::ready(Ok(InstanceState::Running(machine.clone()))).boxed()
     }
 
-    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        std::future::ready(Ok(Deleted::Gone)).boxed()
+    fn delete<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
+        std::future::ready(Ok(DeleteProgress::Gone)).boxed()
     }
 }

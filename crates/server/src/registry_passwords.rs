@@ -25,7 +25,7 @@ const PREFIX: &str = "sealed:";
 const REFERENCE: &str = "${{";
 
 /// The id that stands in the place of a password.
-pub(crate) fn reference(text: &str) -> Option<Uuid> {
+pub(crate) fn parse_reference(text: &str) -> Option<Uuid> {
     text.strip_prefix(PREFIX)?.parse().ok()
 }
 
@@ -34,7 +34,7 @@ fn password_aad(id: Uuid) -> AssociatedData<'static> {
 }
 
 /// The password of a job's registry in the place of its reference; `None` when it is not stored any more.
-pub(crate) async fn open(
+pub(crate) async fn open_password(
     db: &Db,
     keys: &Keyring,
     project: ProjectId,
@@ -56,14 +56,19 @@ pub(crate) enum OpenPasswordError {
 }
 
 /// Takes the password out of a document that has `registry_auth`, for the user who sent it. False when there was none.
-pub(crate) async fn seal(app: &App, project: ProjectId, user: UserId, document: &mut Value) -> Result<bool> {
+pub(crate) async fn seal_document(
+    app: &App,
+    project: ProjectId,
+    user: UserId,
+    document: &mut Value,
+) -> Result<bool> {
     let Some(Value::String(password)) = document.pointer_mut("/registry_auth/password") else {
         return Ok(false);
     };
     if password.is_empty() || password.contains(REFERENCE) {
         return Ok(false);
     }
-    if let Some(id) = reference(password) {
+    if let Some(id) = parse_reference(password) {
         let found = rows::find(app.db(), id).await?;
         return match found.filter(|found| found.project == project && found.user == user) {
             Some(_) => Ok(false),
@@ -79,7 +84,7 @@ pub(crate) async fn seal(app: &App, project: ProjectId, user: UserId, document: 
 
 /// The id of a password: that of an earlier time where it is the same.
 async fn sealed(app: &App, project: ProjectId, user: UserId, password: &str) -> Result<Uuid> {
-    for held in rows::of_user(app.db(), project, user).await? {
+    for held in rows::list_by_user(app.db(), project, user).await? {
         if app.keys().open_sealed(&password_aad(held.id), &held.sealed)? == password.as_bytes() {
             return Ok(held.id);
         }
@@ -93,7 +98,7 @@ async fn sealed(app: &App, project: ProjectId, user: UserId, password: &str) -> 
 
 /// Takes passwords out of what earlier versions stored. Done once for a database.
 pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
-    if rows::is_done(app.db()).await? {
+    if rows::is_migration_done(app.db()).await? {
         return Ok(());
     }
     for stored in rows::documents(app.db()).await? {
@@ -103,15 +108,15 @@ pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
             _ => &mut document,
         };
         // What the run's owner wrote counts as theirs, whoever it was.
-        let literal = part.pointer("/registry_auth/password").and_then(Value::as_str).map(reference);
+        let literal = part.pointer("/registry_auth/password").and_then(Value::as_str).map(parse_reference);
         if literal != Some(None) {
             continue;
         }
-        if seal(app, stored.project, stored.user, part).await? {
+        if seal_document(app, stored.project, stored.user, part).await? {
             let change = rows::replace(&stored, &document.to_string());
             app.db().write(Unit::new().and([change])).await?.done()?;
         }
     }
-    app.db().write(Unit::new().and([rows::done()])).await?.done()?;
+    app.db().write(Unit::new().and([rows::mark_migration_done()])).await?.done()?;
     Ok(())
 }

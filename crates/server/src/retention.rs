@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::{
     app::App,
     db::{Db, DbError, retention as rows},
-    limits::Keep,
-    logs::{Store as _, archive::Archive},
+    limits::RetentionPeriods,
+    logs::{LogStore as _, archive::NotifyingLogStore},
 };
 
 const ROUND_INTERVAL: Duration = Duration::from_secs(600);
@@ -23,7 +23,7 @@ const BATCHES_MAX: usize = 50;
 
 /// How many of each kind a round deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Deleted {
+pub struct DeletedCounts {
     pub events: usize,
     pub runs: usize,
     pub uploads: usize,
@@ -35,16 +35,16 @@ pub async fn run(app: App) {
         // Replicas that were started together must not delete in step.
         let jitter = u64::from(getrandom::u32().unwrap_or(0)) % ROUND_INTERVAL.as_secs();
         tokio::time::sleep(ROUND_INTERVAL / 2 + Duration::from_secs(jitter)).await;
-        match round(app.db(), app.logs(), app.settings().limits.keep).await {
+        match run_round(app.db(), app.logs(), app.settings().limits.keep).await {
             Ok(deleted) => report_deleted(&app, deleted),
             Err(error) => tracing::warn!(%error, "failed to delete what is no longer kept"),
         }
     }
 }
 
-fn report_deleted(app: &App, deleted: Deleted) {
-    let Deleted { events, runs, uploads } = deleted;
-    if deleted != Deleted::default() {
+fn report_deleted(app: &App, deleted: DeletedCounts) {
+    let DeletedCounts { events, runs, uploads } = deleted;
+    if deleted != DeletedCounts::default() {
         tracing::info!(events, runs, uploads, "deleted what is no longer kept");
     }
     for (kind, number) in [("events", events), ("runs", runs), ("uploads", uploads)] {
@@ -53,8 +53,12 @@ fn report_deleted(app: &App, deleted: Deleted) {
 }
 
 /// One round: batch after batch until nothing is left, or until the next round.
-pub async fn round(db: &Db, logs: &Archive, keep: Keep) -> Result<Deleted, DbError> {
-    let mut deleted = Deleted::default();
+pub async fn run_round(
+    db: &Db,
+    logs: &NotifyingLogStore,
+    keep: RetentionPeriods,
+) -> Result<DeletedCounts, DbError> {
+    let mut deleted = DeletedCounts::default();
     if let Some(keep) = keep.events {
         for _ in 0..BATCHES_MAX {
             let some = rows::delete_events(db, keep, EVENTS_MAX).await?;

@@ -7,21 +7,24 @@ use serde_json::Value;
 use windlass_model::{
     config::{
         Configuration,
-        decode::{Mode, decode},
-        derive::{self, InheritedSpec, Inputs},
+        decode::{DecodeMode, decode},
+        derive::{self, InheritedSpec, JobSpecInputs},
         error::{Diagnosis, summary},
         job_spec::{FileArchive, JobSpec},
-        profile::{CreationPolicy, InstanceSelector, Profile, Properties, Retry, StartupOrder, StopCriteria},
+        profile::{
+            CreationPolicy, InstanceSelector, Profile, ProfileProperties, RetrySetting, StartupOrder,
+            StopCriteria,
+        },
         yaml::Node,
     },
     decide::{
-        replicas::{self, Pace, Scaling},
-        runs::{Start, StopCriteria as StopWhen},
+        replicas::{self, RolloutPolicy, ScalingPolicy},
+        runs::{ReplicaStart, StopCriteria as StopWhen},
     },
     id::RunId,
     money::Price,
     plan::{
-        offers::{Named, Needs},
+        offers::{InstanceFilter, InstanceNeeds},
         place::InstanceCreation,
         runs_in::ImageChoice,
     },
@@ -54,7 +57,7 @@ pub enum RunSpecError {
 pub struct ParsedRunSpec {
     name: String,
     configuration: Configuration,
-    properties: Properties,
+    properties: ProfileProperties,
     inherited: InheritedSpec,
     crons: Option<CronSchedule>,
     retry: Option<Policy>,
@@ -75,9 +78,9 @@ impl ParsedRunSpec {
             Configuration::from_json(&spec["configuration"]).map_err(RunSpecError::Specification)?;
         let profile: Option<Profile> = match spec.get("profile").filter(|profile| !profile.is_null()) {
             None => None,
-            Some(sent) => {
-                Some(decode(&Node::from_json(sent), Mode::Lenient).map_err(RunSpecError::Specification)?)
-            }
+            Some(sent) => Some(
+                decode(&Node::from_json(sent), DecodeMode::Lenient).map_err(RunSpecError::Specification)?,
+            ),
         };
         let own = configuration.profile().ok_or(RunSpecError::NotARun { kind: configuration.kind() })?;
         let properties = profile.map_or_else(|| own.clone(), |profile| own.or(&profile.properties));
@@ -87,7 +90,7 @@ impl ParsedRunSpec {
             }
             None => None,
         };
-        let retry = properties.provisioning.retry.as_ref().and_then(policy);
+        let retry = properties.provisioning.retry.as_ref().and_then(retry_policy);
         let text = |key: &str| spec[key].as_str().map(str::to_owned);
         let inherited = InheritedSpec {
             repo_data: spec.get("repo_data").filter(|v| !v.is_null()).cloned(),
@@ -113,7 +116,7 @@ impl ParsedRunSpec {
     }
 
     /// Its own properties, and those of its profile where it says nothing.
-    pub(crate) fn properties(&self) -> &Properties {
+    pub(crate) fn properties(&self) -> &ProfileProperties {
         &self.properties
     }
 
@@ -142,12 +145,12 @@ impl ParsedRunSpec {
     }
 
     /// What a start of the run submits: each replica and how many jobs it has.
-    pub fn starts(&self) -> Result<Vec<Start>, RunSpecError> {
-        let mut starts: Vec<Start> = Vec::new();
+    pub fn starts(&self) -> Result<Vec<ReplicaStart>, RunSpecError> {
+        let mut starts: Vec<ReplicaStart> = Vec::new();
         for spec in self.jobs()? {
             match starts.last_mut().filter(|start| start.replica == spec.replica_num) {
                 Some(start) => start.jobs += 1,
-                None => starts.push(Start { replica: spec.replica_num, jobs: 1 }),
+                None => starts.push(ReplicaStart { replica: spec.replica_num, jobs: 1 }),
             }
         }
         Ok(starts)
@@ -193,11 +196,11 @@ impl ParsedRunSpec {
                 None => service.scaling.as_ref(),
             };
             let at_once = service.max_concurrency.and_then(|max| u32::try_from(max.get()).ok());
-            let scaling = scaling.map(|scaling| Scaling {
+            let scaling = scaling.map(|scaling| ScalingPolicy {
                 metric: scaling.metric,
                 at_once,
                 target: scaling.target.0,
-                window: scaling.window.map_or(replicas::WINDOW, |window| Span::secs(window.0)),
+                window: scaling.window.map_or(replicas::DEFAULT_WINDOW, |window| Span::secs(window.0)),
                 up_after: Span::secs(scaling.scale_up_delay.0),
                 down_after: Span::secs(scaling.scale_down_delay.0),
             });
@@ -207,10 +210,10 @@ impl ParsedRunSpec {
     }
 
     /// How replicas of a service are replaced.
-    pub fn pace(&self) -> Pace {
-        let Configuration::Service(service) = &self.configuration else { return Pace::default() };
+    pub fn pace(&self) -> RolloutPolicy {
+        let Configuration::Service(service) = &self.configuration else { return RolloutPolicy::default() };
         let number = |n: i64| u32::try_from(n).unwrap_or_default();
-        service.deployment.as_ref().map_or_else(Pace::default, |asked| Pace {
+        service.deployment.as_ref().map_or_else(RolloutPolicy::default, |asked| RolloutPolicy {
             surge: number(asked.surge.get()),
             unavailable: number(asked.unavailable.get()),
             ready_within: Span::secs(asked.ready_within.0),
@@ -238,11 +241,11 @@ impl ParsedRunSpec {
     }
 
     /// What a job asks of one machine.
-    pub fn needs_of(&self, spec: &JobSpec) -> Needs {
+    pub fn needs_of(&self, spec: &JobSpec) -> InstanceNeeds {
         let asked = &spec.requirements;
         let machines = &self.properties.provisioning;
         let backends = machines.backends.as_ref();
-        Needs {
+        InstanceNeeds {
             resources: Some(asked.resources.clone()),
             max_price: asked.max_price.map(Price::dollars),
             spot: asked.spot,
@@ -283,8 +286,8 @@ impl ParsedRunSpec {
         }
     }
 
-    fn derive_inputs(&self) -> Inputs<'_> {
-        Inputs {
+    fn derive_inputs(&self) -> JobSpecInputs<'_> {
+        JobSpecInputs {
             run_name: &self.name,
             configuration: &self.configuration,
             profile: Some(&self.properties),
@@ -301,7 +304,7 @@ pub struct ReplicaGroupSpec {
     pub name: String,
     pub min: u32,
     pub max: u32,
-    pub scaling: Option<Scaling>,
+    pub scaling: Option<ScalingPolicy>,
 }
 
 /// Shapes that were read before: a run is looked at many times and its specification hardly ever changes.
@@ -336,27 +339,27 @@ impl RunSpecCache {
     }
 }
 
-fn policy(retry: &Retry) -> Option<Policy> {
+fn retry_policy(retry: &RetrySetting) -> Option<Policy> {
     match retry {
-        Retry::Flag(false) => None,
-        Retry::Flag(true) => Some(Policy::always()),
-        Retry::Policy(policy) => Some(Policy {
-            on_events: policy.on_events.as_ref().map_or_else(
+        RetrySetting::Flag(false) => None,
+        RetrySetting::Flag(true) => Some(Policy::always()),
+        RetrySetting::Policy(retry_policy) => Some(Policy {
+            on_events: retry_policy.on_events.as_ref().map_or_else(
                 || retry::Event::ALL.to_vec(),
                 |events| events.iter().filter_map(|e| e.as_str().parse().ok()).collect(),
             ),
-            duration: policy.duration.map_or(retry::DURATION_DEFAULT, |d| Span::secs(d.0)),
+            duration: retry_policy.duration.map_or(retry::DURATION_DEFAULT, |d| Span::secs(d.0)),
             max_total: retry::TOTAL_MAX,
         }),
     }
 }
 
-fn named(selector: &InstanceSelector) -> Named {
+fn named(selector: &InstanceSelector) -> InstanceFilter {
     match selector {
-        InstanceSelector::Name { name } => Named::Name(name.clone()),
-        InstanceSelector::Hostname { hostname } => Named::Hostname(hostname.clone()),
+        InstanceSelector::Name { name } => InstanceFilter::Name(name.clone()),
+        InstanceSelector::Hostname { hostname } => InstanceFilter::Hostname(hostname.clone()),
         InstanceSelector::Member { fleet, instance } => {
-            Named::Number { fleet: fleet.name.clone(), instance_num: *instance }
+            InstanceFilter::Number { fleet: fleet.name.clone(), instance_num: *instance }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use windlass_model::{
-    decide::replicas::{Memory, Rollout},
+    decide::replicas::{Rollout, ScalingState},
     time::Timestamp,
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct RunTracking {
     pub(crate) fired: Option<Timestamp>,
     /// How many replicas each group of a service shall have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) groups: BTreeMap<String, Memory>,
+    pub(crate) groups: BTreeMap<String, ScalingState>,
     /// How the newest deployment of a service stands.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rollout: Option<Rollout>,

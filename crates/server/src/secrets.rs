@@ -80,9 +80,9 @@ impl Keyring {
         if !path.try_exists().map_err(failed)? {
             // A folder that was there before belongs to somebody else: its mode stays as it is.
             if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-                private_dirs(folder).map_err(failed)?;
+                create_private_dirs(folder).map_err(failed)?;
             }
-            write(path, &line()?).map_err(failed)?;
+            write_key_file(path, &line()?).map_err(failed)?;
         }
         let mode = std::fs::metadata(path).map_err(failed)?.permissions().mode();
         if mode & 0o077 != 0 {
@@ -109,7 +109,7 @@ impl Keyring {
         let failed = |source| KeyError::File { path: self.path.clone(), source };
         let mut keys = self.keys.write();
         let text = std::fs::read_to_string(&self.path).map_err(failed)? + &line()?;
-        write(&self.path, &text).map_err(failed)?;
+        write_key_file(&self.path, &text).map_err(failed)?;
         *keys = parse_keys(&self.path, &text)?;
         Ok(())
     }
@@ -120,7 +120,7 @@ impl Keyring {
         let mut keys = self.keys.write();
         let text = std::fs::read_to_string(&self.path).map_err(failed)?;
         let kept = text.lines().rfind(|line| !line.is_empty()).unwrap_or_default().to_owned() + "\n";
-        write(&self.path, &kept).map_err(failed)?;
+        write_key_file(&self.path, &kept).map_err(failed)?;
         *keys = parse_keys(&self.path, &kept)?;
         Ok(())
     }
@@ -247,7 +247,7 @@ fn line() -> Result<String, KeyError> {
 }
 
 /// Written aside and moved into place: a crash leaves the old file or the new one.
-fn write(path: &Path, text: &str) -> io::Result<()> {
+fn write_key_file(path: &Path, text: &str) -> io::Result<()> {
     let aside = path.with_extension("new");
     let mut file =
         std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
@@ -275,7 +275,7 @@ fn parse_keys(path: &Path, text: &str) -> Result<Vec<MasterKey>, KeyError> {
 }
 
 /// Makes what is missing of a path, for its owner alone. What is there already stays as it is.
-pub(crate) fn private_dirs(path: &Path) -> std::io::Result<()> {
+pub(crate) fn create_private_dirs(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 

@@ -16,7 +16,7 @@ use windlass_model::id::UserId;
 
 use crate::{
     app::App,
-    db::tokens::{self, Standing},
+    db::tokens::{self, AccessState},
 };
 
 /// How often the rights of all streams are looked at.
@@ -95,7 +95,7 @@ impl StreamRights {
     }
 
     /// Wakes the streams whose ground is not as it was.
-    fn notify_changed(&self, app: &App, found: &[Standing]) {
+    fn notify_changed(&self, app: &App, found: &[AccessState]) {
         let mut woken = Vec::new();
         for stream in self.0.lock().streams.values_mut() {
             let stands = stream.ground.stands(found);
@@ -125,7 +125,7 @@ struct RightsQuery {
 
 impl RightsBasis {
     /// How it stands, in an order that is always the same.
-    fn stands(&self, found: &[Standing]) -> Vec<String> {
+    fn stands(&self, found: &[AccessState]) -> Vec<String> {
         let user = self.user.to_string();
         let mut stands: Vec<String> = found
             .iter()
@@ -176,7 +176,7 @@ async fn poll_rights(app: App) {
             (wanted.hashes.into_iter().collect(), wanted.queue_tokens.into_iter().collect());
         let (projects, users): (Vec<_>, Vec<_>) =
             (wanted.projects.into_iter().collect(), wanted.users.into_iter().collect());
-        match tokens::standing(app.db(), &hashes, &queue, &projects, &users).await {
+        match tokens::access_states(app.db(), &hashes, &queue, &projects, &users).await {
             Ok(found) => app.stream_rights().notify_changed(&app, &found),
             // A database that does not answer takes nobody's rights away.
             Err(error) => tracing::debug!(%error, "look at the rights of streams"),
@@ -188,8 +188,8 @@ async fn poll_rights(app: App) {
 mod tests {
     use super::*;
 
-    fn row(kind: &str, key: &str, user: &str, state: &str) -> Standing {
-        Standing { kind: kind.into(), key: key.into(), user: user.into(), state: state.into() }
+    fn row(kind: &str, key: &str, user: &str, state: &str) -> AccessState {
+        AccessState { kind: kind.into(), key: key.into(), user: user.into(), state: state.into() }
     }
 
     #[test]

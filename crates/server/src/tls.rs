@@ -19,7 +19,7 @@ use windlass_model::causes::chain as described;
 
 /// Where to listen, and what to show.
 #[derive(Clone, Debug)]
-pub struct Tls {
+pub struct TlsSettings {
     pub address: SocketAddr,
     /// Certificate and key, as PEM files.
     pub given: Option<(PathBuf, PathBuf)>,
@@ -48,14 +48,14 @@ pub enum TlsSetupError {
 /// Meets callers who speak TLS at the plain port: the client of Arvados always does. The certificate is made when the
 /// first of them comes.
 pub(crate) struct FallbackTls {
-    wanted: Tls,
+    wanted: TlsSettings,
     data_dir: PathBuf,
     made: OnceLock<Option<TlsAcceptor>>,
 }
 
 impl FallbackTls {
     pub(crate) fn new(address: SocketAddr, data_dir: &Path) -> Self {
-        let wanted = Tls { address, given: None };
+        let wanted = TlsSettings { address, given: None };
         Self { wanted, data_dir: data_dir.to_owned(), made: OnceLock::new() }
     }
 
@@ -72,7 +72,7 @@ impl FallbackTls {
     }
 }
 
-pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, TlsSetupError> {
+pub(crate) fn acceptor(wanted: &TlsSettings, data_dir: &Path) -> Result<TlsAcceptor, TlsSetupError> {
     let (chain, key) = match &wanted.given {
         Some(given) => given.clone(),
         None => ensure_self_signed(wanted, data_dir)?,
@@ -95,7 +95,7 @@ pub(crate) fn acceptor(wanted: &Tls, data_dir: &Path) -> Result<TlsAcceptor, Tls
 }
 
 /// Made at the first start; whoever trusts `tls/cert.pem` trusts this server until somebody takes it away.
-fn ensure_self_signed(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf), TlsSetupError> {
+fn ensure_self_signed(wanted: &TlsSettings, data_dir: &Path) -> Result<(PathBuf, PathBuf), TlsSetupError> {
     let folder = data_dir.join("tls");
     let (chain, key) = (folder.join("cert.pem"), folder.join("key.pem"));
     if chain.exists() && key.exists() {
@@ -111,9 +111,10 @@ fn ensure_self_signed(wanted: &Tls, data_dir: &Path) -> Result<(PathBuf, PathBuf
     }
     let (certificate, private) =
         windlass_gateway::acme::self_signed(&names).map_err(|_| TlsSetupError::Make)?;
-    crate::secrets::private_dirs(&folder).map_err(|source| TlsSetupError::File { path: folder, source })?;
-    write(&key, 0o600, &pem("PRIVATE KEY", &private))?;
-    write(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;
+    crate::secrets::create_private_dirs(&folder)
+        .map_err(|source| TlsSetupError::File { path: folder, source })?;
+    write_file(&key, 0o600, &pem("PRIVATE KEY", &private))?;
+    write_file(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;
     Ok((chain, key))
 }
 
@@ -123,7 +124,7 @@ fn pem(label: &str, bytes: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
-fn write(path: &Path, mode: u32, text: &str) -> Result<(), TlsSetupError> {
+fn write_file(path: &Path, mode: u32, text: &str) -> Result<(), TlsSetupError> {
     let failed = |source| TlsSetupError::File { path: path.to_owned(), source };
     let mut file = std::fs::OpenOptions::new()
         .write(true)

@@ -13,19 +13,19 @@ use std::{
 
 use tokio::{sync::oneshot, time::sleep};
 use windlass_backend::{
-    AgentEndpoint, Answer, Backend, BackendError, Deleted, Found, GpuInfo, HardwareInfo, Machine, Order,
-    Want,
-    volumes::{Attached, Attachment, Made, VolumeRequest, Volumes},
+    AgentEndpoint, Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, GpuInfo,
+    HardwareInfo, InstanceRequest, InstanceSource, InstanceState,
+    volumes::{Attachment, AttachmentState, BackendVolume, VolumeBackend, VolumeRequest},
 };
 use windlass_model::{
     id::{InstanceId, VolumeId},
     money::Price,
-    plan::offers::{Availability, Gpu, Host as Hardware, Offer},
+    plan::offers::{Availability, Gpu, HostSpec as Hardware, Offer},
     resources::{CpuArch, GpuVendor},
 };
 
 use crate::{
-    host::Host,
+    host::SimHost,
     net::{ReplicaFreeze, SharedWorld, World},
 };
 
@@ -39,7 +39,7 @@ pub const GPUS: usize = 4;
 
 /// How often things go wrong, in percent. All zero once faults have stopped.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rates {
+pub struct CloudFaultRates {
     pub lost: u64,
     pub unanswered: u64,
     pub slow: u64,
@@ -54,7 +54,7 @@ pub struct Rates {
 
 /// What happened to a machine, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct CloudEntry {
     pub at: i64,
     pub instance: InstanceId,
     pub machine: String,
@@ -106,8 +106,8 @@ struct DiskAttachment {
 pub struct Cloud {
     vms: BTreeMap<InstanceId, Vec<SimMachine>>,
     disks: BTreeMap<String, SimDisk>,
-    pub rates: Rates,
-    pub journal: Vec<Entry>,
+    pub rates: CloudFaultRates,
+    pub journal: Vec<CloudEntry>,
     /// What no server may ask for.
     pub outrages: Vec<String>,
     count: u64,
@@ -133,8 +133,8 @@ impl Cloud {
         self.vms.values().flatten().any(|vm| vm.id == machine && vm.gone.is_none())
     }
 
-    fn machine(vm: &SimMachine) -> Machine {
-        Machine {
+    fn machine(vm: &SimMachine) -> BackendInstance {
+        BackendInstance {
             id: vm.id.clone(),
             reach: Some(AgentEndpoint::Socket { path: format!("/run/sim/{}.sock", vm.id).into() }),
             hostname: Some(format!("{}.sim", vm.id)),
@@ -173,7 +173,7 @@ impl World {
         for disk in self.cloud.disks.values_mut() {
             disk.attached.remove(machine);
         }
-        self.cloud.journal.push(Entry {
+        self.cloud.journal.push(CloudEntry {
             at,
             instance: id,
             machine: machine.to_owned(),
@@ -204,14 +204,14 @@ impl World {
         self.count(if spot { "preemption" } else { "machine vanished" });
     }
 
-    fn create(&mut self, order: &Order, now: i64) -> Result<Machine, BackendError> {
+    fn create(&mut self, order: &InstanceRequest, now: i64) -> Result<BackendInstance, BackendError> {
         self.advance_cloud(now);
         let rates = self.cloud.rates;
         let known = self.cloud.vms.entry(order.instance).or_default();
         if let Some(vm) = known.iter().find(|vm| vm.gone.is_none()) {
             return Ok(Cloud::machine(vm));
         }
-        let Want::Offer(offer) = &order.want else {
+        let InstanceSource::Offer(offer) = &order.want else {
             return Err(BackendError::Refused { what: "create a machine", said: "it is no offer".into() });
         };
         let spot = offer.host.spot;
@@ -234,31 +234,35 @@ impl World {
         let id = format!("vm-{}", self.cloud.count);
         let vm = SimMachine { id, spot, known_at, boots_at, goes_at: None, gone: None };
         let machine = Cloud::machine(&vm);
-        let entry =
-            Entry { at: now, instance: order.instance, machine: vm.id.clone(), kind: MachineEvent::Created };
+        let entry = CloudEntry {
+            at: now,
+            instance: order.instance,
+            machine: vm.id.clone(),
+            kind: MachineEvent::Created,
+        };
         self.cloud.journal.push(entry);
         self.cloud.vms.entry(order.instance).or_default().push(vm);
         let tries = self.tries.clone();
         let host = self.hosts.entry(order.instance);
-        host.or_insert_with(|| Host::new(order.instance, GPUS, tries)).boot(boots_at);
+        host.or_insert_with(|| SimHost::new(order.instance, GPUS, tries)).boot(boots_at);
         Ok(machine)
     }
 
-    fn find(&mut self, order: &Order, machine: &Machine, now: i64) -> Found {
+    fn find(&mut self, order: &InstanceRequest, machine: &BackendInstance, now: i64) -> InstanceState {
         self.advance_cloud(now);
         let vms = self.cloud.vms.get(&order.instance);
         match vms.and_then(|vms| vms.iter().find(|vm| vm.id == machine.id)) {
-            None => Found::Unknown,
+            None => InstanceState::Unknown,
             Some(vm) => match vm.gone {
-                Some(how) => Found::Gone { said: how.into() },
-                None if now < vm.known_at => Found::Unknown,
-                None if now < vm.boots_at => Found::Starting(Cloud::machine(vm)),
-                None => Found::Running(Cloud::machine(vm)),
+                Some(how) => InstanceState::Gone { said: how.into() },
+                None if now < vm.known_at => InstanceState::Unknown,
+                None if now < vm.boots_at => InstanceState::Starting(Cloud::machine(vm)),
+                None => InstanceState::Running(Cloud::machine(vm)),
             },
         }
     }
 
-    fn delete(&mut self, order: &Order, now: i64) -> Deleted {
+    fn delete(&mut self, order: &InstanceRequest, now: i64) -> DeleteProgress {
         self.advance_cloud(now);
         let id = order.instance;
         let running = self.hosts.get_mut(&id).map_or(0, |host| host.running(now));
@@ -272,14 +276,14 @@ impl World {
         }
         for machine in asked {
             let kind = MachineEvent::DeleteAsked { running };
-            self.cloud.journal.push(Entry { at: now, instance: id, machine, kind });
+            self.cloud.journal.push(CloudEntry { at: now, instance: id, machine, kind });
         }
         self.advance_cloud(now);
         let left = self.cloud.vms.get(&id).is_some_and(|vms| vms.iter().any(|vm| vm.gone.is_none()));
-        if left { Deleted::InProgress } else { Deleted::Gone }
+        if left { DeleteProgress::InProgress } else { DeleteProgress::Gone }
     }
 
-    fn create_disk(&mut self, order: &VolumeRequest, now: i64) -> Made {
+    fn create_disk(&mut self, order: &VolumeRequest, now: i64) -> BackendVolume {
         let id = format!("disk-{}", order.volume);
         let takes = self.rng.between(0, 40) as i64 * SECOND;
         let fresh = || SimDisk {
@@ -291,13 +295,19 @@ impl World {
         let disk = self.cloud.disks.entry(id.clone()).or_insert_with(fresh);
         // Made again by somebody who only wants to be sure that it goes.
         disk.removed = false;
-        Made { id, size_gb: order.size_gb, zone: None, price: Some(1.0), ready: disk.ready_at <= now }
+        BackendVolume {
+            id,
+            size_gb: order.size_gb,
+            zone: None,
+            price: Some(1.0),
+            ready: disk.ready_at <= now,
+        }
     }
 
-    fn disk_state(&mut self, order: &VolumeRequest, id: &str, now: i64) -> Option<Made> {
+    fn disk_state(&mut self, order: &VolumeRequest, id: &str, now: i64) -> Option<BackendVolume> {
         let disk = self.cloud.disks.get(id).filter(|disk| !disk.removed)?;
         let ready = disk.ready_at <= now;
-        Some(Made { id: id.to_owned(), size_gb: order.size_gb, zone: None, price: Some(1.0), ready })
+        Some(BackendVolume { id: id.to_owned(), size_gb: order.size_gb, zone: None, price: Some(1.0), ready })
     }
 
     fn remove_disk(&mut self, id: &str, now: i64) -> Result<(), BackendError> {
@@ -311,7 +321,12 @@ impl World {
         Ok(())
     }
 
-    fn attach(&mut self, id: &str, machine: &Machine, now: i64) -> Result<Attached, BackendError> {
+    fn attach(
+        &mut self,
+        id: &str,
+        machine: &BackendInstance,
+        now: i64,
+    ) -> Result<AttachmentState, BackendError> {
         self.advance_cloud(now);
         let refused = |said: &str| BackendError::Refused { what: "attach a disk", said: said.to_owned() };
         if !self.cloud.has_machine(&machine.id) {
@@ -343,16 +358,16 @@ impl World {
         Ok(self.attached(id, machine, now))
     }
 
-    fn attached(&mut self, id: &str, machine: &Machine, now: i64) -> Attached {
+    fn attached(&mut self, id: &str, machine: &BackendInstance, now: i64) -> AttachmentState {
         self.advance_cloud(now);
         match self.cloud.disks.get(id).and_then(|disk| disk.attached.get(&machine.id)) {
-            None => Attached::No,
-            Some(fastening) if now < fastening.ready_at => Attached::Coming,
-            Some(_) => Attached::Yes(Attachment { device_name: Some("/dev/sim".into()) }),
+            None => AttachmentState::No,
+            Some(fastening) if now < fastening.ready_at => AttachmentState::Coming,
+            Some(_) => AttachmentState::Yes(Attachment { device_name: Some("/dev/sim".into()) }),
         }
     }
 
-    fn detach(&mut self, id: &str, machine: &Machine, force: bool, now: i64) {
+    fn detach(&mut self, id: &str, machine: &BackendInstance, force: bool, now: i64) {
         self.advance_cloud(now);
         let percent = self.cloud.rates.detach_hangs;
         let takes = self.rng.between(0, 10) as i64 * SECOND;
@@ -375,21 +390,21 @@ impl World {
 }
 
 /// One replica's way to the cloud.
-pub struct Door {
+pub struct SimBackend {
     pub world: SharedWorld,
     pub freeze: ReplicaFreeze,
 }
 
 /// The same way, for the backend of SSH hosts.
-pub struct SimRemoteBackend(pub Door);
+pub struct SimRemoteBackend(pub SimBackend);
 
-impl Door {
+impl SimBackend {
     /// What was sent arrives, even if the sender dies meanwhile.
     fn call<'a, T: Send + 'static>(
         &'a self,
         what: &'static str,
         effect: impl FnOnce(&mut World, i64) -> Result<T, BackendError> + Send + 'static,
-    ) -> Answer<'a, T> {
+    ) -> BackendFuture<'a, T> {
         let silence = move || BackendError::Unavailable { what, said: "no answer".into() };
         Box::pin(async move {
             self.freeze.wait().await;
@@ -454,59 +469,67 @@ fn offer(instance_type: &str, price: f64, spot: bool) -> Offer {
     }
 }
 
-impl Backend for Door {
+impl Backend for SimBackend {
     fn name(&self) -> &'static str {
         "mock"
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         self.call("list offers", |_, _| {
             Ok(vec![offer("sim.spot", 1.0, true), offer("sim.large", 2.0, false)])
         })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         let order = order.clone();
         self.call("create a machine", move |world, now| world.create(&order, now))
     }
 
-    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
         let (order, machine) = (order.clone(), machine.clone());
         self.call("find a machine", move |world, now| Ok(world.find(&order, &machine, now)))
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
         let order = order.clone();
         self.call("delete a machine", move |world, now| Ok(world.delete(&order, now)))
     }
 
-    fn volumes(&self) -> Option<&dyn Volumes> {
+    fn volumes(&self) -> Option<&dyn VolumeBackend> {
         Some(self)
     }
 }
 
-impl Volumes for Door {
-    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made> {
+impl VolumeBackend for SimBackend {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume> {
         let order = order.clone();
         self.call("make a disk", move |world, now| Ok(world.create_disk(&order, now)))
     }
 
-    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, Option<Made>> {
+    fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>> {
         let (order, id) = (order.clone(), id.to_owned());
         self.call("look at a disk", move |world, now| Ok(world.disk_state(&order, &id, now)))
     }
 
-    fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
         let id = id.to_owned();
         self.call("delete a disk", move |world, now| world.remove_disk(&id, now))
     }
 
-    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance) -> BackendFuture<'a, AttachmentState> {
         let (id, machine) = (id.to_owned(), machine.clone());
         self.call("attach a disk", move |world, now| world.attach(&id, &machine, now))
     }
 
-    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance, force: bool) -> BackendFuture<'a, ()> {
         let (id, machine) = (id.to_owned(), machine.clone());
         self.call("detach a disk", move |world, now| {
             world.detach(&id, &machine, force, now);
@@ -514,21 +537,25 @@ impl Volumes for Door {
         })
     }
 
-    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+    fn attached<'a>(
+        &'a self,
+        id: &'a str,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, AttachmentState> {
         let (id, machine) = (id.to_owned(), machine.clone());
         self.call("look at a disk", move |world, now| Ok(world.attached(&id, &machine, now)))
     }
 }
 
 impl SimRemoteBackend {
-    fn machine(order: &Order) -> Machine {
+    fn machine(order: &InstanceRequest) -> BackendInstance {
         let gpu = GpuInfo {
             vendor: "nvidia".into(),
             name: "A100".into(),
             memory_mib: 81_920,
             compute_capability: None,
         };
-        Machine {
+        BackendInstance {
             id: order.instance.to_string(),
             reach: Some(AgentEndpoint::Ssh { socket: "/run/sim.sock".into() }),
             hostname: Some("host.sim".into()),
@@ -555,11 +582,11 @@ impl Backend for SimRemoteBackend {
         "remote"
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         let order = order.clone();
         self.0.call("deploy to a host", move |world, now| {
             let cut = world.is_partitioned(order.instance);
@@ -575,15 +602,23 @@ impl Backend for SimRemoteBackend {
         })
     }
 
-    fn find<'a>(&'a self, order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
+    fn find<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
         let (order, machine) = (order.clone(), machine.clone());
         self.0.call("look at a host", move |world, _| match world.is_partitioned(order.instance) {
             true => Err(BackendError::Unavailable { what: "look at a host", said: "no route".into() }),
-            false => Ok(Found::Running(machine)),
+            false => Ok(InstanceState::Running(machine)),
         })
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
         let id = order.instance;
         self.0.call("clean a host", move |world, now| {
             if world.is_partitioned(id) {
@@ -592,7 +627,7 @@ impl Backend for SimRemoteBackend {
             if let Some(host) = world.hosts.get_mut(&id) {
                 host.power_off(now);
             }
-            Ok(Deleted::Gone)
+            Ok(DeleteProgress::Gone)
         })
     }
 }

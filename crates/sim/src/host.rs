@@ -18,22 +18,22 @@ use windlass_api::agent::{
 };
 use windlass_model::{
     id::{InstanceId, SubmissionId},
-    ledger::{Ledger, Want},
+    ledger::{DeviceAllocator, DeviceCount},
 };
-use windlass_server::agents::{AgentError, Call, HostReport, Pulled};
+use windlass_server::agents::{AgentError, CallContext, HostReport, JobProgress};
 
 /// One effect on one host, in the order in which it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct HostEntry {
     pub at: i64,
     pub host: InstanceId,
     pub submission: SubmissionId,
     pub epoch: i64,
-    pub kind: Effect,
+    pub kind: HostEffect,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum HostEffect {
     ContainerStarted,
     ContainerExited,
     GpuAcquired(String),
@@ -44,7 +44,7 @@ pub enum Effect {
 
 /// How the commands of a job behave, read from its environment.
 #[derive(Clone, Debug)]
-pub struct Script {
+pub struct JobScript {
     pub run_us: i64,
     /// Fails in its first so many submissions, then exits with 0.
     pub fails: usize,
@@ -79,7 +79,7 @@ pub fn log_bytes(submission: SubmissionId, range: std::ops::Range<u64>) -> Vec<u
 }
 
 /// Which submissions of each job have come to any host.
-pub type Tries = Arc<Mutex<BTreeMap<String, BTreeSet<SubmissionId>>>>;
+pub type SubmissionsByJob = Arc<Mutex<BTreeMap<String, BTreeSet<SubmissionId>>>>;
 
 #[derive(Debug)]
 struct SimTask {
@@ -120,16 +120,16 @@ impl SimTask {
 }
 
 #[derive(Debug)]
-pub struct Host {
+pub struct SimHost {
     pub id: InstanceId,
     tasks: BTreeMap<SubmissionId, SimTask>,
     /// Submissions that were here once: their epochs, so that a late call cannot revive them.
     gone: BTreeMap<SubmissionId, i64>,
-    ledger: Ledger<String, SubmissionId>,
-    tries: Tries,
+    ledger: DeviceAllocator<String, SubmissionId>,
+    tries: SubmissionsByJob,
     /// From when on its agent answers.
     up_at: i64,
-    pub journal: Vec<Entry>,
+    pub journal: Vec<HostEntry>,
     /// How long the logs of ended jobs are; those of a machine that is gone are lost with it.
     pub logs: BTreeMap<SubmissionId, u64>,
 }
@@ -137,9 +137,9 @@ pub struct Host {
 /// Nobody answers there.
 const NEVER_UP: i64 = i64::MAX;
 
-impl Host {
-    pub fn new(id: InstanceId, gpus: usize, tries: Tries) -> Self {
-        let ledger = Ledger::new((0..gpus).map(|n| format!("GPU-{n}")));
+impl SimHost {
+    pub fn new(id: InstanceId, gpus: usize, tries: SubmissionsByJob) -> Self {
+        let ledger = DeviceAllocator::new((0..gpus).map(|n| format!("GPU-{n}")));
         Self {
             id,
             tasks: BTreeMap::new(),
@@ -211,7 +211,7 @@ impl Host {
             } else {
                 task.started = true;
                 let epoch = task.epoch;
-                self.write(at, id, epoch, Effect::ContainerStarted);
+                self.write(at, id, epoch, HostEffect::ContainerStarted);
             }
         }
     }
@@ -225,7 +225,7 @@ impl Host {
         }
     }
 
-    pub fn submit_task(&mut self, call: Call, task: &TaskSpec, now: i64) -> Result<(), AgentError> {
+    pub fn submit_task(&mut self, call: CallContext, task: &TaskSpec, now: i64) -> Result<(), AgentError> {
         if self.gone.contains_key(&call.submission) {
             return Err(AgentError::Gone { submission: call.submission });
         }
@@ -250,11 +250,11 @@ impl Host {
             },
         );
         // A task is taken before it is prepared: one that cannot have its devices ends by itself.
-        let want = Want::Count(usize::try_from(task.gpu).unwrap_or_default());
+        let want = DeviceCount::Count(usize::try_from(task.gpu).unwrap_or_default());
         match self.ledger.acquire(&call.submission, want) {
             Ok(gpus) => {
                 for gpu in gpus {
-                    self.write(now, call.submission, call.epoch, Effect::GpuAcquired(gpu));
+                    self.write(now, call.submission, call.epoch, HostEffect::GpuAcquired(gpu));
                 }
             }
             Err(_) => self.end(call.submission, now, "executor_error", None),
@@ -262,7 +262,7 @@ impl Host {
         Ok(())
     }
 
-    pub fn task(&mut self, call: Call, now: i64) -> Result<TaskInfo, AgentError> {
+    pub fn task(&mut self, call: CallContext, now: i64) -> Result<TaskInfo, AgentError> {
         self.check_epoch(call, now)?;
         let task = self.find_task(call)?;
         let status = match (&task.ended, task.started) {
@@ -286,7 +286,7 @@ impl Host {
         })
     }
 
-    pub fn start_job(&mut self, call: Call, script: &Script, now: i64) -> Result<(), AgentError> {
+    pub fn start_job(&mut self, call: CallContext, script: &JobScript, now: i64) -> Result<(), AgentError> {
         self.check_epoch(call, now)?;
         let tries = self.tries.clone();
         let task = self.find_task(call)?;
@@ -306,7 +306,7 @@ impl Host {
         Ok(())
     }
 
-    pub fn pull(&mut self, call: Call, now: i64) -> Result<Pulled, AgentError> {
+    pub fn pull(&mut self, call: CallContext, now: i64) -> Result<JobProgress, AgentError> {
         self.check_epoch(call, now)?;
         let task = self.find_task(call)?;
         if !task.started {
@@ -331,13 +331,13 @@ impl Host {
         };
         let log_end = task.log_end(now);
         let record = JobRecord { states, log_end, log_complete: task.ended.is_some() };
-        Ok(Pulled { record, no_connections_secs: None })
+        Ok(JobProgress { record, no_connections_secs: None })
     }
 
     /// Its runners write nothing; its jobs write what everybody knows.
     pub fn log(
         &mut self,
-        call: Call,
+        call: CallContext,
         stream: &str,
         offset: u64,
         limit: usize,
@@ -352,7 +352,7 @@ impl Host {
         Ok(LogPart { bytes: bytes.into(), end, is_complete })
     }
 
-    pub fn metrics(&mut self, call: Call, now: i64) -> Result<Metrics, AgentError> {
+    pub fn metrics(&mut self, call: CallContext, now: i64) -> Result<Metrics, AgentError> {
         self.check_epoch(call, now)?;
         self.find_task(call)?;
         Ok(Metrics {
@@ -385,7 +385,7 @@ impl Host {
     }
 
     /// The commands end a second later.
-    pub fn stop_job(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    pub fn stop_job(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         self.check_epoch(call, now)?;
         let task = self.find_task(call)?;
         if task.ended.is_none() && task.started {
@@ -396,7 +396,7 @@ impl Host {
         Ok(())
     }
 
-    pub fn terminate_task(&mut self, call: Call, reason: &str, now: i64) -> Result<(), AgentError> {
+    pub fn terminate_task(&mut self, call: CallContext, reason: &str, now: i64) -> Result<(), AgentError> {
         self.check_epoch(call, now)?;
         let task = self.find_task(call)?;
         if task.ended.is_none() {
@@ -409,7 +409,7 @@ impl Host {
         Ok(())
     }
 
-    pub fn remove_task(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    pub fn remove_task(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         self.check_epoch(call, now)?;
         match self.tasks.get(&call.submission) {
             None => self.record_removed(call, now),
@@ -419,17 +419,17 @@ impl Host {
             Some(task) => {
                 self.gone.insert(call.submission, task.epoch);
                 self.tasks.remove(&call.submission);
-                self.write(now, call.submission, call.epoch, Effect::Removed);
+                self.write(now, call.submission, call.epoch, HostEffect::Removed);
                 Ok(())
             }
         }
     }
 
     /// A task that is not here is buried all the same: a late copy of it must not start.
-    fn record_removed(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    fn record_removed(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         let seen = *self.gone.entry(call.submission).or_insert(call.epoch);
         if call.epoch < seen {
-            self.write(now, call.submission, call.epoch, Effect::RefusedEpoch);
+            self.write(now, call.submission, call.epoch, HostEffect::RefusedEpoch);
             return Err(AgentError::Fenced { epoch: call.epoch, seen });
         }
         Ok(())
@@ -441,17 +441,17 @@ impl Host {
         self.tasks.keys().copied().collect()
     }
 
-    fn find_task(&mut self, call: Call) -> Result<&mut SimTask, AgentError> {
+    fn find_task(&mut self, call: CallContext) -> Result<&mut SimTask, AgentError> {
         self.tasks.get_mut(&call.submission).ok_or(AgentError::UnknownTask { submission: call.submission })
     }
 
     /// Epochs of one submission only grow.
-    fn check_epoch(&mut self, call: Call, now: i64) -> Result<(), AgentError> {
+    fn check_epoch(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         self.advance(now);
         if let Some(task) = self.tasks.get_mut(&call.submission) {
             let seen = task.epoch;
             if call.epoch < seen {
-                self.write(now, call.submission, call.epoch, Effect::RefusedEpoch);
+                self.write(now, call.submission, call.epoch, HostEffect::RefusedEpoch);
                 return Err(AgentError::Fenced { epoch: call.epoch, seen });
             }
             task.epoch = call.epoch;
@@ -465,24 +465,24 @@ impl Host {
         let (started, epoch, log_end) = (task.started, task.epoch, task.log_end(at));
         self.logs.insert(id, log_end);
         if started {
-            self.write(at, id, epoch, Effect::ContainerExited);
+            self.write(at, id, epoch, HostEffect::ContainerExited);
         }
         self.release_gpus(id, epoch, at);
     }
 
     fn release_gpus(&mut self, id: SubmissionId, epoch: i64, at: i64) {
         for gpu in self.ledger.release(&id) {
-            self.write(at, id, epoch, Effect::GpuReleased(gpu));
+            self.write(at, id, epoch, HostEffect::GpuReleased(gpu));
         }
     }
 
-    fn write(&mut self, at: i64, submission: SubmissionId, epoch: i64, kind: Effect) {
-        self.journal.push(Entry { at, host: self.id, submission, epoch, kind });
+    fn write(&mut self, at: i64, submission: SubmissionId, epoch: i64, kind: HostEffect) {
+        self.journal.push(HostEntry { at, host: self.id, submission, epoch, kind });
     }
 }
 
 /// Notes a submission of a job, and says how many of it came to any host before.
-fn earlier(tries: &Tries, job: &str, submission: SubmissionId) -> usize {
+fn earlier(tries: &SubmissionsByJob, job: &str, submission: SubmissionId) -> usize {
     let mut tries = tries.lock();
     let of_job = tries.entry(job.to_owned()).or_default();
     of_job.insert(submission);

@@ -16,14 +16,14 @@ use windlass_model::{
     fleet,
     id::{InstanceId, SubmissionId, VolumeId},
     instance, job,
-    machine::{Machine, Step, Word},
+    machine::{StateMachine, Step, StrEnum},
     managed_job::{self, Status::FailedController},
     run, volume,
 };
 
 use crate::{
     cloud,
-    host::{Effect, Entry},
+    host::{HostEffect, HostEntry},
 };
 
 /// One row of `events`.
@@ -66,7 +66,7 @@ pub struct RunRow {
     /// When a stop was acknowledged to the user.
     pub stopped_at: Option<i64>,
     /// Of a managed job.
-    pub attempt: Option<managed::Attempt>,
+    pub attempt: Option<managed::RunAttempt>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub struct LogRow {
 pub struct History {
     pub events: Vec<Event>,
     /// All hosts' journals, each in its own order.
-    pub journal: Vec<Entry>,
+    pub journal: Vec<HostEntry>,
     pub runs: Vec<RunRow>,
     pub jobs: Vec<JobRow>,
     pub instances: Vec<InstanceRow>,
@@ -131,12 +131,12 @@ pub struct History {
     pub logs: Vec<LogRow>,
     /// Machines that the cloud has now, and for which instance.
     pub machines: Vec<(InstanceId, String)>,
-    pub machine_journal: Vec<cloud::Entry>,
+    pub machine_journal: Vec<cloud::CloudEntry>,
     /// Disks that the cloud has now, and the machines each is attached to.
     pub disks: Vec<(VolumeId, Vec<String>)>,
     /// What the cloud was asked for and nobody may ask.
     pub outrages: Vec<String>,
-    pub managed: Vec<managed::JobRow>,
+    pub managed: Vec<managed::ManagedJobRow>,
     /// What the database saw of slots and attempts at every write: the invariant's id, and what broke it.
     pub watched: Vec<(&'static str, String)>,
 }
@@ -153,7 +153,7 @@ fn broken(id: &'static str, what: impl Into<String>) -> Violation {
 }
 
 /// Must hold at every moment.
-pub fn safety(h: &History) -> Vec<Violation> {
+pub fn check_always(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     found.extend(r3_final_is_absorbing(&h.events));
     found.extend(r4_only_the_terminating_pipeline_ends_a_job(&h.events));
@@ -166,8 +166,8 @@ pub fn safety(h: &History) -> Vec<Violation> {
     found.extend(r22_a_final_job_has_no_container(h));
     found.extend(l2_no_effect_of_an_older_holder(&h.journal));
     found.extend(g1_a_gpu_has_one_owner(&h.journal));
-    found.extend(machines::safety(h));
-    found.extend(managed::safety(h));
+    found.extend(machines::check_always(h));
+    found.extend(managed::check_always(h));
     found.extend(output::o1_a_stored_log_is_what_was_written(h));
     found
 }
@@ -188,8 +188,8 @@ pub fn check_after_faults(h: &History) -> Vec<Violation> {
             found.push(broken("R8", format!("instance {} keeps {} busy blocks", i.id, i.busy_blocks)));
         }
     }
-    found.extend(machines::at_rest(h));
-    found.extend(managed::at_rest(h));
+    found.extend(machines::check_after_faults(h));
+    found.extend(managed::check_after_faults(h));
     found
 }
 
@@ -200,8 +200,8 @@ pub fn check_ssh_hosts(h: &History) -> Vec<Violation> {
 }
 
 /// Must hold once every fleet and volume was deleted as well, and time has passed: nothing costs money.
-pub fn swept(h: &History) -> Vec<Violation> {
-    machines::swept(h)
+pub fn check_after_deletion(h: &History) -> Vec<Violation> {
+    machines::check_after_deletion(h)
 }
 
 fn status_events(events: &[Event]) -> impl Iterator<Item = &Event> {
@@ -257,12 +257,12 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
         }
         let Some(from) = from else { continue };
         let legal = match e.entity.as_str() {
-            "job" => is_edge::<job::Job>(from, to),
-            "run" => is_edge::<run::Run>(from, to),
-            "instance" => is_edge::<instance::Instance>(from, to),
-            "fleet" => is_edge::<fleet::Fleet>(from, to),
-            "volume" => is_edge::<volume::Volume>(from, to),
-            "managed-job" => is_edge::<managed_job::Task>(from, to),
+            "job" => is_legal_transition::<job::JobLifecycle>(from, to),
+            "run" => is_legal_transition::<run::RunLifecycle>(from, to),
+            "instance" => is_legal_transition::<instance::InstanceLifecycle>(from, to),
+            "fleet" => is_legal_transition::<fleet::FleetLifecycle>(from, to),
+            "volume" => is_legal_transition::<volume::VolumeLifecycle>(from, to),
+            "managed-job" => is_legal_transition::<managed_job::ManagedTaskLifecycle>(from, to),
             _ => true,
         };
         if !legal {
@@ -273,7 +273,7 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
 }
 
 /// Some event leads from the one to the other.
-fn is_edge<M: Machine>(from: &str, to: &str) -> bool {
+fn is_legal_transition<M: StateMachine>(from: &str, to: &str) -> bool {
     let status = |word: &str| M::Status::ALL.iter().copied().find(|s| s.as_str() == word);
     let (Some(from), Some(to)) = (status(from), status(to)) else { return false };
     M::Event::ALL.iter().any(|event| M::step(from, *event) == Step::To(to))
@@ -316,11 +316,11 @@ fn r6_one_active_submission_without_gaps(jobs: &[JobRow]) -> Vec<Violation> {
     found
 }
 
-fn r7_one_container_per_submission(journal: &[Entry]) -> Vec<Violation> {
+fn r7_one_container_per_submission(journal: &[HostEntry]) -> Vec<Violation> {
     let mut started = BTreeSet::new();
     journal
         .iter()
-        .filter(|e| e.kind == Effect::ContainerStarted)
+        .filter(|e| e.kind == HostEffect::ContainerStarted)
         .filter(|e| !started.insert(e.submission))
         .map(|e| broken("R7", format!("submission {} started a second container", e.submission)))
         .collect()
@@ -370,7 +370,7 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for entry in &h.journal {
         match &entry.kind {
-            Effect::ContainerStarted => {
+            HostEffect::ContainerStarted => {
                 open.insert(entry.submission, entry.at);
                 if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
                     found.push(broken(
@@ -379,7 +379,7 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
                     ));
                 }
             }
-            Effect::ContainerExited => {
+            HostEffect::ContainerExited => {
                 open.remove(&entry.submission);
                 if finals.get(&entry.submission.0).is_some_and(|at| entry.at > *at) {
                     found.push(broken(
@@ -388,7 +388,10 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
                     ));
                 }
             }
-            Effect::GpuAcquired(_) | Effect::GpuReleased(_) | Effect::RefusedEpoch | Effect::Removed => {}
+            HostEffect::GpuAcquired(_)
+            | HostEffect::GpuReleased(_)
+            | HostEffect::RefusedEpoch
+            | HostEffect::Removed => {}
         }
     }
     found.extend(
@@ -399,10 +402,10 @@ fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
     found
 }
 
-fn l2_no_effect_of_an_older_holder(journal: &[Entry]) -> Vec<Violation> {
+fn l2_no_effect_of_an_older_holder(journal: &[HostEntry]) -> Vec<Violation> {
     let mut newest = BTreeMap::new();
     let mut found = Vec::new();
-    for e in journal.iter().filter(|e| e.kind != Effect::RefusedEpoch) {
+    for e in journal.iter().filter(|e| e.kind != HostEffect::RefusedEpoch) {
         let seen = newest.entry((e.host, e.submission)).or_insert(e.epoch);
         if e.epoch < *seen {
             found.push(broken(
@@ -415,17 +418,17 @@ fn l2_no_effect_of_an_older_holder(journal: &[Entry]) -> Vec<Violation> {
     found
 }
 
-fn g1_a_gpu_has_one_owner(journal: &[Entry]) -> Vec<Violation> {
+fn g1_a_gpu_has_one_owner(journal: &[HostEntry]) -> Vec<Violation> {
     let mut owner = BTreeMap::new();
     let mut found = Vec::new();
     for e in journal {
         match &e.kind {
-            Effect::GpuAcquired(gpu) => {
+            HostEffect::GpuAcquired(gpu) => {
                 if let Some(other) = owner.insert((e.host, gpu.clone()), e.submission) {
                     found.push(broken("G1", format!("{gpu} went to {} while {other} had it", e.submission)));
                 }
             }
-            Effect::GpuReleased(gpu) => {
+            HostEffect::GpuReleased(gpu) => {
                 if owner.remove(&(e.host, gpu.clone())) != Some(e.submission) {
                     found.push(broken(
                         "G1",
@@ -433,7 +436,10 @@ fn g1_a_gpu_has_one_owner(journal: &[Entry]) -> Vec<Violation> {
                     ));
                 }
             }
-            Effect::ContainerStarted | Effect::ContainerExited | Effect::RefusedEpoch | Effect::Removed => {}
+            HostEffect::ContainerStarted
+            | HostEffect::ContainerExited
+            | HostEffect::RefusedEpoch
+            | HostEffect::Removed => {}
         }
     }
     found

@@ -10,11 +10,13 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskSpec},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentApi, AgentError, Answer, Call, HostReport, Pulled, Start};
+use windlass_server::agents::{
+    AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart,
+};
 
 use crate::{
     cloud::Cloud,
-    host::{Host, Script, Tries},
+    host::{JobScript, SimHost, SubmissionsByJob},
     rng::Rng,
 };
 
@@ -23,7 +25,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// How often calls go wrong, in percent. All zero once faults have stopped.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Rates {
+pub struct NetworkFaultRates {
     /// The request never arrives.
     pub lost: u64,
     /// It arrives and takes effect; the answer does not come back.
@@ -38,11 +40,11 @@ pub struct Rates {
 pub struct World {
     started: Instant,
     epoch_us: i64,
-    pub(crate) hosts: BTreeMap<InstanceId, Host>,
+    pub(crate) hosts: BTreeMap<InstanceId, SimHost>,
     pub cloud: Cloud,
-    pub(crate) tries: Tries,
+    pub(crate) tries: SubmissionsByJob,
     pub(crate) rng: Rng,
-    rates: Rates,
+    rates: NetworkFaultRates,
     /// Hosts nobody can reach until then.
     cut_until: BTreeMap<InstanceId, Instant>,
     /// How many faults of each kind have really happened: a fault that never fires proves nothing.
@@ -58,9 +60,9 @@ impl World {
             epoch_us,
             hosts: BTreeMap::new(),
             cloud: Cloud::default(),
-            tries: Tries::default(),
+            tries: SubmissionsByJob::default(),
             rng,
-            rates: Rates::default(),
+            rates: NetworkFaultRates::default(),
             cut_until: BTreeMap::new(),
             fired: BTreeMap::new(),
         }))
@@ -73,7 +75,7 @@ impl World {
 
     /// A host stands there, without an agent.
     pub fn add_host(&mut self, id: InstanceId, gpus: usize) {
-        let host = Host::new(id, gpus, self.tries.clone());
+        let host = SimHost::new(id, gpus, self.tries.clone());
         self.hosts.insert(id, host);
     }
 
@@ -83,7 +85,7 @@ impl World {
         self.hosts.values().filter(|host| host.answers(now)).map(|host| host.id).collect()
     }
 
-    pub fn set_rates(&mut self, rates: Rates) {
+    pub fn set_rates(&mut self, rates: NetworkFaultRates) {
         self.rates = rates;
     }
 
@@ -104,7 +106,7 @@ impl World {
         self.count("reboot");
     }
 
-    pub fn hosts(&mut self) -> impl Iterator<Item = &Host> {
+    pub fn hosts(&mut self) -> impl Iterator<Item = &SimHost> {
         let now = self.now();
         self.advance_cloud(now);
         self.hosts.values_mut().map(move |h| {
@@ -158,10 +160,10 @@ pub struct SimNetwork {
     pub freeze: ReplicaFreeze,
 }
 
-type HostCall<T> = Arc<dyn Fn(&mut Host, i64) -> Result<T, AgentError> + Send + Sync>;
+type HostCall<T> = Arc<dyn Fn(&mut SimHost, i64) -> Result<T, AgentError> + Send + Sync>;
 
 impl SimNetwork {
-    fn call<T: Send + 'static>(&self, instance: InstanceId, effect: HostCall<T>) -> Answer<'_, T> {
+    fn call<T: Send + 'static>(&self, instance: InstanceId, effect: HostCall<T>) -> AgentFuture<'_, T> {
         let unreachable = move || AgentError::silent(instance);
         Box::pin(async move {
             self.freeze.wait().await;
@@ -214,10 +216,10 @@ fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &HostCall<T>) -
 }
 
 /// How the simulated commands behave is written in the job's own environment.
-fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -> Script {
+fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -> JobScript {
     let given = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok());
     let number = |key: &str| given(key).unwrap_or_default();
-    Script {
+    JobScript {
         exit: given("SIM_EXIT").and_then(|code| i32::try_from(code).ok()).unwrap_or(1),
         work: env.get("SKYPILOT_TASK_ID").map(|id| format!("{id}/{job_num}")),
         run_us: number("SIM_RUN_MS") * 1_000,
@@ -228,54 +230,65 @@ fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -
 }
 
 impl AgentApi for SimNetwork {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         self.call(instance, Arc::new(|host, now| Ok(host.tasks(now))))
     }
 
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         self.call(instance, Arc::new(|host, now| Ok(host.news(now))))
     }
 
-    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+    fn submit_task<'a>(&'a self, call: CallContext, task: &'a TaskSpec) -> AgentFuture<'a, ()> {
         let task = task.clone();
         self.call(call.instance, Arc::new(move |host, now| host.submit_task(call, &task, now)))
     }
 
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
         self.call(call.instance, Arc::new(move |host, now| host.task(call, now)))
     }
 
-    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        reason: &'a str,
+        _timeout_secs: i64,
+    ) -> AgentFuture<'a, ()> {
         let reason = reason.to_owned();
         self.call(call.instance, Arc::new(move |host, now| host.terminate_task(call, &reason, now)))
     }
 
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
         self.call(call.instance, Arc::new(move |host, now| host.remove_task(call, now)))
     }
 
-    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+    fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>> {
         let spec = &job.submit.job_spec;
         let script = script(&spec.env, spec.job_num, spec.max_duration);
-        let start = move |host: &mut Host, now| host.start_job(call, &script, now).map(|()| None);
+        let start = move |host: &mut SimHost, now| host.start_job(call, &script, now).map(|()| None);
         self.call(call.instance, Arc::new(start))
     }
 
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress> {
         self.call(call.instance, Arc::new(move |host, now| host.pull(call, now)))
     }
 
-    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        stream: &'a str,
+        offset: u64,
+        limit: usize,
+    ) -> AgentFuture<'a, LogPart> {
         let stream = stream.to_owned();
-        let read = move |host: &mut Host, now| host.log(call, &stream, offset, limit, now);
+        let read = move |host: &mut SimHost, now| host.log(call, &stream, offset, limit, now);
         self.call(call.instance, Arc::new(read))
     }
 
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+    fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         self.call(call.instance, Arc::new(move |host, now| host.metrics(call, now)))
     }
 
-    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
+    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
         self.call(call.instance, Arc::new(move |host, now| host.stop_job(call, now)))
     }
 

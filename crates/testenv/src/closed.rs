@@ -12,7 +12,7 @@ use tokio::{
 
 /// A request as bytes, and how many connections repeat it for how long.
 #[derive(Clone)]
-pub struct Load {
+pub struct RequestLoad {
     pub address: String,
     pub request: Vec<u8>,
     pub connections: usize,
@@ -28,7 +28,7 @@ pub struct LoadFigures {
 }
 
 /// `POST path` with a bearer token and a JSON body.
-pub fn post(path: &str, token: &str, body: &str) -> Vec<u8> {
+pub fn build_post(path: &str, token: &str, body: &str) -> Vec<u8> {
     format!(
         "POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {token}\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -38,8 +38,8 @@ pub fn post(path: &str, token: &str, body: &str) -> Vec<u8> {
 }
 
 /// Repeats one request; `make` may change it for each repeat (for instance a new name).
-pub async fn run(
-    load: &Load,
+pub async fn run_load(
+    load: &RequestLoad,
     make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
 ) -> Result<LoadFigures> {
     let started = Instant::now();

@@ -26,18 +26,18 @@ pub fn empty_job(name: &str) -> Value {
 }
 
 /// How many to start, and where.
-pub struct Hosts<'a> {
+pub struct HostOptions<'a> {
     /// The agent's program.
     pub agent: &'a Path,
     pub home: &'a Path,
     pub count: usize,
     /// Jobs that one host takes at once.
     pub blocks: i64,
-    pub runtime: Runtime,
+    pub runtime: HostRuntime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Runtime {
+pub enum HostRuntime {
     /// All of them in one process, without journals.
     Hollow,
     /// An agent each; jobs are processes.
@@ -45,22 +45,22 @@ pub enum Runtime {
 }
 
 /// The processes that the hosts are in. They end when this is dropped, and jobs with them.
-pub struct Running {
+pub struct RunningHosts {
     agents: Vec<Child>,
     home: PathBuf,
 }
 
-impl Hosts<'_> {
+impl HostOptions<'_> {
     /// Enters them into a database that has its first project, and starts them. No server may have the file
     /// open when it is SQLite's.
-    pub async fn start(&self, database: &str, key_file: &Path) -> Result<Running> {
+    pub async fn start(&self, database: &str, key_file: &Path) -> Result<RunningHosts> {
         let db = Db::open(&database.parse::<DatabaseUrl>()?).await?;
         let entered = insert_hosts(&db, &Keyring::open(key_file)?, self.home, self.count, self.blocks).await;
         db.close().await;
         entered?;
         let policy = self.home.join("policy.yml");
         std::fs::write(&policy, "")?;
-        let mut running = Running { agents: Vec::new(), home: self.home.to_owned() };
+        let mut running = RunningHosts { agents: Vec::new(), home: self.home.to_owned() };
         let start = |home: &Path, runtime: &[&str]| {
             let mut command = Command::new(self.agent);
             command.arg("shim").args(runtime).arg("--home").arg(home).arg("--policy").arg(&policy);
@@ -68,14 +68,14 @@ impl Hosts<'_> {
             command.spawn().context("start the hosts")
         };
         match self.runtime {
-            Runtime::Hollow => {
+            HostRuntime::Hollow => {
                 let count = self.count.to_string();
                 running.agents.push(start(self.home, &["--runtime", "hollow", "--hosts", &count])?);
             }
-            Runtime::Process => {
+            HostRuntime::Process => {
                 for number in 1..=self.count {
                     running.agents.push(start(
-                        &home_of(self.home, number),
+                        &host_home(self.home, number),
                         &["--runtime", "process", "--processes", "own"],
                     )?);
                 }
@@ -86,17 +86,17 @@ impl Hosts<'_> {
 }
 
 /// Where one of them keeps its things.
-pub fn home_of(home: &Path, number: usize) -> PathBuf {
+pub fn host_home(home: &Path, number: usize) -> PathBuf {
     home.join(format!("host-{number:04}"))
 }
 
-impl Running {
+impl RunningHosts {
     /// The power goes for one host with an agent of its own, and for the jobs on it. Hosts are counted from 1.
     pub fn power_off(&mut self, number: usize) -> Result<()> {
         let agent = number.checked_sub(1).and_then(|at| self.agents.get_mut(at)).context("no such host")?;
         agent.kill()?;
         agent.wait()?;
-        crate::stage::sweep(&home_of(&self.home, number));
+        crate::stage::kill_processes_of(&host_home(&self.home, number));
         Ok(())
     }
 
@@ -105,12 +105,12 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningHosts {
     fn drop(&mut self) {
         for agent in &mut self.agents {
             let _ = agent.kill();
             let _ = agent.wait();
         }
-        crate::stage::sweep(&self.home);
+        crate::stage::kill_processes_of(&self.home);
     }
 }

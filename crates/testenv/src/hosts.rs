@@ -24,17 +24,17 @@ use windlass_server::{
 pub const BLOCKS: i64 = 8;
 
 /// Where a server with this data directory keeps its rows.
-pub fn database(data: &Path, postgres: Option<&str>) -> String {
+pub fn database_url(data: &Path, postgres: Option<&str>) -> String {
     postgres.map_or_else(|| format!("sqlite:{}/windlass.db", data.display()), str::to_owned)
 }
 
 /// Many hosts in one process, already members of a fleet.
-pub struct Hosts {
+pub struct HollowHosts {
     child: Child,
     pub count: usize,
 }
 
-impl Hosts {
+impl HollowHosts {
     /// `data` is the directory of a server that made its database and keys and does not run now.
     pub async fn start(
         agent: &Path,
@@ -43,7 +43,7 @@ impl Hosts {
         postgres: Option<&str>,
         count: usize,
     ) -> Result<Self> {
-        let db = Db::open(&database(data, postgres).parse::<DatabaseUrl>()?).await?;
+        let db = Db::open(&database_url(data, postgres).parse::<DatabaseUrl>()?).await?;
         let keys = Keyring::open(&data.join("keys").join("master"))?;
         insert_hosts(&db, &keys, home, count, BLOCKS).await?;
         db.close().await;
@@ -62,7 +62,7 @@ impl Hosts {
     }
 }
 
-impl Drop for Hosts {
+impl Drop for HollowHosts {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -141,7 +141,7 @@ fn host_row(
 ) -> instances::NewInstance {
     let kind = json!({"name": "hollow", "resources": {"cpus": 64, "memory_mib": 262_144, "spot": false,
         "cpu_arch": "x86", "disk": {"size_mib": 1_048_576}, "gpus": []}, "processes": {"mode": "own"}});
-    let machine = windlass_backend::Machine {
+    let machine = windlass_backend::BackendInstance {
         id: format!("hollow-{number}"),
         reach: Some(windlass_backend::AgentEndpoint::Socket { path: PathBuf::from(socket) }),
         hostname: Some(format!("hollow-{number}")),

@@ -13,7 +13,7 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_CHECKS_MAX: usize = 60;
 
 /// Waits for the end of what a server does after its start: it connects its hosts, or reads catalogues.
-pub async fn settle(pid: u32) -> Result<()> {
+pub async fn wait_until_idle(pid: u32) -> Result<()> {
     for _ in 0..IDLE_CHECKS_MAX {
         let before = cpu_secs(pid)?;
         tokio::time::sleep(IDLE_CHECK_INTERVAL).await;

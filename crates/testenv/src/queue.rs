@@ -12,14 +12,14 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_api::queue::{Client, encoded};
+use windlass_api::queue::{QueueHttpClient, percent_encode};
 use windlass_sim::invariants::containers::is_final;
 use windlass_testkit::{TempDir, temp_dir, wait::eventually_ok_async};
 
 use crate::server::{Server, ServerOptions, TOKEN, binary};
 
 /// A server with both doors, in a directory of its own.
-pub struct Ground {
+pub struct QueueEnv {
     pub dir: PathBuf,
     /// Kept when the test fails.
     temp: TempDir,
@@ -38,12 +38,12 @@ pub struct Ground {
 
 /// A request and the container it waits for.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RequestedContainer {
     pub request: String,
     pub container: String,
 }
 
-impl Ground {
+impl QueueEnv {
     pub async fn start(name: &str) -> Self {
         let temp = temp_dir(&format!("queue-{name}")).unwrap();
         let dir = temp.path().to_owned();
@@ -83,8 +83,8 @@ impl Ground {
         self.server.as_ref().unwrap().address()
     }
 
-    pub fn client(&self) -> Client {
-        Client::new(&format!("http://{}", self.address()), TOKEN).unwrap()
+    pub fn client(&self) -> QueueHttpClient {
+        QueueHttpClient::new(&format!("http://{}", self.address()), TOKEN).unwrap()
     }
 
     /// What the server is known by at its second door.
@@ -109,10 +109,11 @@ impl Ground {
     }
 
     /// A new user who may use the queue, by their token.
-    pub async fn user(&self, name: &str) -> Client {
+    pub async fn user(&self, name: &str) -> QueueHttpClient {
         let body = json!({ "username": name, "global_role": "user", "can_use_queue": true });
         let made = self.api().await.post("/api/users/create", &body).await.unwrap();
-        Client::new(&format!("http://{}", self.address()), made["creds"]["token"].as_str().unwrap()).unwrap()
+        QueueHttpClient::new(&format!("http://{}", self.address()), made["creds"]["token"].as_str().unwrap())
+            .unwrap()
     }
 
     /// A file that programs of all users may append to.
@@ -181,11 +182,16 @@ impl Ground {
         std::fs::read_to_string(self.dir.join("dispatch.log")).unwrap_or_default()
     }
 
-    pub async fn request(&self, command: &[&str], more: Value) -> Asked {
+    pub async fn request(&self, command: &[&str], more: Value) -> RequestedContainer {
         self.request_as(&self.client(), command, more).await
     }
 
-    pub async fn request_as(&self, who: &Client, command: &[&str], more: Value) -> Asked {
+    pub async fn request_as(
+        &self,
+        who: &QueueHttpClient,
+        command: &[&str],
+        more: Value,
+    ) -> RequestedContainer {
         let mut request = json!({
             "state": "Committed", "priority": 500, "container_image": "none", "command": command,
             "output_path": "/out", "mounts": { "/out": { "kind": "tmp" } }, "use_existing": false,
@@ -197,19 +203,19 @@ impl Ground {
         let body = json!({ "container_request": request });
         let made = who.post("container_requests", &body).await.unwrap();
         let part = |name: &str| made[name].as_str().unwrap().to_owned();
-        Asked { request: part("uuid"), container: part("container_uuid") }
+        RequestedContainer { request: part("uuid"), container: part("container_uuid") }
     }
 
     pub async fn ask(&self, command: &[&str], more: Value) -> String {
         self.request(command, more).await.container
     }
 
-    pub async fn weigh(&self, asked: &Asked, priority: u64) {
+    pub async fn weigh(&self, asked: &RequestedContainer, priority: u64) {
         let change = json!({ "container_request": { "priority": priority } });
         self.client().put(&format!("container_requests/{}", asked.request), &change).await.unwrap();
     }
 
-    pub async fn delete_request(&self, asked: &Asked) {
+    pub async fn delete_request(&self, asked: &RequestedContainer) {
         let path = format!("container_requests/{}?_method=DELETE", asked.request);
         self.client().post(&path, &Value::Null).await.unwrap();
     }
@@ -238,7 +244,7 @@ impl Ground {
         let mut rows: Vec<Value> = Vec::new();
         loop {
             let last = rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(0);
-            let filters = encoded(&json!([["id", ">", last]]).to_string());
+            let filters = percent_encode(&json!([["id", ">", last]]).to_string());
             let path = format!("logs?order=id&limit=1000&count=none&filters={filters}");
             let page = self.client().get(&path).await.unwrap();
             let more = page["items"].as_array().unwrap();
@@ -265,7 +271,7 @@ impl Ground {
     /// What dispatchers said, as `event` words.
     pub async fn said(&self, uuid: &str) -> Vec<String> {
         let filters = json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string();
-        let path = format!("logs?order=id&limit=1000&filters={}", encoded(&filters));
+        let path = format!("logs?order=id&limit=1000&filters={}", percent_encode(&filters));
         let page = self.client().get(&path).await.unwrap();
         let rows = page["items"].as_array().unwrap();
         rows.iter().map(|row| row["properties"]["event"].as_str().unwrap().to_owned()).collect()
@@ -286,7 +292,7 @@ pub fn processes_with(words: &[&[u8]]) -> Vec<i32> {
     found
 }
 
-impl Drop for Ground {
+impl Drop for QueueEnv {
     fn drop(&mut self) {
         self.kill_dispatchers();
         drop(self.server.take());

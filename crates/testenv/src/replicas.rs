@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    hollow::{self, Hosts, Runtime},
-    server::{Answer, Server, ServerOptions, ask, binary, submission},
+    hollow::{self, HostOptions, HostRuntime},
+    server::{ApiResponse, Server, ServerOptions, ask, binary, submission},
 };
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 
@@ -21,19 +21,19 @@ const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
 /// What is started.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan<'a> {
+pub struct ReplicaOptions<'a> {
     /// No two at once have the same in one process.
     pub name: &'a str,
     pub servers: usize,
     pub hosts: usize,
     /// Jobs that one host takes at once.
     pub blocks: i64,
-    pub runtime: Runtime,
+    pub runtime: HostRuntime,
 }
 
 pub struct Replicas {
     servers: Vec<Option<Server>>,
-    hosts: Option<hollow::Running>,
+    hosts: Option<hollow::RunningHosts>,
     pub postgres: Postgres,
     /// By which they reach it.
     database: String,
@@ -46,24 +46,28 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    pub async fn start(plan: Plan<'_>) -> Result<Self> {
+    pub async fn start(plan: ReplicaOptions<'_>) -> Result<Self> {
         let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
         Self::start_on(postgres, plan).await
     }
 
     /// With servers whose locks are others' once they were dead for so long.
-    pub async fn start_with_lock_timeout(plan: Plan<'_>, lock_timeout: &str) -> Result<Self> {
+    pub async fn start_with_lock_timeout(plan: ReplicaOptions<'_>, lock_timeout: &str) -> Result<Self> {
         let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
         let env = vec![("WINDLASS_SERVER_LOCK_TIMEOUT", PathBuf::from(lock_timeout))];
         Self::start_as(postgres, plan, env).await
     }
 
     /// On a cluster that was made before.
-    pub async fn start_on(postgres: Postgres, plan: Plan<'_>) -> Result<Self> {
+    pub async fn start_on(postgres: Postgres, plan: ReplicaOptions<'_>) -> Result<Self> {
         Self::start_as(postgres, plan, Vec::new()).await
     }
 
-    async fn start_as(postgres: Postgres, plan: Plan<'_>, env: Vec<(&'static str, PathBuf)>) -> Result<Self> {
+    async fn start_as(
+        postgres: Postgres,
+        plan: ReplicaOptions<'_>,
+        env: Vec<(&'static str, PathBuf)>,
+    ) -> Result<Self> {
         let url = postgres.url();
         let mut replicas = Self {
             servers: (0..plan.servers).map(|_| None).collect(),
@@ -78,7 +82,7 @@ impl Replicas {
         // The first start makes the tables and the keys.
         replicas.raise(0).await?;
         let home = replicas.home.path().join("hosts");
-        let hosts = Hosts {
+        let hosts = HostOptions {
             agent: &replicas.agent,
             home: &home,
             count: plan.hosts,
@@ -211,11 +215,11 @@ impl Replicas {
 
     /// Where a host keeps its things; they are counted from 1.
     pub fn host_home(&self, number: usize) -> PathBuf {
-        hollow::home_of(&self.home.path().join("hosts"), number)
+        hollow::host_home(&self.home.path().join("hosts"), number)
     }
 
     /// A call to one of them, whatever it answers.
-    pub async fn ask(&self, number: usize, path: &str, body: &Value) -> Result<Answer> {
+    pub async fn ask(&self, number: usize, path: &str, body: &Value) -> Result<ApiResponse> {
         ask(self.server(number)?.address(), path, body).await
     }
 

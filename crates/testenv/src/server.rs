@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    closed::{self, Load, LoadFigures},
+    closed::{self, LoadFigures, RequestLoad},
     process,
 };
 
@@ -119,9 +119,9 @@ impl Server {
         lasts: Duration,
         make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
     ) -> Result<LoadFigures> {
-        let request = closed::post(path, TOKEN, body);
-        let load = Load { address: self.address.clone(), request, connections, lasts };
-        closed::run(&load, make).await.with_context(|| format!("load {path}"))
+        let request = closed::build_post(path, TOKEN, body);
+        let load = RequestLoad { address: self.address.clone(), request, connections, lasts };
+        closed::run_load(&load, make).await.with_context(|| format!("load {path}"))
     }
 
     pub async fn client(&self) -> Result<Client> {
@@ -187,7 +187,7 @@ impl Client {
     }
 
     pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
-        self.stream.write_all(&closed::post(path, TOKEN, &body.to_string())).await?;
+        self.stream.write_all(&closed::build_post(path, TOKEN, &body.to_string())).await?;
         // Anything but 200 is an error that carries the answer.
         closed::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
@@ -197,14 +197,14 @@ impl Client {
 
 /// What a server said.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ApiResponse {
     pub status: u16,
     /// Seconds, where it asks to be left alone.
     pub retry_after: Option<u64>,
     pub body: Value,
 }
 
-impl Answer {
+impl ApiResponse {
     /// The body of one that says yes.
     pub fn ok(self) -> Result<Value> {
         ensure!(self.status == 200, "{}: {}", self.status, self.body);
@@ -213,7 +213,7 @@ impl Answer {
 }
 
 /// One call over a connection of its own, whatever the answer is. No answer is an error.
-pub async fn ask(address: &str, path: &str, body: &Value) -> Result<Answer> {
+pub async fn ask(address: &str, path: &str, body: &Value) -> Result<ApiResponse> {
     call_api_idempotent(address, path, body, None).await
 }
 
@@ -223,12 +223,12 @@ pub async fn call_api_idempotent(
     path: &str,
     body: &Value,
     key: Option<&str>,
-) -> Result<Answer> {
+) -> Result<ApiResponse> {
     call_api_with(address, TOKEN, path, body, key).await
 }
 
 /// The same as whoever has this token.
-pub async fn call_api_as(address: &str, token: &str, path: &str, body: &Value) -> Result<Answer> {
+pub async fn call_api_as(address: &str, token: &str, path: &str, body: &Value) -> Result<ApiResponse> {
     call_api_with(address, token, path, body, None).await
 }
 
@@ -238,7 +238,7 @@ async fn call_api_with(
     path: &str,
     body: &Value,
     key: Option<&str>,
-) -> Result<Answer> {
+) -> Result<ApiResponse> {
     let body = body.to_string();
     let key = key.map_or(String::new(), |key| format!("idempotency-key: {key}\r\n"));
     let request = format!(
@@ -260,7 +260,7 @@ async fn call_api_with(
     let retry_after = field("retry-after").and_then(|value| value.parse().ok());
     let length: Option<usize> = field("content-length").and_then(|value| value.parse().ok());
     ensure!(length.is_none_or(|length| length == body.len()), "the answer was cut off");
-    Ok(Answer { status, retry_after, body: serde_json::from_slice(body).unwrap_or(Value::Null) })
+    Ok(ApiResponse { status, retry_after, body: serde_json::from_slice(body).unwrap_or(Value::Null) })
 }
 
 /// A submission of a run, ready to be sent.
@@ -272,5 +272,5 @@ pub fn submission(configuration: &Value) -> Value {
 
 /// The bytes of one, for a load.
 pub fn submission_bytes(configuration: &Value) -> Vec<u8> {
-    closed::post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
+    closed::build_post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
 }

@@ -1,7 +1,7 @@
 //! SSH targets of the hosts that tests make.
 
 use anyhow::Result;
-use windlass_testkit::lab::Host;
+use windlass_testkit::lab::LabHost;
 use windlass_tunnel::{HostKey, HostKeyPin, LoginKey, SshDestination};
 
 /// Logs in to a host of a lab.
@@ -27,7 +27,7 @@ pub trait SshTarget {
     fn host_key(&self) -> Result<HostKey>;
 }
 
-impl SshTarget for Host {
+impl SshTarget for LabHost {
     fn target_as(&self, user: &str) -> SshDestination {
         #[expect(clippy::expect_used, reason = "the lab itself has written both keys")]
         let (key, pin) = (

@@ -17,19 +17,19 @@ use serde_json::{Value, json};
 use crate::server::{Client, Server, ServerOptions, TOKEN, binary, submission};
 use windlass_testkit::{
     TempDir,
-    lab::{Host, Lab},
+    lab::{Lab, LabHost},
     temp_dir,
-    wait::{WITHIN, eventually_ok, eventually_ok_async},
+    wait::{TIMEOUT, eventually_ok, eventually_ok_async},
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// A user nobody else is.
-const NOBODY: u32 = 47_111;
+const UNPRIVILEGED_UID: u32 = 47_111;
 const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
 /// Where jobs run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Machines {
+pub enum HostMode {
     /// This machine, jobs as processes.
     Processes,
     /// This machine, jobs as containers of the tests' engine.
@@ -38,11 +38,11 @@ pub enum Machines {
     None,
 }
 
-pub struct Stage {
+pub struct TestEnv {
     home: PathBuf,
     /// Removed at the end. None when the caller chose the directory and keeps it.
     temp: Option<TempDir>,
-    machines: Machines,
+    machines: HostMode,
     /// The container engine of this machine, where it is not the tests' own.
     engine: Option<PathBuf>,
     /// For the server, beside what it always gets.
@@ -60,15 +60,15 @@ pub struct Stage {
 /// A connection that was idle for longer is not used again.
 const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(10);
 
-impl Stage {
-    pub async fn new(machines: Machines) -> Self {
+impl TestEnv {
+    pub async fn new(machines: HostMode) -> Self {
         let mut stage = Self::new_unstarted(machines);
         stage.start().await;
         stage
     }
 
     /// A server with settings that a test does not wait for as long as an operator would.
-    pub async fn with_settings(machines: Machines, settings: &[(&'static str, &str)]) -> Self {
+    pub async fn with_settings(machines: HostMode, settings: &[(&'static str, &str)]) -> Self {
         let mut stage = Self::new_unstarted(machines);
         for (name, value) in settings {
             stage = stage.with_env(name, value);
@@ -78,7 +78,7 @@ impl Stage {
     }
 
     /// With plain processes as they are for whoever sets nothing.
-    pub async fn confined(machines: Machines) -> Self {
+    pub async fn confined(machines: HostMode) -> Self {
         Self::with_settings(machines, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await
     }
 
@@ -90,7 +90,7 @@ impl Stage {
     /// The same, with these rights for plain processes.
     pub async fn unprivileged_with(processes: &str) -> Self {
         let mut stage =
-            Self::new_unstarted(Machines::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
+            Self::new_unstarted(HostMode::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
         // The directory that the tests are built in may be closed to others.
         let copy = |name: &str| {
             let copy = stage.home.join(name);
@@ -107,14 +107,14 @@ impl Stage {
         std::fs::write(&start, script).unwrap();
         std::fs::set_permissions(&start, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         for path in [&stage.home, &stage.home.join("server")] {
-            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+            std::os::unix::fs::chown(path, Some(UNPRIVILEGED_UID), Some(UNPRIVILEGED_UID)).unwrap();
         }
         (stage.windlass, stage.agent) = (start, agent);
         stage.start().await;
         stage
     }
 
-    fn new_unstarted(machines: Machines) -> Self {
+    fn new_unstarted(machines: HostMode) -> Self {
         let temp = temp_dir("e2e").unwrap();
         let mut stage = Self::at(temp.path().to_owned(), machines);
         stage.temp = Some(temp);
@@ -122,9 +122,9 @@ impl Stage {
     }
 
     /// In a directory that stays, with a server that is not started yet.
-    pub fn at(home: PathBuf, machines: Machines) -> Self {
+    pub fn at(home: PathBuf, machines: HostMode) -> Self {
         std::fs::create_dir_all(home.join("server")).unwrap();
-        let (windlass, agent) = (binary("windlass").unwrap(), slim_agent());
+        let (windlass, agent) = (binary("windlass").unwrap(), stripped_agent());
         Self {
             home,
             temp: None,
@@ -201,9 +201,9 @@ impl Stage {
     /// Starts the server, for the first time or again.
     pub async fn start(&mut self) {
         let engine = match self.machines {
-            Machines::Containers => self.engine.clone().unwrap_or_else(engine),
+            HostMode::Containers => self.engine.clone().unwrap_or_else(engine),
             // Not there: then jobs are processes, whatever this machine has.
-            Machines::Processes | Machines::None => self.home.join("no-engine.sock"),
+            HostMode::Processes | HostMode::None => self.home.join("no-engine.sock"),
         };
         let (data, log) = (self.home.join("server"), self.home.join("server.log"));
         let mut env = vec![
@@ -216,7 +216,7 @@ impl Stage {
             data: &data,
             database: None,
             core: None,
-            local: self.machines != Machines::None,
+            local: self.machines != HostMode::None,
             env,
             log: Some(&log),
         };
@@ -262,7 +262,7 @@ impl Stage {
 
     /// Waits until the run has one of these statuses; an end that is not among them is a failure.
     pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
-        self.wait_for_status_within(name, statuses, WITHIN).await
+        self.wait_for_status_within(name, statuses, TIMEOUT).await
     }
 
     pub async fn wait_for_status_within(
@@ -343,7 +343,7 @@ impl Stage {
     }
 
     /// A fleet `lab` of some hosts of a lab, ready.
-    pub async fn create_lab_fleet(&mut self, lab: &Lab, hosts: &[Host], blocks: u32) {
+    pub async fn create_lab_fleet(&mut self, lab: &Lab, hosts: &[LabHost], blocks: u32) {
         let (private, public) = lab.key_pair().unwrap();
         let addresses: Vec<String> = hosts.iter().map(|host| host.addr().to_string()).collect();
         let configuration = json!({"type": "fleet", "name": "lab", "placement": "cluster", "blocks": blocks,
@@ -423,15 +423,15 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for TestEnv {
     fn drop(&mut self) {
         self.kill();
-        sweep(&self.home);
+        kill_processes_of(&self.home);
     }
 }
 
 /// Ends every process that came from this directory: the agent, and jobs that outlived their server.
-pub fn sweep(home: &Path) {
+pub fn kill_processes_of(home: &Path) {
     // With its end: another test's directory may begin with the same name.
     let needle = format!("{}/", home.display());
     for _ in 0..20 {
@@ -457,11 +457,11 @@ pub fn sweep(home: &Path) {
 }
 
 /// A machine of the mock cloud is taken back: everything on it stops, and whoever asks the cloud is told that it is gone.
-pub fn preempt(books: &Path, machine: &str) -> std::io::Result<()> {
+pub fn preempt_machine(books: &Path, machine: &str) -> std::io::Result<()> {
     let signs = books.join("preempt");
     std::fs::create_dir_all(&signs)?;
     std::fs::write(signs.join(machine), "")?;
-    sweep(&books.join(&machine[..8]));
+    kill_processes_of(&books.join(&machine[..8]));
     Ok(())
 }
 
@@ -501,7 +501,7 @@ pub fn submission_of(run: &Value) -> &Value {
 }
 
 /// A task that any host of a lab takes a part of.
-pub fn small(name: &str, commands: &[&str]) -> Value {
+pub fn small_task_config(name: &str, commands: &[&str]) -> Value {
     let mut job = task(name, commands);
     job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
     job
@@ -516,7 +516,7 @@ pub fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
 }
 
 /// The agent without what only debuggers read: a third of the upload. Made once per build.
-pub fn slim_agent() -> PathBuf {
+pub fn stripped_agent() -> PathBuf {
     use std::os::unix::fs::MetadataExt as _;
     // Several of one process must not write it at once.
     static MADE: OnceLock<PathBuf> = OnceLock::new();

@@ -32,7 +32,7 @@ const DRIPS_PER_SECOND: u64 = 20;
 
 /// What happens to whatever passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Weather {
+pub struct ConnectionFaults {
     /// Each piece comes so much later, give or take a third: a fixed time would keep in step with who tries again.
     pub latency: Duration,
     /// Bytes a second; 0 is no limit.
@@ -60,7 +60,7 @@ pub struct FaultCounts {
 
 /// Where something listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Endpoint {
     Tcp(String),
     Unix(PathBuf),
 }
@@ -83,8 +83,8 @@ impl ProxyListener {
 }
 
 struct ProxyState {
-    to: Place,
-    weather: watch::Sender<Weather>,
+    to: Endpoint,
+    weather: watch::Sender<ConnectionFaults>,
     /// Grows with each cut: connections of an older number end.
     cuts: watch::Sender<u64>,
     counts: FaultCounts,
@@ -92,7 +92,7 @@ struct ProxyState {
 }
 
 /// It carries until it is dropped; connections that are open then are cut.
-pub struct Proxy {
+pub struct FaultProxy {
     shared: Arc<ProxyState>,
     address: String,
     /// A socket whose place was taken, to be given back.
@@ -100,7 +100,7 @@ pub struct Proxy {
     server: JoinHandle<()>,
 }
 
-impl Proxy {
+impl FaultProxy {
     /// On a port of this machine's loopback.
     pub async fn tcp(to: impl Into<String>, seed: u64) -> io::Result<Self> {
         Self::tcp_at("127.0.0.1:0", to, seed).await
@@ -110,13 +110,13 @@ impl Proxy {
     pub async fn tcp_at(at: &str, to: impl Into<String>, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind(at).await?;
         let address = listener.local_addr()?.to_string();
-        Ok(Self::serve(ProxyListener::Tcp(listener), Place::Tcp(to.into()), address, seed))
+        Ok(Self::serve(ProxyListener::Tcp(listener), Endpoint::Tcp(to.into()), address, seed))
     }
 
     pub fn unix(at: &Path, to: &Path, seed: u64) -> io::Result<Self> {
         let listener = UnixListener::bind(at)?;
         let address = at.display().to_string();
-        Ok(Self::serve(ProxyListener::Unix(listener), Place::Unix(to.to_owned()), address, seed))
+        Ok(Self::serve(ProxyListener::Unix(listener), Endpoint::Unix(to.to_owned()), address, seed))
     }
 
     /// Takes the place of a socket that somebody listens on; whoever connects by its path comes here first.
@@ -133,10 +133,10 @@ impl Proxy {
         Ok(proxy)
     }
 
-    fn serve(listener: ProxyListener, to: Place, address: String, seed: u64) -> Self {
+    fn serve(listener: ProxyListener, to: Endpoint, address: String, seed: u64) -> Self {
         let shared = Arc::new(ProxyState {
             to,
-            weather: watch::Sender::new(Weather::default()),
+            weather: watch::Sender::new(ConnectionFaults::default()),
             cuts: watch::Sender::new(0),
             counts: FaultCounts::default(),
             rng: Mutex::new(Rng::new(seed)),
@@ -150,7 +150,7 @@ impl Proxy {
         &self.address
     }
 
-    pub fn set(&self, weather: Weather) {
+    pub fn set(&self, weather: ConnectionFaults) {
         self.shared.weather.send_replace(weather);
     }
 
@@ -164,7 +164,7 @@ impl Proxy {
     }
 }
 
-impl Drop for Proxy {
+impl Drop for FaultProxy {
     fn drop(&mut self) {
         self.cut();
         self.server.abort();
@@ -186,10 +186,10 @@ async fn accept(listener: ProxyListener, shared: Arc<ProxyState>) {
     }
 }
 
-async fn connect(to: &Place) -> io::Result<Box<dyn ProxyStream>> {
+async fn connect(to: &Endpoint) -> io::Result<Box<dyn ProxyStream>> {
     Ok(match to {
-        Place::Tcp(address) => Box::new(TcpStream::connect(address).await?),
-        Place::Unix(path) => Box::new(UnixStream::connect(path).await?),
+        Endpoint::Tcp(address) => Box::new(TcpStream::connect(address).await?),
+        Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await?),
     })
 }
 

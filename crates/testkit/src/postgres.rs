@@ -25,7 +25,7 @@ const DATABASE: &str = "windlass";
 
 /// How a cluster goes down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Down {
+pub enum ShutdownMode {
     /// Connections are ended, what is committed is written.
     Fast,
     /// No word to anybody; the log is replayed at the next start.
@@ -100,11 +100,11 @@ impl Postgres {
     }
 
     /// Stops it, and waits until it is gone.
-    pub fn down(&mut self, how: Down) -> Result<()> {
+    pub fn down(&mut self, how: ShutdownMode) -> Result<()> {
         let mut server = self.server.take().context("Postgres is down already")?;
         let signal = match how {
-            Down::Fast => "-INT",
-            Down::Immediate => "-QUIT",
+            ShutdownMode::Fast => "-INT",
+            ShutdownMode::Immediate => "-QUIT",
         };
         let told = Command::new("kill").args([signal, &server.id().to_string()]).status()?;
         ensure!(told.success(), "signal Postgres");
@@ -203,7 +203,7 @@ pub const SOCKET: &str = ".s.PGSQL.5432";
 impl Drop for Postgres {
     fn drop(&mut self) {
         if self.server.is_some() {
-            let _ = self.down(Down::Immediate);
+            let _ = self.down(ShutdownMode::Immediate);
         }
     }
 }

@@ -21,13 +21,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A node, which need not be as big as it says.
 #[derive(Clone, Copy, Debug)]
-pub struct Size {
+pub struct NodeSize {
     pub cpus: u32,
     pub memory_mib: u32,
     pub gpus: u32,
 }
 
-pub struct Cluster {
+pub struct SlurmCluster {
     dir: TempDir,
     munged: Option<Child>,
     controller: Option<Child>,
@@ -35,14 +35,14 @@ pub struct Cluster {
     nodes: Vec<(String, Option<Child>)>,
 }
 
-impl Cluster {
+impl SlurmCluster {
     /// Starts one and waits until every node is idle.
     ///
     /// # Panics
     /// When Slurm is not installed or does not start.
     #[must_use]
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
-    pub fn start(sizes: &[Size]) -> Self {
+    pub fn start(sizes: &[NodeSize]) -> Self {
         let mut random = [0_u8; 128];
         getrandom::fill(&mut random).expect("random bytes");
         let temp = crate::temp_dir("slurm").expect("make the cluster's folder");
@@ -199,7 +199,7 @@ impl Cluster {
     }
 
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
-    fn configure(&self, sizes: &[Size]) {
+    fn configure(&self, sizes: &[NodeSize]) {
         let dir = self.dir().display();
         let host = hostname();
         let ports: Vec<u16> = (0..=sizes.len()).map(|_| crate::ports::free()).collect();
@@ -252,7 +252,7 @@ impl Cluster {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for SlurmCluster {
     /// Munge goes last: a job that ends without it hangs its node.
     fn drop(&mut self) {
         self.freeze_controller(false);

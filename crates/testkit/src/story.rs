@@ -59,7 +59,7 @@ pub fn ran(command: &mut Command) -> CommandOutput {
 }
 
 /// Where commands of a story come from.
-pub trait Ground {
+pub trait SnapshotEnv {
     /// What is typed first.
     const PROGRAM: &'static str;
     /// Patterns of text that differs each time here, looked for after those that every story knows.
@@ -74,7 +74,7 @@ pub trait Ground {
 }
 
 #[must_use = "`end` compares it"]
-pub struct CliSnapshot<'a, G: Ground> {
+pub struct CliSnapshot<'a, G: SnapshotEnv> {
     name: &'static str,
     ground: &'a G,
     masks: Vec<(String, &'static str)>,
@@ -82,7 +82,7 @@ pub struct CliSnapshot<'a, G: Ground> {
     ended: bool,
 }
 
-impl<'a, G: Ground> CliSnapshot<'a, G> {
+impl<'a, G: SnapshotEnv> CliSnapshot<'a, G> {
     /// `name` is that of the file, without its end.
     pub fn new(name: &'static str, ground: &'a G) -> Self {
         Self { name, ground, masks: ground.masks(), text: String::new(), ended: false }
@@ -104,13 +104,13 @@ impl<'a, G: Ground> CliSnapshot<'a, G> {
     pub fn add(&mut self, args: &[&str], done: &CommandOutput) {
         let shown: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
         let line = format!("$ {} {}", G::PROGRAM, shown.join(" "));
-        let _ = writeln!(self.text, "{}", masked::<G>(line.trim_end()));
+        let _ = writeln!(self.text, "{}", mask_for_env::<G>(line.trim_end()));
         let _ =
             writeln!(self.text, "exit: {}", done.code.map_or("signal".to_owned(), |code| code.to_string()));
         for (title, stream) in [("stdout", &done.stdout), ("stderr", &done.stderr)] {
             if !stream.is_empty() {
                 let end = if stream.ends_with('\n') { "" } else { "[no line end]\n" };
-                let _ = write!(self.text, "── {title}\n{}{end}", masked::<G>(stream));
+                let _ = write!(self.text, "── {title}\n{}{end}", mask_for_env::<G>(stream));
             }
         }
         self.text.push('\n');
@@ -135,7 +135,7 @@ impl<'a, G: Ground> CliSnapshot<'a, G> {
     }
 }
 
-impl<G: Ground> Drop for CliSnapshot<'_, G> {
+impl<G: SnapshotEnv> Drop for CliSnapshot<'_, G> {
     fn drop(&mut self) {
         assert!(
             self.ended || std::thread::panicking(),
@@ -165,7 +165,7 @@ const PATTERNS: [Pattern; 7] = [
     (r"\bssh-ed25519 [[:alnum:]+/=]{17,}", "[KEY]"),
 ];
 
-fn masked<G: Ground>(text: &str) -> String {
+fn mask_for_env<G: SnapshotEnv>(text: &str) -> String {
     mask(text, G::PATTERNS)
 }
 
@@ -178,7 +178,7 @@ fn mask(text: &str, own: &[Pattern]) -> String {
     }
     // A column with ages is as wide as the longest of them. What a program other than ours prints may have any width.
     let is_narrowed = out.contains(AGE_PATTERN) || (!own.is_empty() && out != text);
-    if is_narrowed { out.split_inclusive('\n').map(narrow).collect() } else { out }
+    if is_narrowed { out.split_inclusive('\n').map(collapse_spaces).collect() } else { out }
 }
 
 fn compiled(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
@@ -187,7 +187,7 @@ fn compiled(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
 }
 
 /// Two spaces where there are more, but not at the start of the line.
-fn narrow(line: &str) -> String {
+fn collapse_spaces(line: &str) -> String {
     let text = line.trim_start_matches(' ');
     let mut out = line[..line.len() - text.len()].to_owned();
     let mut spaces = 0;

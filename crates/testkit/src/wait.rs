@@ -10,7 +10,7 @@ use std::{
 };
 
 /// Long enough that only something broken reaches it.
-pub const WITHIN: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Whether a program takes connections at `socket`. The file alone says nothing: it is there a moment before.
@@ -41,7 +41,7 @@ pub fn eventually_ok<T, E: Display>(what: &str, mut check: impl FnMut() -> Resul
         match check() {
             Ok(value) => return value,
             Err(last) => {
-                assert!(began.elapsed() < WITHIN, "not within {WITHIN:?}: {what}\nlast seen: {last}");
+                assert!(began.elapsed() < TIMEOUT, "not within {TIMEOUT:?}: {what}\nlast seen: {last}");
             }
         }
         thread::sleep(POLL_INTERVAL);
@@ -74,8 +74,8 @@ pub fn eventually_ok_async<T, E: Display>(
                 Ok(value) => return value,
                 Err(last) => {
                     assert!(
-                        began.elapsed() < WITHIN,
-                        "{caller}: not within {WITHIN:?}: {what}\nlast seen: {last}"
+                        began.elapsed() < TIMEOUT,
+                        "{caller}: not within {TIMEOUT:?}: {what}\nlast seen: {last}"
                     );
                 }
             }

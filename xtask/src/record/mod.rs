@@ -86,8 +86,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let place = tape.home.path().display().to_string();
     let tidied =
         |text: String| text.replace(&place, "/home/you").trim_end().trim_end_matches(PROMPT).to_owned();
-    let plain = tidied(process::read(&mut tape.tmux(&["capture-pane", "-p"]))?);
-    let coloured = tidied(process::read(&mut tape.tmux(&["capture-pane", "-p", "-e"]))?);
+    let plain = tidied(process::run_for_stdout(&mut tape.tmux(&["capture-pane", "-p"]))?);
+    let coloured = tidied(process::run_for_stdout(&mut tape.tmux(&["capture-pane", "-p", "-e"]))?);
     let put = |path: &str, text: String| {
         std::fs::write(workspace.root.join(path), text).with_context(|| format!("write `{path}`"))
     };
@@ -115,7 +115,7 @@ impl TmuxSession {
     fn wait(&self) -> Result<()> {
         let until = Instant::now() + PROMPT_TIMEOUT;
         loop {
-            let screen = process::read(&mut self.tmux(&["capture-pane", "-p"])).unwrap_or_default();
+            let screen = process::run_for_stdout(&mut self.tmux(&["capture-pane", "-p"])).unwrap_or_default();
             if screen.trim_end().lines().last() == Some(PROMPT) {
                 return Ok(());
             }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 8.4;
 const HEIGHT: f64 = 19.0;
 const MARGIN: f64 = 16.0;
-const PAPER: &str = "#1b1f27";
+const BACKGROUND_COLOUR: &str = "#1b1f27";
 const TEXT_COLOUR: &str = "#d8dee9";
 /// Black to white, as a dark terminal shows them.
 const COLOURS: [&str; 8] =
@@ -54,7 +54,7 @@ pub(super) fn render_svg(screen: &str, columns: usize) -> String {
     let (width, height) = (columns as f64 * WIDTH + 2.0 * MARGIN, lines.len() as f64 * HEIGHT + 2.0 * MARGIN);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
-         viewBox=\"0 0 {width:.0} {height:.0}\">\n<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"{PAPER}\"/>\n\
+         viewBox=\"0 0 {width:.0} {height:.0}\">\n<rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"{BACKGROUND_COLOUR}\"/>\n\
          <g font-family=\"ui-monospace, Menlo, Consolas, monospace\" font-size=\"14\" xml:space=\"preserve\">\n"
     );
     let mut pen = TextStyle::default();

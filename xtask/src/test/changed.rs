@@ -21,7 +21,7 @@ pub(super) struct ChangeBase {
 
 /// Names of the packages to test. Files outside of any crate (the workspace's manifest, the lock file, cargo's
 /// settings) touch all of them; documents touch `xtask`, whose tests read them.
-pub(super) fn packages(workspace: &Workspace, since: &ChangeBase) -> Result<BTreeSet<String>> {
+pub(super) fn changed_packages(workspace: &Workspace, since: &ChangeBase) -> Result<BTreeSet<String>> {
     let base = match &since.revision {
         Some(revision) => revision.clone(),
         None => base(workspace),
@@ -48,7 +48,7 @@ fn base(workspace: &Workspace) -> String {
 }
 
 fn git(workspace: &Workspace, args: &[&str]) -> Result<String> {
-    process::read(
+    process::run_for_stdout(
         Command::new("git").current_dir(&workspace.root).args(["-c", "safe.directory=*"]).args(args),
     )
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{Context, Scope, TestOptions, changed};
+use super::{Scope, TestContext, TestOptions, changed};
 use crate::{
     elf,
     engine::{self, Engine},
@@ -21,7 +21,7 @@ const QUEUE_SEEDS_FIXED: u64 = 20;
 
 pub(super) struct Level {
     pub(super) name: &'static str,
-    pub(super) run: fn(&mut Context) -> Result<LevelOutcome>,
+    pub(super) run: fn(&mut TestContext) -> Result<LevelOutcome>,
     pub(super) is_needed_by_the_rest: bool,
 }
 
@@ -80,23 +80,23 @@ pub(super) fn select_levels(options: &TestOptions) -> Vec<Level> {
     }
 }
 
-fn set_up(context: &mut Context) -> Result<LevelOutcome> {
-    setup::ensure(context.workspace)?;
+fn set_up(context: &mut TestContext) -> Result<LevelOutcome> {
+    setup::ensure_for_tests(context.workspace)?;
     Ok(LevelOutcome::passed("programs that the tests need are installed"))
 }
 
-fn format(context: &mut Context) -> Result<LevelOutcome> {
+fn format(context: &mut TestContext) -> Result<LevelOutcome> {
     let checked = process::run(context.workspace.cargo().args(["fmt", "--all", "--check"]));
     Ok(LevelOutcome::from_result(checked, "formatted", "cargo fmt --all --check"))
 }
 
-fn tidy(context: &mut Context) -> Result<LevelOutcome> {
+fn tidy(context: &mut TestContext) -> Result<LevelOutcome> {
     Ok(LevelOutcome::from_result(tidy::run(context.workspace), "every rule holds", "cargo xtask tidy"))
 }
 
 /// Clippy for everything as the tests build it, and for the two binaries as people get them: without the code that
 /// only tests need.
-fn lints(context: &mut Context) -> Result<LevelOutcome> {
+fn lints(context: &mut TestContext) -> Result<LevelOutcome> {
     let packages = packages(context)?;
     let linted = process::run(context.workspace.cargo().arg("clippy").args(&packages).args([
         "--all-targets",
@@ -114,9 +114,9 @@ fn lints(context: &mut Context) -> Result<LevelOutcome> {
 }
 
 /// `--workspace`, or the packages that `--changed` chose.
-fn packages(context: &Context) -> Result<Vec<String>> {
+fn packages(context: &TestContext) -> Result<Vec<String>> {
     let Some(since) = &context.options.changed else { return Ok(vec!["--workspace".to_owned()]) };
-    let packages = changed::packages(context.workspace, since)?;
+    let packages = changed::changed_packages(context.workspace, since)?;
     if packages.is_empty() {
         bail!("nothing changed: there is nothing to test");
     }
@@ -124,7 +124,7 @@ fn packages(context: &Context) -> Result<Vec<String>> {
 }
 
 /// Everything that the other levels run, in one go.
-fn build(context: &mut Context) -> Result<LevelOutcome> {
+fn build(context: &mut TestContext) -> Result<LevelOutcome> {
     let mut command = nextest(context)?;
     process::run(command.arg("--no-run"))?;
     if context.options.scope != Scope::Fast {
@@ -142,7 +142,7 @@ fn profile(scope: Scope) -> &'static str {
 }
 
 /// `cargo nextest run` with what was asked for.
-fn nextest(context: &Context) -> Result<Command> {
+fn nextest(context: &TestContext) -> Result<Command> {
     let mut command = context.workspace.cargo();
     command.args(["nextest", "run", "--profile", profile(context.options.scope)]);
     command.args(packages(context)?);
@@ -151,7 +151,7 @@ fn nextest(context: &Context) -> Result<Command> {
     Ok(command)
 }
 
-fn tests(context: &mut Context) -> Result<LevelOutcome> {
+fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     let mut command = nextest(context)?;
     command.args(["--test-threads", &context.options.threads.to_string(), "--no-tests", "fail"]);
     command.args(&context.options.only);
@@ -173,7 +173,7 @@ fn tests(context: &mut Context) -> Result<LevelOutcome> {
     let began = std::time::Instant::now();
     let ran = process::run(&mut command);
     let running = began.elapsed();
-    let tests = match junit::read(&report) {
+    let tests = match junit::read_report(&report) {
         Ok(tests) => tests,
         // Nextest stopped before the first test.
         Err(missing) => return Ok(LevelOutcome::failed(ran.err().unwrap_or(missing))),
@@ -193,7 +193,7 @@ fn tests(context: &mut Context) -> Result<LevelOutcome> {
 }
 
 /// One engine serves all levels of a run.
-fn engine(context: &mut Context) -> Result<std::path::PathBuf> {
+fn engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
     if context.engine.is_none() {
         context.engine = Some(Engine::start().context("start a container engine for the tests")?);
     }
@@ -201,7 +201,7 @@ fn engine(context: &mut Context) -> Result<std::path::PathBuf> {
 }
 
 /// The same seeds as always, and seeds of this day, which nobody has played before.
-fn simulation(context: &mut Context) -> Result<LevelOutcome> {
+fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
     let (new, queue_new) = match context.options.scope {
         Scope::Fast | Scope::Full => (200, 10),
         Scope::Nightly => (5_000, 200),
@@ -230,7 +230,7 @@ fn simulation(context: &mut Context) -> Result<LevelOutcome> {
     Ok(outcome)
 }
 
-fn faults(context: &mut Context) -> Result<LevelOutcome> {
+fn faults(context: &mut TestContext) -> Result<LevelOutcome> {
     let engine = engine(context)?;
     let played = match context.options.scope {
         Scope::Fast | Scope::Full => faults::run_each_once(context.workspace, &engine),
@@ -243,9 +243,9 @@ fn faults(context: &mut Context) -> Result<LevelOutcome> {
     ))
 }
 
-fn bad_requests(context: &mut Context) -> Result<LevelOutcome> {
+fn bad_requests(context: &mut TestContext) -> Result<LevelOutcome> {
     let sent = match context.options.scope {
-        Scope::Fast | Scope::Full => fuzz::short(context.workspace),
+        Scope::Fast | Scope::Full => fuzz::run_short(context.workspace),
         Scope::Nightly => fuzz::run_long(context.workspace),
     };
     Ok(LevelOutcome::from_result(
@@ -256,7 +256,7 @@ fn bad_requests(context: &mut Context) -> Result<LevelOutcome> {
 }
 
 /// Both binaries are static, and the examples are valid by the checker that people get.
-fn binaries(context: &mut Context) -> Result<LevelOutcome> {
+fn binaries(context: &mut TestContext) -> Result<LevelOutcome> {
     let workspace = context.workspace;
     for name in ["windlass", "windlass-agent"] {
         elf::check_static(&workspace.built("debug", name)?)?;

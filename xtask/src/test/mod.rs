@@ -34,7 +34,7 @@ struct TestOptions {
 }
 
 /// What the levels of one run share.
-struct Context<'a> {
+struct TestContext<'a> {
     workspace: &'a Workspace,
     options: TestOptions,
     /// Started by the first level that needs containers, stopped when the run ends.
@@ -44,15 +44,15 @@ struct Context<'a> {
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     let options = options(args)?;
     let list = levels::select_levels(&options);
-    let mut context = Context { workspace, options, engine: None };
+    let mut context = TestContext { workspace, options, engine: None };
     let whole = CoreMeter::start();
     let mut rows: Vec<LevelRow> = Vec::new();
     for level in list {
-        out::heading(level.name);
+        out::print_heading(level.name);
         let meter = CoreMeter::start();
         let outcome = (level.run)(&mut context).unwrap_or_else(LevelOutcome::failed);
         let row = LevelRow { name: level.name, usage: meter.usage(), outcome };
-        out::print_message(&report::line(&row));
+        out::print_message(&report::level_line(&row));
         let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
         rows.push(row);
         if is_fatal {
@@ -61,15 +61,15 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
         }
     }
     drop(context.engine.take());
-    out::heading("summary");
+    out::print_heading("summary");
     out::print_message(&report::summary(&rows));
     if context.options.timings {
-        out::heading("where the time went");
+        out::print_heading("where the time went");
         out::print_message(&report::timings(&rows, context.options.threads));
     }
     let failed = rows.iter().filter(|row| row.outcome.failure.is_some()).count();
     if failed > 0 {
-        out::heading("to repeat what failed");
+        out::print_heading("to repeat what failed");
         out::print_message(&report::rerun_lines(&rows));
     }
     ensure!(failed == 0, "{failed} of {} levels failed", rows.len());

@@ -15,7 +15,7 @@ pub(super) struct LevelRow {
 }
 
 /// `tests: ok in 3 min 20 s (2,390 tests, 0 failed)`
-pub(super) fn line(row: &LevelRow) -> String {
+pub(super) fn level_line(row: &LevelRow) -> String {
     let took = format_duration(row.usage.wall);
     match &row.outcome.failure {
         None => format!("{}: ok in {took} ({})", row.name, row.outcome.summary),
@@ -111,8 +111,8 @@ mod tests {
 format       ok            2.0 s  formatted
 tests        FAILED   1 min 01 s  1 of 2 tests failed";
         assert_eq!(summary(&rows), expect);
-        assert_eq!(line(&rows[0]), "format: ok in 2.0 s (formatted)");
-        assert_eq!(line(&rows[1]), "tests: FAILED after 1 min 01 s: 1 of 2 tests failed");
+        assert_eq!(level_line(&rows[0]), "format: ok in 2.0 s (formatted)");
+        assert_eq!(level_line(&rows[1]), "tests: FAILED after 1 min 01 s: 1 of 2 tests failed");
         assert_eq!(rerun_lines(&rows), "  cargo xtask test --only slow");
     }
 

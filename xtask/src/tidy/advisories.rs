@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::Problems;
 use crate::{out, process, workspace::Workspace};
 
-const LIST: &str = "advisories.toml";
+const LIST_FILE: &str = "advisories.toml";
 /// A list that nobody looked at for longer is called old.
 const DAYS_MAX: i64 = 90;
 /// What cargo-deny says when it cannot get the database.
@@ -31,7 +31,7 @@ struct AdvisoryList {
 }
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
-    let list = parse(&workspace.read(LIST)?)?;
+    let list = parse(&workspace.read(LIST_FILE)?)?;
     let locked = locked(&workspace.read("Cargo.lock")?);
     ensure!(!locked.is_empty(), "find the packages in Cargo.lock");
     let mut problems = find_problems(&list, &locked)?;
@@ -39,7 +39,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     let accepted: BTreeSet<String> =
         list.advisories.iter().filter(|one| !one.accepted.is_empty()).map(|one| one.id.clone()).collect();
     if ignored != accepted {
-        problems.push(format!("`deny.toml` ignores {ignored:?}, and `{LIST}` accepts {accepted:?}"));
+        problems.push(format!("`deny.toml` ignores {ignored:?}, and `{LIST_FILE}` accepts {accepted:?}"));
     }
     Ok(problems)
 }
@@ -49,23 +49,23 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
 pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
     let problems = check(workspace)?;
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
-    let list = parse(&workspace.read(LIST)?)?;
+    let list = parse(&workspace.read(LIST_FILE)?)?;
     let (count, through) = (list.advisories.len(), &list.through);
     out::print_message(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
     let age = today() - parse_days(&list.reviewed).context("read the date of the review")?;
     if age > DAYS_MAX {
         out::print_message(&format!(
-            "warning `{LIST}` was reviewed {age} days ago; read what is new and set `reviewed`"
+            "warning `{LIST_FILE}` was reviewed {age} days ago; read what is new and set `reviewed`"
         ));
     }
-    if process::read(workspace.cargo().args(["deny", "--version"])).is_err() {
+    if process::run_for_stdout(workspace.cargo().args(["deny", "--version"])).is_err() {
         out::print_message(
             "warning cargo-deny is not installed (`cargo install cargo-deny --locked`): only the list was asked",
         );
         return Ok(());
     }
     process::run(workspace.cargo().args(["deny", "check", "bans", "licenses", "sources"]))?;
-    match process::read(workspace.cargo().args(["deny", "check", "advisories"])) {
+    match process::run_for_stdout(workspace.cargo().args(["deny", "check", "advisories"])) {
         Ok(_) => out::print_message("ok      Cargo.lock against the database"),
         Err(error) if format!("{error:#}").contains(FETCH_FAILED) => {
             out::print_message("warning the database cannot be reached: only the list was asked");
@@ -78,7 +78,7 @@ pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
 fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Problems> {
     let mut problems = Vec::new();
     if parse_days(&list.reviewed).is_none() || list.through.is_empty() {
-        problems.push(format!("`{LIST}` does not say when it was reviewed, and up to which advisory"));
+        problems.push(format!("`{LIST_FILE}` does not say when it was reviewed, and up to which advisory"));
     }
     let mut seen = BTreeSet::new();
     for advisory in &list.advisories {
@@ -90,7 +90,7 @@ fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Pro
         let mut hit = Vec::new();
         for (_, version) in ours {
             for range in affected {
-                if contains(range, version)? {
+                if is_in_range(range, version)? {
                     hit.push(version.as_str());
                 }
             }
@@ -122,7 +122,7 @@ fn parse(text: &str) -> Result<AdvisoryList> {
             list.advisories.push(Advisory::default());
             continue;
         }
-        let wrong = || format!("understand `{LIST}:{}`: {line}", at + 1);
+        let wrong = || format!("understand `{LIST_FILE}:{}`: {line}", at + 1);
         let (key, value) = line.split_once(" = ").with_context(wrong)?;
         let texts: Vec<String> = value.split('"').skip(1).step_by(2).map(str::to_owned).collect();
         let one = || texts.first().cloned().filter(|_| texts.len() == 1).with_context(wrong);
@@ -160,7 +160,7 @@ fn ignored(deny: &str) -> Result<BTreeSet<String>> {
 }
 
 /// Whether a version is in a range such as `>=1.2.0, <1.3.0`, `<2.0.0` or `*`.
-fn contains(range: &str, version: &str) -> Result<bool> {
+fn is_in_range(range: &str, version: &str) -> Result<bool> {
     let has = Version::parse(version)?;
     for part in range.split(',').map(str::trim).filter(|part| *part != "*") {
         let (from, to) = (part.strip_prefix(">="), part.strip_prefix('<'));
@@ -266,11 +266,13 @@ mod tests {
         let ordered =
             ["0.9.10", "0.10.0-alpha.2", "0.10.0-rc.2", "0.10.0-rc.18", "0.10.0", "0.10.1", "1.0.0"];
         for pair in ordered.windows(2) {
-            assert!(contains(&format!("<{}", pair[1]), pair[0]).unwrap(), "{pair:?}");
-            assert!(!contains(&format!("<{}", pair[0]), pair[1]).unwrap(), "{pair:?}");
+            assert!(is_in_range(&format!("<{}", pair[1]), pair[0]).unwrap(), "{pair:?}");
+            assert!(!is_in_range(&format!("<{}", pair[0]), pair[1]).unwrap(), "{pair:?}");
         }
-        assert!(contains("*", "0.10.0-rc.18").unwrap() && contains(">=1.0.0", "1.0.0+build.5").unwrap());
-        assert!(contains("^1", "1.0.0").is_err() && contains("<1", "1.0.0").is_err());
+        assert!(
+            is_in_range("*", "0.10.0-rc.18").unwrap() && is_in_range(">=1.0.0", "1.0.0+build.5").unwrap()
+        );
+        assert!(is_in_range("^1", "1.0.0").is_err() && is_in_range("<1", "1.0.0").is_err());
     }
 
     #[test]

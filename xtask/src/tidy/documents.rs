@@ -31,7 +31,7 @@ pub(super) fn check_decisions(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-pub(super) fn commands(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_readme_commands(workspace: &Workspace) -> Result<Problems> {
     let text = workspace.read("README.md")?;
     let readme = fenced_commands(&text);
     let script = workspace.read(".ci/run")?;
@@ -56,7 +56,7 @@ fn fenced_commands(markdown: &str) -> Vec<&str> {
         .collect()
 }
 
-pub(super) fn places(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_work_paths(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()? {
         let bytes = std::fs::read(workspace.root.join(&path)).with_context(|| format!("read `{path}`"))?;

@@ -38,10 +38,10 @@ fn documented_edges(markdown: &str) -> Result<CrateEdges> {
     }
     ensure!(!rows.is_empty(), "find the crate table, headed `may use, of ours`, in ARCHITECTURE.md");
     let names: BTreeSet<String> = rows.keys().cloned().collect();
-    rows.iter().map(|(name, cell)| Ok((name.clone(), uses(name, cell, &names)?))).collect()
+    rows.iter().map(|(name, cell)| Ok((name.clone(), parse_uses(name, cell, &names)?))).collect()
 }
 
-fn uses(name: &str, cell: &str, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+fn parse_uses(name: &str, cell: &str, names: &BTreeSet<String>) -> Result<BTreeSet<String>> {
     if cell == "—" {
         return Ok(BTreeSet::new());
     }

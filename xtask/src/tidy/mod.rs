@@ -22,22 +22,22 @@ type Check = fn(&Workspace) -> Result<Problems>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("dependency edges stay within the table of ARCHITECTURE.md", edges::check),
-    ("modules have telling names", sources::names),
+    ("modules have telling names", sources::check_names),
     ("source files fit in a head", sources::check_lengths),
     ("SQL lives in db/", sources::check_sql_location),
     ("db/ calls nobody over the network", sources::check_db_imports),
     ("tests are on and have telling names", sources::check_tests_enabled),
     ("pipelines say what they claim, own and wait for", pipelines::check),
     ("decisions have their headings", documents::check_decisions),
-    ("README and .ci/run name the same commands", documents::commands),
-    ("no file speaks of the place it was written in", documents::places),
+    ("README and .ci/run name the same commands", documents::check_readme_commands),
+    ("no file speaks of the place it was written in", documents::check_work_paths),
     ("links between documents lead somewhere", documents::check_links),
     ("every dependency has its reason", documents::check_dependencies),
     ("every licence is permissive", licences::check),
     ("no known weakness is linked in without a reason", advisories::check),
     ("every attack is listed with the tests that try it", security::check_attacks),
     ("unsafe code is where it is listed", security::check_unsafe_code),
-    ("programs are started without a shell in between", security::shells),
+    ("programs are started without a shell in between", security::check_shells),
 ];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn modules_have_telling_names() {
-        holds(sources::names);
+        holds(sources::check_names);
     }
 
     #[test]
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn programs_are_started_without_a_shell_in_between() {
-        holds(security::shells);
+        holds(security::check_shells);
     }
 
     #[test]
@@ -162,12 +162,12 @@ mod tests {
 
     #[test]
     fn readme_and_ci_name_the_same_commands() {
-        holds(documents::commands);
+        holds(documents::check_readme_commands);
     }
 
     #[test]
     fn no_file_speaks_of_the_place_it_was_written_in() {
-        holds(documents::places);
+        holds(documents::check_work_paths);
     }
 
     #[test]

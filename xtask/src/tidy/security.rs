@@ -96,7 +96,7 @@ pub(super) fn check_unsafe_code(workspace: &Workspace) -> Result<Problems> {
 }
 
 /// Programs get their arguments as they are: no shell reads them in between.
-pub(super) fn shells(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_shells(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     let ours = |path: &&String| {
         path.ends_with(".rs")

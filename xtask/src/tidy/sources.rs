@@ -35,7 +35,7 @@ fn rust_files(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(workspace.files()?.into_iter().filter(|path| path.ends_with(".rs")).collect())
 }
 
-pub(super) fn names(workspace: &Workspace) -> Result<Problems> {
+pub(super) fn check_names(workspace: &Workspace) -> Result<Problems> {
     let files = rust_files(workspace)?;
     Ok(files.iter().filter_map(|path| vague(path)).collect())
 }

@@ -70,12 +70,12 @@ fn program(hook: Hook) -> Vec<u8> {
 }
 
 /// Refuses the addresses to everything in the group, a directory of version 2, for as long as it exists.
-pub fn refuse(group: &Path) -> io::Result<()> {
+pub fn block(group: &Path) -> io::Result<()> {
     HOOKS.into_iter().try_for_each(|hook| ports::attach(group, hook, &program(hook)))
 }
 
 /// Whether this kernel takes such programs from us.
-pub fn works() -> io::Result<()> {
+pub fn check_supported() -> io::Result<()> {
     HOOKS.into_iter().try_for_each(|hook| ports::load(hook, &program(hook)).map(drop))
 }
 

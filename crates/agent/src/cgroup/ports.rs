@@ -158,7 +158,7 @@ fn program(hook: Hook, ports: &PortMap) -> Vec<u8> {
 /// `union bpf_attr` of `BPF_PROG_LOAD`, as far as it is used.
 #[repr(C)]
 #[derive(Default)]
-struct Load {
+struct ProgLoadAttr {
     kind: u32,
     count: u32,
     instructions: u64,
@@ -191,14 +191,14 @@ fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_long> {
 }
 
 pub(super) fn load(hook: Hook, instructions: &[u8]) -> io::Result<OwnedFd> {
-    let attributes = Load {
+    let attributes = ProgLoadAttr {
         kind: SOCK_ADDR,
         count: u32::try_from(instructions.len() / 8).unwrap_or(u32::MAX),
         instructions: instructions.as_ptr() as u64,
         licence: LICENCE.as_ptr() as u64,
         name: *NAME,
         hook: hook as u32,
-        ..Load::default()
+        ..ProgLoadAttr::default()
     };
     let number = bpf(PROG_LOAD, &attributes)?;
     let number = i32::try_from(number).map_err(io::Error::other)?;
@@ -208,7 +208,7 @@ pub(super) fn load(hook: Hook, instructions: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Has the kernel rewrite the ports of everything in the group, a directory of version 2, for as long as it exists.
-pub fn rewrite(group: &Path, ports: &PortMap) -> io::Result<()> {
+pub fn rewrite_ports(group: &Path, ports: &PortMap) -> io::Result<()> {
     if ports.iter().all(|(from, to)| from == to) {
         return Ok(());
     }

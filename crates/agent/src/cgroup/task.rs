@@ -14,7 +14,7 @@ use std::{
 use rustix::process::Signal;
 
 use super::{Group, Hierarchies, Mount};
-use crate::proc::{self, Held};
+use crate::proc::{self, ProcessHandle};
 
 /// What all our groups are below.
 const ROOT_GROUP: &str = "windlass";
@@ -39,7 +39,7 @@ pub(super) fn is_task_group(path: &str) -> bool {
 
 /// `None` is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Limits {
+pub struct TaskLimits {
     /// Cores.
     pub cpu: Option<f64>,
     /// Bytes, swap included.
@@ -77,7 +77,7 @@ impl TaskGroups {
     }
 
     /// Makes the group of a task, or finds it again, and limits it. What could not be limited is told.
-    pub fn make(&self, name: &str, limits: &Limits) -> (TaskGroup, Vec<UnenforcedLimit>) {
+    pub fn make(&self, name: &str, limits: &TaskLimits) -> (TaskGroup, Vec<UnenforcedLimit>) {
         let mut group = Group::default();
         if let Some(mount) = &self.hierarchies.v2 {
             group.v2 = self.create_in(mount, self.own.v2.as_deref(), name, true);
@@ -184,7 +184,7 @@ impl TaskGroup {
     pub fn members(&self) -> BTreeSet<i32> {
         let mut pids = BTreeSet::new();
         for directory in self.directories() {
-            collect(&directory, &mut pids);
+            collect_pids(&directory, &mut pids);
         }
         pids
     }
@@ -208,7 +208,7 @@ impl TaskGroup {
     /// is either not held, or seen not to be a member.
     fn kill_member(&self, pid: i32) {
         let Ok(Some(stat)) = proc::stat(pid) else { return };
-        let Ok(Some(held)) = Held::open(stat.name) else { return };
+        let Ok(Some(held)) = ProcessHandle::open(stat.name) else { return };
         if self.contains(pid) {
             let _ = held.signal(Signal::KILL);
         }
@@ -257,12 +257,12 @@ fn is_below(path: &str, below: &Path) -> bool {
     })
 }
 
-fn collect(directory: &Path, pids: &mut BTreeSet<i32>) {
+fn collect_pids(directory: &Path, pids: &mut BTreeSet<i32>) {
     if let Ok(text) = fs::read_to_string(directory.join("cgroup.procs")) {
         pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 0));
     }
     for inside in subdirectories(directory) {
-        collect(&inside, pids);
+        collect_pids(&inside, pids);
     }
 }
 
@@ -281,7 +281,7 @@ fn remove_tree(directory: &Path) -> io::Result<()> {
     }
 }
 
-fn apply_limits(group: &Group, limits: &Limits) -> Vec<UnenforcedLimit> {
+fn apply_limits(group: &Group, limits: &TaskLimits) -> Vec<UnenforcedLimit> {
     let mut unenforced = Vec::new();
     let mut tried = |what, result: Result<(), String>| {
         if let Err(why) = result {
@@ -309,8 +309,8 @@ fn limit_cpu(group: &Group, cores: f64) -> Result<(), String> {
     let quota = (cores.clamp(0.0, 1e6) * 1e5) as u64;
     let quota = quota.max(CPU_QUOTA_US_MIN);
     if let Some(v1) = group.v1_of("cpu") {
-        write(&v1.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
-        return write(&v1.join("cpu.cfs_quota_us"), &quota.to_string());
+        write_file(&v1.join("cpu.cfs_period_us"), &CPU_PERIOD_US.to_string())?;
+        return write_file(&v1.join("cpu.cfs_quota_us"), &quota.to_string());
     }
     set_limit(group, "cpu", "cpu.max", "cpu.max", &format!("{quota} {CPU_PERIOD_US}"))
 }
@@ -320,11 +320,11 @@ fn limit_memory(group: &Group, bytes: u64) -> Result<(), String> {
     set_limit(group, "memory", "memory.limit_in_bytes", "memory.max", &text)?;
     // Swap must not be a way around. Where it is not counted there may be none, or it is at least not sought.
     if let Some(v1) = group.v1_of("memory") {
-        if write(&v1.join("memory.memsw.limit_in_bytes"), &text).is_err() {
-            let _ = write(&v1.join("memory.swappiness"), "0");
+        if write_file(&v1.join("memory.memsw.limit_in_bytes"), &text).is_err() {
+            let _ = write_file(&v1.join("memory.swappiness"), "0");
         }
     } else if let Some(v2) = &group.v2 {
-        let _ = write(&v2.join("memory.swap.max"), "0");
+        let _ = write_file(&v2.join("memory.swap.max"), "0");
     }
     Ok(())
 }
@@ -338,16 +338,16 @@ fn set_limit(
     value: &str,
 ) -> Result<(), String> {
     if let Some(v1) = group.v1_of(controller) {
-        return write(&v1.join(v1_file), value);
+        return write_file(&v1.join(v1_file), value);
     }
     match &group.v2 {
-        Some(v2) if v2.join(v2_file).exists() => write(&v2.join(v2_file), value),
+        Some(v2) if v2.join(v2_file).exists() => write_file(&v2.join(v2_file), value),
         Some(_) => Err(format!("this host has no {controller} controller for us")),
         None => Err("no control group could be made".to_owned()),
     }
 }
 
-fn write(path: &Path, value: &str) -> Result<(), String> {
+fn write_file(path: &Path, value: &str) -> Result<(), String> {
     // Not created where it is missing: in a control group that fails oddly.
     let file = fs::OpenOptions::new().write(true).open(path);
     file.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
@@ -370,11 +370,11 @@ mod tests {
 
     #[test]
     fn a_limit_without_a_controller_is_told_and_not_passed_over() {
-        let limits = Limits { cpu: Some(0.5), memory: Some(1 << 20), pids: Some(9) };
+        let limits = TaskLimits { cpu: Some(0.5), memory: Some(1 << 20), pids: Some(9) };
         let said = apply_limits(&Group::default(), &limits);
         assert_eq!(said.iter().map(|one| one.what).collect::<Vec<_>>(), ["cpu", "memory", "pids"]);
         assert_eq!(said[0].to_string(), "the cpu limit is not enforced: no control group could be made");
-        assert!(apply_limits(&Group::default(), &Limits::default()).is_empty());
+        assert!(apply_limits(&Group::default(), &TaskLimits::default()).is_empty());
     }
 
     #[test]
@@ -393,7 +393,7 @@ mod tests {
         ] {
             fs::write(dir.join(name), "").unwrap();
         }
-        let limits = Limits { cpu: Some(1.5), memory: Some(1 << 20), pids: Some(9) };
+        let limits = TaskLimits { cpu: Some(1.5), memory: Some(1 << 20), pids: Some(9) };
         let v2 = apply_limits(&Group { v2: Some(dir.to_owned()), v1: Vec::new() }, &limits);
         let v1 = ["cpu", "memory", "pids"].map(|c| (c.to_owned(), dir.to_owned()));
         let v1 = apply_limits(&Group { v2: None, v1: v1.to_vec() }, &limits);

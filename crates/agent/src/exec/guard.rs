@@ -30,7 +30,10 @@ use crate::{
         task::{TaskGroup, TaskGroups},
     },
     isolation::restrict::hide_memory,
-    runner::init::{Orders, ReapOutcome, become_reaper, clear, code, pending, reap, reset_signals},
+    runner::init::{
+        InitRequest, ReapOutcome, become_reaper, code, kill_descendants, read_stop_signals, reap,
+        reset_signals,
+    },
 };
 
 /// All groups of executors are below this name.
@@ -113,7 +116,7 @@ fn run(args: &Args) -> io::Result<u8> {
     let child = start(&args.command, &environment, &group, isolation)?;
     let end = wait_for_exit(child, &signals)?;
     group.kill();
-    clear(&Orders::default(), &signals);
+    kill_descendants(&InitRequest::default(), &signals);
     match end {
         GuardOutcome::ProgramExited(status) => Ok(code(status)),
         GuardOutcome::ExecutorGone => {
@@ -201,7 +204,7 @@ fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
         if !both[1].revents().is_empty() {
             return Ok(GuardOutcome::ExecutorGone);
         }
-        for asked in pending(signals, Some(Duration::ZERO))? {
+        for asked in read_stop_signals(signals, Some(Duration::ZERO))? {
             // The program was not reaped, so its number is its own.
             let _ = kill_process_group(child, asked);
         }

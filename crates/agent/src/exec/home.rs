@@ -81,7 +81,8 @@ fn is_abandoned(dir: &Path) -> bool {
     };
     match proc::stat(pid) {
         Ok(found) => {
-            let lives = |stat: proc::Stat| stat.name.start == start && stat.state == proc::State::Alive;
+            let lives =
+                |stat: proc::Stat| stat.name.start == start && stat.state == proc::ProcessState::Alive;
             !found.is_some_and(lives) && !held()
         }
         Err(_) => false,

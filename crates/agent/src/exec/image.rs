@@ -16,11 +16,11 @@ use std::{
 use serde_json::{Value, json};
 use tokio::process::Command;
 use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
-use windlass_model::queue::REFUSED;
+use windlass_model::queue::REFUSED_REASON;
 
-use super::Stopped;
+use super::AttemptError;
 use crate::shim::{
-    docker::{Confinement, NETWORK, confinement, create_command, shield},
+    docker::{ContainerConfinement, NETWORK, confinement, create_command, shield},
     mounts,
     policy::Policy,
 };
@@ -77,11 +77,11 @@ pub(super) struct ContainerSpec<'a> {
     pub(super) cpus: Option<u64>,
     /// Numbers of those that are its own.
     pub(super) gpus: Option<String>,
-    pub(super) confinement: Confinement,
+    pub(super) confinement: ContainerConfinement,
 }
 
-fn refused_error(why: String) -> Stopped {
-    Stopped::CannotRun { reason: REFUSED, why }
+fn refused_error(why: String) -> AttemptError {
+    AttemptError::CannotRun { reason: REFUSED_REASON, why }
 }
 
 /// `Ok(None)`: a plain process. With a warning where the image was ignored.
@@ -89,7 +89,7 @@ pub(super) async fn choose_engine(
     runtime: Runtime,
     allow_process: bool,
     image: &str,
-) -> Result<(Option<Engine>, Option<String>), Stopped> {
+) -> Result<(Option<Engine>, Option<String>), AttemptError> {
     if NO_IMAGE.contains(&image) {
         return if allow_process { Ok((None, None)) } else { Err(refused_error(process_refusal(image))) };
     }
@@ -118,10 +118,10 @@ pub(super) async fn choose_engine(
         let why = format!(
             "image `{image}` cannot be used: neither Docker nor Podman nor Apptainer answers on this machine"
         );
-        return Err(Stopped::CannotRun { reason: "image", why });
+        return Err(AttemptError::CannotRun { reason: "image", why });
     }
     let why = format!("{runtime:?} does not answer on this machine");
-    Err(Stopped::Host(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
+    Err(AttemptError::Host(std::io::Error::new(std::io::ErrorKind::NotFound, why)))
 }
 
 fn process_refusal(image: &str) -> String {
@@ -132,7 +132,7 @@ fn process_refusal(image: &str) -> String {
 }
 
 /// Whether the policy of this host lets a plain process run, whoever started the executor.
-pub(super) fn allow_process(policy: &Path) -> Result<(), Stopped> {
+pub(super) fn allow_process(policy: &Path) -> Result<(), AttemptError> {
     let policy = load_policy(policy)?;
     let why = match policy.processes(ProcessMode::Own, Vec::new()).mode {
         ProcessMode::Refused => "takes none",
@@ -145,9 +145,9 @@ pub(super) fn allow_process(policy: &Path) -> Result<(), Stopped> {
     Err(refused_error(format!("a plain process: the policy of this host {why} (`processes` in {file})")))
 }
 
-fn load_policy(policy: &Path) -> Result<Policy, Stopped> {
+fn load_policy(policy: &Path) -> Result<Policy, AttemptError> {
     Policy::load(policy)
-        .map_err(|error| Stopped::Host(std::io::Error::other(windlass_model::causes::chain(&error))))
+        .map_err(|error| AttemptError::Host(std::io::Error::other(windlass_model::causes::chain(&error))))
 }
 
 /// What the policy of this host makes of a container, unless it forbids it.
@@ -158,7 +158,7 @@ pub(super) fn confine(
     network: Network,
     targets: &[String],
     gpus: Option<&str>,
-) -> Result<Confinement, Stopped> {
+) -> Result<ContainerConfinement, AttemptError> {
     let policy = load_policy(policy)?;
     let network = match (engine, network) {
         (Engine::Docker(_), Network::Bridge) => NetworkMode::Bridge,
@@ -178,10 +178,10 @@ pub(super) fn confine(
         "volume_mounts": targets.iter().map(|path| json!({ "name": "", "path": path })).collect::<Vec<_>>(),
         "gpu_devices": devices.collect::<Vec<_>>(),
     }))
-    .map_err(|error| Stopped::Host(error.into()))?;
+    .map_err(|error| AttemptError::Host(error.into()))?;
     let numbered = |path: &str| (path.to_owned(), Ok(PathBuf::from(path)));
     let devices = spec.gpu_devices.iter().map(|device| numbered(&device.path_on_host)).collect();
-    let seen = mounts::Seen { mounts: Vec::new(), devices };
+    let seen = mounts::ResolvedPaths { mounts: Vec::new(), devices };
     let verdict = policy.decide(&spec, &seen);
     if verdict.problems.is_empty() {
         Ok(confinement(&policy.limits(&spec), false, network))
@@ -192,7 +192,7 @@ pub(super) fn confine(
 
 /// Apptainer runs files and images of registries. A directory would show what is in it, and an instance is another
 /// container.
-fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, Stopped> {
+fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, AttemptError> {
     const SCHEMES: [&str; 4] = ["docker://", "oras://", "library://", "https://"];
     if image.starts_with('/') {
         return if are_registries_limited {
@@ -250,7 +250,7 @@ impl Engine {
 
     /// The network that containers are on, made unless it is there; answers how they reach this machine. Nothing is started
     /// on it before the addresses of the cloud's metadata are closed.
-    pub(super) async fn ensure_network(self) -> Result<Option<IpAddr>, Stopped> {
+    pub(super) async fn ensure_network(self) -> Result<Option<IpAddr>, AttemptError> {
         let Self::Docker(program) = self else { return Ok(None) };
         let is_podman = program == "podman";
         let format = if is_podman {
@@ -268,7 +268,7 @@ impl Engine {
             found = run_engine(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
         }
         let found = found.map_err(|said| {
-            Stopped::Host(std::io::Error::other(format!("make the network {NETWORK}: {said}")))
+            AttemptError::Host(std::io::Error::other(format!("make the network {NETWORK}: {said}")))
         })?;
         let mut parts = found.split_whitespace();
         let id = parts.next().unwrap_or_default();
@@ -281,7 +281,7 @@ impl Engine {
     }
 
     /// Before the container is said to run: an image that is not there costs nobody a try.
-    pub(super) async fn pull_image(self, image: &str) -> Result<(), Stopped> {
+    pub(super) async fn pull_image(self, image: &str) -> Result<(), AttemptError> {
         let program = match self {
             Self::Docker(program) => program,
             // It fetches when it starts.
@@ -292,9 +292,9 @@ impl Engine {
         }
         run_engine(program, &["pull", "--quiet", image]).await.map(drop).map_err(|said| {
             if is_image_missing(&said) {
-                Stopped::CannotRun { reason: "image", why: format!("fetch the image `{image}`: {said}") }
+                AttemptError::CannotRun { reason: "image", why: format!("fetch the image `{image}`: {said}") }
             } else {
-                Stopped::Host(std::io::Error::other(format!("fetch the image `{image}`: {said}")))
+                AttemptError::Host(std::io::Error::other(format!("fetch the image `{image}`: {said}")))
             }
         })
     }
@@ -450,7 +450,7 @@ mod tests {
             memory: Some(1024),
             cpus: Some(2),
             gpus: Some("0,1".to_owned()),
-            confinement: Confinement {
+            confinement: ContainerConfinement {
                 cap_drop: vec!["ALL".to_owned()],
                 cap_add: vec!["CHOWN".to_owned()],
                 security_opt: vec!["no-new-privileges".to_owned()],
@@ -487,8 +487,8 @@ mod tests {
         assert!(Engine::Apptainer("apptainer").words(&file).0.contains(&"/images/a.sif".to_owned()));
     }
 
-    fn reason(stopped: Stopped) -> (&'static str, String) {
-        let Stopped::CannotRun { reason, why } = stopped else { panic!("{stopped}") };
+    fn reason(stopped: AttemptError) -> (&'static str, String) {
+        let AttemptError::CannotRun { reason, why } = stopped else { panic!("{stopped}") };
         (reason, why)
     }
 
@@ -496,12 +496,12 @@ mod tests {
     async fn plain_processes_are_refused_unless_the_operator_allows_them() {
         for image in ["none", ""] {
             let (word, why) = reason(choose_engine(Runtime::Auto, false, image).await.unwrap_err());
-            assert_eq!(word, REFUSED);
+            assert_eq!(word, REFUSED_REASON);
             assert!(why.contains("`--allow-process`"), "{why}");
             assert_eq!(choose_engine(Runtime::Auto, true, image).await.unwrap(), (None, None));
         }
         let (word, _) = reason(choose_engine(Runtime::Process, false, "debian").await.unwrap_err());
-        assert_eq!(word, REFUSED);
+        assert_eq!(word, REFUSED_REASON);
         let ignored = choose_engine(Runtime::Process, true, "debian").await.unwrap();
         assert_eq!(ignored, (None, Some("image `debian` was ignored".to_owned())));
     }
@@ -511,7 +511,7 @@ mod tests {
         for image in ["--privileged", "-v/:/host", "--bind=/:/x docker://a"] {
             for runtime in [Runtime::Auto, Runtime::Docker, Runtime::Apptainer, Runtime::Process] {
                 let (word, why) = reason(choose_engine(runtime, true, image).await.unwrap_err());
-                assert!(word == REFUSED && why.contains(image), "{why}");
+                assert!(word == REFUSED_REASON && why.contains(image), "{why}");
             }
         }
     }
@@ -535,23 +535,23 @@ mod tests {
             (Engine::Apptainer("apptainer"), "/etc/passwd", Network::Bridge, "is a file"),
         ] {
             let (word, why) = reason(ask(engine, image, network).unwrap_err());
-            assert!(word == REFUSED && why.contains(told), "{image}: {why}");
+            assert!(word == REFUSED_REASON && why.contains(told), "{image}: {why}");
         }
         write("");
         for image in ["/", "/etc", "instance://other", "dir:///etc"] {
             let (word, why) = reason(ask(Engine::Apptainer("a"), image, Network::Bridge).unwrap_err());
-            assert!(word == REFUSED && why.contains(image), "{why}");
+            assert!(word == REFUSED_REASON && why.contains(image), "{why}");
         }
         for target in ["/proc/x", "/a:b", "/a/../b"] {
             let asked = confine(&file, docker, "x", Network::Bridge, &[target.to_owned()], None);
             let (word, why) = reason(asked.unwrap_err());
-            assert!(word == REFUSED && why.contains("mount at"), "{why}");
+            assert!(word == REFUSED_REASON && why.contains("mount at"), "{why}");
         }
         assert_eq!(ask(docker, "x", Network::Host).unwrap().network, "host");
         allow_process(&file).unwrap();
         write("processes: refused\n");
         let (word, why) = reason(allow_process(&file).unwrap_err());
-        assert!(word == REFUSED && why.contains("`processes` in"), "{why}");
+        assert!(word == REFUSED_REASON && why.contains("`processes` in"), "{why}");
     }
 
     #[test]

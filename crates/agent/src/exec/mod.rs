@@ -25,7 +25,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use windlass_api::queue::{Client, QueueError};
+use windlass_api::queue::{QueueError, QueueHttpClient};
 use windlass_model::causes::chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
@@ -33,8 +33,8 @@ use self::{
     home::WorkDir,
     image::{Network, Runtime},
     isolation::UserRange,
-    report::{Fenced, OutputUpload},
-    work::{Program, ProgramSpec, RunningProgram, Told},
+    report::{FencedReceiver, OutputUpload},
+    work::{EndRequest, Program, ProgramSpec, RunningProgram},
 };
 
 /// Nothing was written: the attempt is not ours.
@@ -93,7 +93,7 @@ pub struct Args {
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Stopped {
+enum AttemptError {
     /// Another attempt counts now.
     #[error("the attempt is not ours any more: {0}")]
     Fenced(#[source] QueueError),
@@ -142,7 +142,7 @@ async fn run(args: &Args) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let client = match Client::with_certificate(&args.url, &token, args.server_cert.as_deref()) {
+    let client = match QueueHttpClient::with_certificate(&args.url, &token, args.server_cert.as_deref()) {
         Ok(client) => client,
         Err(error) => {
             print_message(&chain(&error));
@@ -175,22 +175,22 @@ async fn run(args: &Args) -> ExitCode {
 async fn attempt(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &Args) -> ExitCode {
     match run_attempt(queue, record, home, args).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Stopped::Fenced(error)) => {
+        Err(AttemptError::Fenced(error)) => {
             print_message(&error.to_string());
             ExitCode::from(EXIT_NOT_OWNER)
         }
-        Err(Stopped::Host(error)) => return_to_queue(queue, &error).await,
-        Err(Stopped::Told) => {
+        Err(AttemptError::Host(error)) => return_to_queue(queue, &error).await,
+        Err(AttemptError::Told) => {
             print_message("told to stop before anything ran");
             let done = queue.put(&json!({ "state": "Queued" }), "give-back").await;
             if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(Stopped::CannotRun { reason, why }) => {
+        Err(AttemptError::CannotRun { reason, why }) => {
             let status = json!({ "error": why, "reason": reason });
             let done = queue.put(&json!({ "state": "Cancelled", "runtime_status": status }), "cancel").await;
             if done.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(Stopped::Queue(error)) => {
+        Err(AttemptError::Queue(error)) => {
             print_message(&error.to_string());
             ExitCode::FAILURE
         }
@@ -229,12 +229,12 @@ async fn run_attempt(
     record: &Value,
     home: &WorkDir,
     args: &Args,
-) -> Result<(), Stopped> {
-    let mut calls = StopSignals::listen().map_err(Stopped::Host)?;
+) -> Result<(), AttemptError> {
+    let mut calls = StopSignals::listen().map_err(AttemptError::Host)?;
     let work = tokio::select! {
         work = prepare(queue, record, home, args) => work?,
         // Images may take their time.
-        () = calls.next() => return Err(Stopped::Told),
+        () = calls.next() => return Err(AttemptError::Told),
     };
     if let Err(stopped) = queue.put(&json!({ "state": "Running" }), "run").await {
         work.clean_up().await;
@@ -265,7 +265,7 @@ async fn run_attempt(
     let mut ending = work.ending(status, told).await;
     let kept = save_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
     work.clean_up().await;
-    let missing = report.finish().await.map_err(Stopped::Fenced)?;
+    let missing = report.finish().await.map_err(AttemptError::Fenced)?;
     // Where the server gives what the program wrote.
     ending["log"] = format!("containers/{}/output", queue.uuid).into();
     let lost = match kept {
@@ -301,7 +301,7 @@ async fn save_output(
     };
     let to = outputs.join(name);
     let target = to.clone();
-    let kept = tokio::task::spawn_blocking(move || output::keep(&from, &target)).await;
+    let kept = tokio::task::spawn_blocking(move || output::move_dir(&from, &target)).await;
     match kept.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
         Ok(()) => Ok(to.display().to_string()),
         Err(error) => Err(Some(format!("its output could not be kept in {}: {error}", to.display()))),
@@ -309,9 +309,9 @@ async fn save_output(
 }
 
 /// The queue says that it runs, and it never will.
-async fn start_failed(work: &Program, error: &std::io::Error) -> Result<(), Stopped> {
+async fn start_failed(work: &Program, error: &std::io::Error) -> Result<(), AttemptError> {
     work.clean_up().await;
-    Err(Stopped::CannotRun { reason: "start_failed", why: format!("start the program: {error}") })
+    Err(AttemptError::CannotRun { reason: "start_failed", why: format!("start the program: {error}") })
 }
 
 async fn prepare(
@@ -319,7 +319,7 @@ async fn prepare(
     record: &Value,
     home: &WorkDir,
     args: &Args,
-) -> Result<Program, Stopped> {
+) -> Result<Program, AttemptError> {
     let secrets = queue.get("secret_mounts").await?;
     let auth = queue.get("auth").await?;
     let token = format!(
@@ -354,29 +354,29 @@ async fn wait_for_end(
     running: &mut RunningProgram,
     report: &OutputUpload,
     calls: &mut StopSignals,
-    fenced: &mut Fenced,
+    fenced: &mut FencedReceiver,
     limit: Option<u64>,
-) -> Result<(std::process::ExitStatus, Option<Told>), Stopped> {
+) -> Result<(std::process::ExitStatus, Option<EndRequest>), AttemptError> {
     let far = Instant::now() + FAR_FUTURE;
     let ends = limit.map_or(far, |secs| Instant::now() + Duration::from_secs(secs));
-    let mut told: Option<Told> = None;
+    let mut told: Option<EndRequest> = None;
     let mut kill_at = far;
     loop {
         tokio::select! {
-            status = running.child.wait() => return status.map(|status| (status, told)).map_err(Stopped::Host),
+            status = running.child.wait() => return status.map(|status| (status, told)).map_err(AttemptError::Host),
             Some((stream, bytes)) = running.output.recv() => report.append(stream, &bytes),
             Ok(error) = &mut *fenced => {
                 running.kill();
                 work.kill().await;
-                return Err(Stopped::Fenced(error));
+                return Err(AttemptError::Fenced(error));
             }
             () = calls.next() => {
-                told.get_or_insert(Told::Stopped);
+                told.get_or_insert(EndRequest::Stopped);
                 running.request_stop();
                 kill_at = kill_at.min(Instant::now() + STOP_GRACE);
             }
             () = sleep_until(ends), if told.is_none() => {
-                told = Some(Told::TimedOut);
+                told = Some(EndRequest::TimedOut);
                 running.request_stop();
                 kill_at = kill_at.min(Instant::now() + STOP_GRACE);
             }
@@ -391,7 +391,7 @@ async fn wait_for_end(
 
 /// One attempt's door to the queue.
 struct AttemptClient {
-    client: Client,
+    client: QueueHttpClient,
     uuid: String,
     attempt: u64,
 }
@@ -405,16 +405,16 @@ impl AttemptClient {
         self.client.get(&format!("containers/{}", self.uuid)).await
     }
 
-    async fn get(&self, what: &str) -> Result<Value, Stopped> {
+    async fn get(&self, what: &str) -> Result<Value, AttemptError> {
         match self.client.get(&format!("containers/{}/{what}", self.uuid)).await {
             Ok(value) => Ok(value),
-            Err(error) if error.is_refusal() => Err(Stopped::Fenced(error)),
-            Err(error) => Err(Stopped::Queue(error)),
+            Err(error) if error.is_refusal() => Err(AttemptError::Fenced(error)),
+            Err(error) => Err(AttemptError::Queue(error)),
         }
     }
 
     /// Writes, until somebody answers. The name makes a repeat of a write whose answer was lost harmless.
-    async fn put(&self, change: &Value, what: &str) -> Result<(), Stopped> {
+    async fn put(&self, change: &Value, what: &str) -> Result<(), AttemptError> {
         let mut change = change.clone();
         change["attempt"] = self.attempt.into();
         let body = json!({ "container": change });
@@ -424,7 +424,7 @@ impl AttemptClient {
             match self.client.send_idempotent("PUT", &format!("containers/{}", self.uuid), &body, &name).await
             {
                 Ok(_) => return Ok(()),
-                Err(error) if error.is_refusal() => return Err(Stopped::Fenced(error)),
+                Err(error) if error.is_refusal() => return Err(AttemptError::Fenced(error)),
                 Err(error) => print_message(&format!("write {what}: {error}")),
             }
             sleep(pause).await;

@@ -13,7 +13,7 @@ pub(super) fn has_entries(dir: &Path) -> bool {
 
 /// Moves a directory with all that is in it. What an earlier try left at the target is replaced. Links are kept as they
 /// are and never followed: a program could have made one to anything.
-pub(super) fn keep(from: &Path, to: &Path) -> io::Result<()> {
+pub(super) fn move_dir(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(above) = to.parent() {
         fs::create_dir_all(above)?;
     }
@@ -25,18 +25,18 @@ pub(super) fn keep(from: &Path, to: &Path) -> io::Result<()> {
         Ok(()) => Ok(()),
         // A program that made nothing there has an empty output.
         Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(to),
-        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => copy(from, to),
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => copy_dir(from, to),
         Err(error) => Err(error),
     }
 }
 
-fn copy(from: &Path, to: &Path) -> io::Result<()> {
+fn copy_dir(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
         if kind.is_dir() {
-            copy(&entry.path(), &target)?;
+            copy_dir(&entry.path(), &target)?;
         } else if kind.is_symlink() {
             symlink(fs::read_link(entry.path())?, target)?;
         } else if kind.is_file() {
@@ -63,7 +63,9 @@ mod tests {
     #[test]
     fn everything_below_is_kept_and_links_stay_links() {
         let scratch = temp_dir("output").unwrap();
-        for (name, move_it) in [("moved", keep as fn(&Path, &Path) -> io::Result<()>), ("copied", copy)] {
+        for (name, move_it) in
+            [("moved", move_dir as fn(&Path, &Path) -> io::Result<()>), ("copied", copy_dir)]
+        {
             let (from, to) = (scratch.path().join("from"), scratch.path().join(name));
             made(&from);
             move_it(&from, &to).unwrap();
@@ -79,8 +81,8 @@ mod tests {
         let (from, to) = (scratch.path().join("from"), scratch.path().join("kept/c.1"));
         made(&from);
         assert!(has_entries(&from));
-        keep(&from, &to).unwrap();
-        keep(&from, &to).unwrap();
+        move_dir(&from, &to).unwrap();
+        move_dir(&from, &to).unwrap();
         assert!(to.is_dir() && !has_entries(&to));
     }
 }

@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tokio_util::bytes::Bytes;
-use windlass_api::queue::{Client, QueueError, STREAM_BYTES_MAX};
+use windlass_api::queue::{QueueError, QueueHttpClient, STREAM_BYTES_MAX};
 
 /// In one call.
 const CHUNK_BYTES: u64 = 512 * 1024;
@@ -33,7 +33,7 @@ pub(super) struct OutputUpload {
 }
 
 struct Shared {
-    client: Client,
+    client: QueueHttpClient,
     uuid: String,
     /// Most that is kept of one stream.
     most: u64,
@@ -51,15 +51,24 @@ struct Progress {
 }
 
 /// Comes when the attempt does not count any more.
-pub(super) type Fenced = oneshot::Receiver<QueueError>;
+pub(super) type FencedReceiver = oneshot::Receiver<QueueError>;
 
 impl OutputUpload {
     /// Files of its own in that directory.
-    pub(super) fn start(client: Client, uuid: &str, dir: &Path) -> io::Result<(Self, Fenced)> {
+    pub(super) fn start(
+        client: QueueHttpClient,
+        uuid: &str,
+        dir: &Path,
+    ) -> io::Result<(Self, FencedReceiver)> {
         Self::start_with_limit(client, uuid, dir, STREAM_BYTES_MAX)
     }
 
-    fn start_with_limit(client: Client, uuid: &str, dir: &Path, most: u64) -> io::Result<(Self, Fenced)> {
+    fn start_with_limit(
+        client: QueueHttpClient,
+        uuid: &str,
+        dir: &Path,
+        most: u64,
+    ) -> io::Result<(Self, FencedReceiver)> {
         let mut streams = BTreeMap::new();
         for name in STREAMS {
             let mut options = File::options();
@@ -192,7 +201,7 @@ mod tests {
     async fn what_does_not_fit_is_counted_and_what_comes_after_it_leaves_no_hole() {
         let dir = temp_dir("report").unwrap();
         // Nobody listens there: everything stays in the file.
-        let client = Client::new("http://127.0.0.1:1", "t").unwrap();
+        let client = QueueHttpClient::new("http://127.0.0.1:1", "t").unwrap();
         let (report, _fenced) = OutputUpload::start_with_limit(client, "u", dir.path(), 10).unwrap();
         report.append("stdout", b"01234567");
         report.append("stdout", b"89abc");

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    Stopped,
+    AttemptError,
     guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, groups},
     image::{
         ContainerSpec, Engine, EngineReport, Network, Runtime, allow_process, choose_engine, confine,
@@ -27,9 +27,9 @@ use super::{
 };
 use crate::cgroup::{
     metadata,
-    task::{Limits, TaskGroup},
+    task::{TaskGroup, TaskLimits},
 };
-use windlass_model::queue::{REFUSED, reuse::IMAGE_IGNORED};
+use windlass_model::queue::{REFUSED_REASON, reuse::IMAGE_IGNORED};
 
 /// Pieces of output that wait to be taken. A program that writes faster waits.
 const OUTPUT_QUEUE_MAX: usize = 64;
@@ -69,7 +69,7 @@ const SLURM_VARIABLES_HIDDEN: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
 
 /// Why a program was told to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum EndRequest {
     Stopped,
     TimedOut,
 }
@@ -161,7 +161,7 @@ fn engine_variables<'a>(
     engine: Engine,
     variables: &'a [(String, String)],
     root: &Path,
-) -> Result<(Option<PathBuf>, Vec<&'a str>), Stopped> {
+) -> Result<(Option<PathBuf>, Vec<&'a str>), AttemptError> {
     if let Engine::Apptainer(_) = engine {
         return Ok((None, Vec::new()));
     }
@@ -175,12 +175,12 @@ fn engine_variables<'a>(
     let odd = variables.iter().find(|(name, value)| is_odd(name) || (has_lines(value) && is_engines(name)));
     if let Some((name, _)) = odd {
         let why = format!("the environment's `{}` cannot be had in an image", name.escape_debug());
-        return Err(Stopped::CannotRun { reason: REFUSED, why });
+        return Err(AttemptError::CannotRun { reason: REFUSED_REASON, why });
     }
     let path = root.join(ENVIRONMENT_FILE);
     let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
     let written = options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
-    written.map_err(Stopped::Host)?;
+    written.map_err(AttemptError::Host)?;
     Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
 }
 
@@ -202,7 +202,7 @@ fn inside(root: &Path, target: &str) -> PathBuf {
 
 impl Program {
     /// Everything that can fail without the program having run.
-    pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, Stopped> {
+    pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, AttemptError> {
         let record = given.record;
         let image = record["container_image"].as_str().unwrap_or_default();
         let (engine, warning) = choose_engine(given.runtime, given.allow_process, image).await?;
@@ -223,26 +223,26 @@ impl Program {
             allow_process(given.policy)?;
         }
         let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
-            Some(UserClaim::take(given.users, given.name).map_err(Stopped::Host)?)
+            Some(UserClaim::take(given.users, given.name).map_err(AttemptError::Host)?)
         } else {
             None
         };
         let root = given.dir.join(ROOT_DIR);
-        fs::create_dir_all(&root).map_err(Stopped::Host)?;
-        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(Stopped::Host)?;
-        let mut targets = mount(&root, &record["mounts"])?;
-        targets.extend(mount(&root, given.secrets)?);
+        fs::create_dir_all(&root).map_err(AttemptError::Host)?;
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(AttemptError::Host)?;
+        let mut targets = create_mounts(&root, &record["mounts"])?;
+        targets.extend(create_mounts(&root, given.secrets)?);
         let wants = &record["runtime_constraints"];
         let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
         // The engine limits what it runs; its own program needs no limit.
-        let limits = Limits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
-        let (group, unenforced) = groups().map_err(Stopped::Host)?.make(given.name, &limits);
+        let limits = TaskLimits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
+        let (group, unenforced) = groups().map_err(AttemptError::Host)?.make(given.name, &limits);
         for limit in unenforced {
             super::print_message(&limit.to_string());
         }
         if claim.is_some() {
             let closed =
-                group.group.v2.as_deref().map_or(Err(io::ErrorKind::Unsupported.into()), metadata::refuse);
+                group.group.v2.as_deref().map_or(Err(io::ErrorKind::Unsupported.into()), metadata::block);
             if let Err(error) = closed {
                 super::print_message(&format!(
                     "the cloud's metadata address is not refused to the program: {error}"
@@ -306,9 +306,9 @@ impl Program {
         }
     }
 
-    fn prepare_process(&mut self, root: &Path, cwd: &str) -> Result<(), Stopped> {
+    fn prepare_process(&mut self, root: &Path, cwd: &str) -> Result<(), AttemptError> {
         self.cwd = if cwd.is_empty() || cwd == "." { root.to_owned() } else { inside(root, cwd) };
-        fs::create_dir_all(&self.cwd).map_err(Stopped::Host)?;
+        fs::create_dir_all(&self.cwd).map_err(AttemptError::Host)?;
         let path = self.environment.iter().rfind(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
         let path = path
             .or_else(|| std::env::var("PATH").ok())
@@ -316,7 +316,7 @@ impl Program {
         let program = self.command.first().cloned().unwrap_or_default();
         if !program_exists(&program, &path, &self.cwd) {
             let why = format!("the program `{program}` is not on this machine");
-            return Err(Stopped::CannotRun { reason: "start_failed", why });
+            return Err(AttemptError::CannotRun { reason: "start_failed", why });
         }
         let root = root.display().to_string();
         let own = [("PATH", path), ("HOME", root.clone()), ("WINDLASS_ROOT", root)];
@@ -324,7 +324,7 @@ impl Program {
         // What the container asks for comes last, and so counts.
         self.environment.splice(0..0, own);
         match &self.claim {
-            Some(claim) => chown_tree(&self.dir.join(ROOT_DIR), claim.uid).map_err(Stopped::Host),
+            Some(claim) => chown_tree(&self.dir.join(ROOT_DIR), claim.uid).map_err(AttemptError::Host),
             None => Ok(()),
         }
     }
@@ -390,10 +390,10 @@ impl Program {
         let _ = self.started.set(std::time::Instant::now());
         let (pieces, output) = mpsc::channel(OUTPUT_QUEUE_MAX);
         if let Some(stdout) = child.stdout.take() {
-            tokio::spawn(read("stdout", stdout, pieces.clone()));
+            tokio::spawn(forward_output("stdout", stdout, pieces.clone()));
         }
         if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(read("stderr", stderr, pieces));
+            tokio::spawn(forward_output("stderr", stderr, pieces));
         }
         let guard = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         let lifeline = child.stdin.take();
@@ -418,7 +418,7 @@ impl Program {
     }
 
     /// The last write: how it ended, and what it used.
-    pub(super) async fn ending(&self, status: ExitStatus, told: Option<Told>) -> Value {
+    pub(super) async fn ending(&self, status: ExitStatus, told: Option<EndRequest>) -> Value {
         let mut said = json!({ "usage": self.usage() });
         if let Some(warning) = &self.warning {
             said["warning"] = warning.as_str().into();
@@ -442,12 +442,12 @@ impl Program {
             return json!({ "state": "Complete", "exit_code": 137, "runtime_status": said });
         }
         match told {
-            Some(Told::TimedOut) => {
+            Some(EndRequest::TimedOut) => {
                 said["reason"] = "max_run_time".into();
                 said["error"] = "it ran longer than it may".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
-            Some(Told::Stopped) => {
+            Some(EndRequest::Stopped) => {
                 said["error"] = "it was told to stop".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
@@ -528,29 +528,29 @@ fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
 }
 
 /// Directories and small files; what needs a store of files cannot be had here. Answers where they go.
-fn mount(root: &Path, mounts: &Value) -> Result<Vec<String>, Stopped> {
+fn create_mounts(root: &Path, mounts: &Value) -> Result<Vec<String>, AttemptError> {
     let mut targets = Vec::new();
-    for (target, mount) in mounts.as_object().into_iter().flatten() {
+    for (target, create_mounts) in mounts.as_object().into_iter().flatten() {
         let path = inside(root, target);
         targets.push(target.clone());
-        let kind = mount["kind"].as_str().unwrap_or_default();
+        let kind = create_mounts["kind"].as_str().unwrap_or_default();
         let content = match kind {
             "tmp" => {
-                fs::create_dir_all(&path).map_err(Stopped::Host)?;
+                fs::create_dir_all(&path).map_err(AttemptError::Host)?;
                 continue;
             }
-            "text" => mount["content"].as_str().unwrap_or_default().to_owned(),
-            "json" => mount["content"].to_string(),
+            "text" => create_mounts["content"].as_str().unwrap_or_default().to_owned(),
+            "json" => create_mounts["content"].to_string(),
             other => {
                 let why = format!("mount `{target}` of kind `{other}` cannot be had here");
-                return Err(Stopped::CannotRun { reason: "start_failed", why });
+                return Err(AttemptError::CannotRun { reason: "start_failed", why });
             }
         };
         if let Some(above) = path.parent() {
-            fs::create_dir_all(above).map_err(Stopped::Host)?;
+            fs::create_dir_all(above).map_err(AttemptError::Host)?;
         }
-        fs::write(&path, content).map_err(Stopped::Host)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(Stopped::Host)?;
+        fs::write(&path, content).map_err(AttemptError::Host)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(AttemptError::Host)?;
     }
     Ok(targets)
 }
@@ -569,7 +569,7 @@ fn program_path(program: &str) -> String {
     found.map_or_else(|| program.to_owned(), |path| path.display().to_string())
 }
 
-async fn read(
+async fn forward_output(
     name: &'static str,
     mut from: impl AsyncRead + Unpin,
     to: mpsc::Sender<(&'static str, Vec<u8>)>,

@@ -21,7 +21,7 @@ const IFA_LOCAL: u16 = 2;
 const CHUNKS_MAX: usize = 256;
 
 /// All addresses but those of the loopback, with their prefix lengths, in the kernel's order.
-pub fn all() -> io::Result<Vec<(IpAddr, u8)>> {
+pub fn interface_addresses() -> io::Result<Vec<(IpAddr, u8)>> {
     // No protocol is protocol 0, which is the kernel's tables of addresses and routes.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     send(&socket, &dump_request(), SendFlags::empty())?;
@@ -33,7 +33,7 @@ pub fn all() -> io::Result<Vec<(IpAddr, u8)>> {
             break;
         }
     }
-    found.retain(|(address, _)| !address.is_loopback());
+    found.retain(|(parse_address, _)| !parse_address.is_loopback());
     Ok(found)
 }
 
@@ -54,7 +54,7 @@ fn parse_chunk(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bo
         match kind {
             NLMSG_DONE => return Ok(true),
             NLMSG_ERROR => return Err(io::Error::other("the kernel does not tell its addresses")),
-            RTM_NEWADDR => found.extend(address(body)),
+            RTM_NEWADDR => found.extend(parse_address(body)),
             _ => {}
         }
         bytes = rest;
@@ -71,7 +71,7 @@ fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
 }
 
 /// The address of one `ifaddrmsg`. Where the link is to one peer, `IFA_ADDRESS` is the peer and `IFA_LOCAL` ours.
-fn address(body: &[u8]) -> Option<(IpAddr, u8)> {
+fn parse_address(body: &[u8]) -> Option<(IpAddr, u8)> {
     let prefix = *body.get(1)?;
     let mut attributes = body.get(8..)?;
     let mut found = None;
@@ -111,7 +111,7 @@ mod tests {
     fn parse_with(prefix: u8, attributes: &[Vec<u8>]) -> Option<(IpAddr, u8)> {
         let mut body = vec![2, prefix, 0, 0, 1, 0, 0, 0];
         body.extend(attributes.concat());
-        address(&body)
+        parse_address(&body)
     }
 
     #[test]
@@ -125,16 +125,16 @@ mod tests {
         assert_eq!(parse_with(24, &[]), None);
         assert_eq!(parse_with(24, &[vec![200, 0, 2, 0]]), None);
         for length in 0..8 {
-            assert_eq!(address(&[0; 8][..length]), None);
+            assert_eq!(parse_address(&[0; 8][..length]), None);
         }
         assert_eq!(split_message(&[255; 20]), None);
     }
 
     #[test]
     fn the_kernel_tells_its_addresses() {
-        let addresses = all().unwrap();
+        let addresses = interface_addresses().unwrap();
         assert!(
-            addresses.iter().all(|(address, prefix)| !address.is_loopback() && *prefix <= 128),
+            addresses.iter().all(|(parse_address, prefix)| !parse_address.is_loopback() && *prefix <= 128),
             "{addresses:?}"
         );
     }

@@ -67,9 +67,9 @@ fn run(data: &Path, mode: ProcessMode) -> std::io::Result<String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let gpus = gpu::discover().await;
-        let watched = health::Watched { home: data, data: None, engine: None, gpus: &[] };
+        let watched = health::HealthInputs { home: data, data: None, engine: None, gpus: &[] };
         let health = health::problems(&watched).await;
-        let host = info::gather(data, &gpus, probe::look(Path::new("/proc/self/exe"), mode))?;
+        let host = info::gather(data, &gpus, probe::probe(Path::new("/proc/self/exe"), mode))?;
         Ok(serde_json::to_string_pretty(&HostReport { host, gpus, health })? + "\n")
     })
 }

@@ -19,7 +19,7 @@ const LOW_MEMORY: u64 = 128 << 20;
 
 /// What the checks look at.
 #[derive(Clone, Debug)]
-pub struct Watched<'a> {
+pub struct HealthInputs<'a> {
     /// The shim's home.
     pub home: &'a Path,
     /// Where images are kept, when elsewhere.
@@ -31,7 +31,7 @@ pub struct Watched<'a> {
 }
 
 /// What is wrong, in sentences; empty means well.
-pub async fn problems(watched: &Watched<'_>) -> Vec<String> {
+pub async fn problems(watched: &HealthInputs<'_>) -> Vec<String> {
     let disks =
         [Some(watched.home), watched.data].into_iter().flatten().map(|path| (path, room(path))).collect();
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -101,7 +101,7 @@ fn room(path: &Path) -> io::Result<FreeSpace> {
 
 /// What DCGM says, where it is installed and runs.
 pub async fn dcgm() -> Option<Dcgm> {
-    let text = tool::output("dcgmi", &["health", "--check", "--json"]).await.ok()?;
+    let text = tool::run("dcgmi", &["health", "--check", "--json"]).await.ok()?;
     parse_dcgm(&text)
 }
 

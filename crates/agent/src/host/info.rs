@@ -21,14 +21,14 @@ pub const FILE: &str = "host_info.json";
 pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Result<HostInfo> {
     let disk = rustix::fs::statvfs(data)?;
     let of_meminfo = meminfo_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or(0);
-    let offered = uniform(&gpus.gpus);
+    let offered = most_common_kind(&gpus.gpus);
     Ok(HostInfo {
         gpu_vendor: offered.first().map_or("none", |gpu| gpu.vendor.word()).to_owned(),
         gpu_name: offered.first().map(|gpu| gpu.name.clone()).unwrap_or_default(),
         gpu_memory: offered.iter().map(|gpu| gpu.memory_mib).min().unwrap_or(0),
         gpu_count: u32::try_from(offered.len()).unwrap_or(u32::MAX),
         gpu_compute_capability: offered.iter().filter_map(|gpu| gpu.compute_capability).min(),
-        addresses: addresses::all()?
+        addresses: addresses::interface_addresses()?
             .into_iter()
             .map(|(address, prefix)| format!("{address}/{prefix}"))
             .collect(),
@@ -42,7 +42,7 @@ pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Re
 }
 
 /// What a server asks of hosts that have GPUs.
-pub fn instance(gpus: &Inventory) -> InstanceInfo {
+pub fn instance_info(gpus: &Inventory) -> InstanceInfo {
     InstanceInfo {
         gpu_vendor: gpus.gpus.first().map(|gpu| gpu.vendor.word().to_owned()),
         gpu_driver_version: gpus.driver_version.clone().filter(|_| !gpus.gpus.is_empty()),
@@ -51,7 +51,7 @@ pub fn instance(gpus: &Inventory) -> InstanceInfo {
 
 /// A host is told to have GPUs of one kind. Where there are several, those of the kind there is most of; the first
 /// of equals.
-pub fn uniform(gpus: &[Gpu]) -> Vec<&Gpu> {
+pub fn most_common_kind(gpus: &[Gpu]) -> Vec<&Gpu> {
     let like = |one: &Gpu| -> Vec<&Gpu> { gpus.iter().filter(|gpu| gpu.name == one.name).collect() };
     gpus.iter().map(like).fold(Vec::new(), |best, kind| if kind.len() > best.len() { kind } else { best })
 }
@@ -136,11 +136,11 @@ mod tests {
             (2, 19),
             "the kind there is most of, as small as its smallest"
         );
-        assert_eq!(instance(&inventory).gpu_driver_version.as_deref(), Some("570"));
+        assert_eq!(instance_info(&inventory).gpu_driver_version.as_deref(), Some("570"));
 
         let none = gather(Path::new("/"), &Inventory::default(), processes()).unwrap();
         assert_eq!((none.gpu_vendor.as_str(), none.gpu_count), ("none", 0));
-        assert_eq!(instance(&Inventory::default()), InstanceInfo::default());
+        assert_eq!(instance_info(&Inventory::default()), InstanceInfo::default());
         assert!(gather(Path::new("/nonexistent"), &Inventory::default(), processes()).is_err());
     }
 

@@ -41,7 +41,7 @@ pub enum ToolError {
 }
 
 /// Where the tool is, if it is installed.
-pub fn find(tool: &str) -> Option<PathBuf> {
+pub fn find_tool(tool: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let listed = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
     let executable = |file: &PathBuf| {
@@ -51,7 +51,7 @@ pub fn find(tool: &str) -> Option<PathBuf> {
 }
 
 /// What the tool writes to its standard output.
-pub async fn output(tool: &'static str, arguments: &[&str]) -> Result<String, ToolError> {
+pub async fn run(tool: &'static str, arguments: &[&str]) -> Result<String, ToolError> {
     run_with_timeout(tool, arguments, TIMEOUT).await
 }
 
@@ -60,7 +60,7 @@ async fn run_with_timeout(
     arguments: &[&str],
     within: Duration,
 ) -> Result<String, ToolError> {
-    let program = find(tool).ok_or(ToolError::Absent { tool })?;
+    let program = find_tool(tool).ok_or(ToolError::Absent { tool })?;
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -100,11 +100,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_tool_that_fails_or_is_missing_says_so() {
-        let error = output("ls", &["/nonexistent"]).await.unwrap_err();
+        let error = run("ls", &["/nonexistent"]).await.unwrap_err();
         let ToolError::Failed { said, .. } = &error else { panic!("{error}") };
         assert!(said.contains("/nonexistent"), "{said}");
-        let error = output("windlass-no-such-tool", &[]).await.unwrap_err();
+        let error = run("windlass-no-such-tool", &[]).await.unwrap_err();
         assert_eq!(error.to_string(), "windlass-no-such-tool is not installed");
-        assert_eq!(output("echo", &["well"]).await.unwrap(), "well\n");
+        assert_eq!(run("echo", &["well"]).await.unwrap(), "well\n");
     }
 }

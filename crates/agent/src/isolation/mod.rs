@@ -24,7 +24,7 @@ pub const USER_NAME: &str = "windlass";
 /// Where the directories of a task with a user of its own appear to it. Empty on the host itself.
 pub const TASK_DIRS_ROOT: &str = "/run/windlass-task";
 /// What a runner inside is told in this variable: [`Inside`] as JSON.
-pub const INSIDE: &str = "WINDLASS_CONFINED";
+pub const CONFINED_VARIABLE: &str = "WINDLASS_CONFINED";
 
 /// How a task is confined: for its first process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ pub struct TaskUser {
 
 /// What the runner of a confined task must know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Inside {
+pub struct ConfinedTask {
     pub user: Option<TaskUser>,
     pub home: PathBuf,
     pub python: PathBuf,
@@ -68,8 +68,8 @@ pub struct Inside {
 }
 
 impl Confinement {
-    pub fn inside(&self) -> Inside {
-        Inside {
+    pub fn inside(&self) -> ConfinedTask {
+        ConfinedTask {
             user: self.user.clone(),
             home: self.place.join("home"),
             python: self.place.join("python"),
@@ -79,9 +79,9 @@ impl Confinement {
     }
 }
 
-impl Inside {
+impl ConfinedTask {
     /// What the first process of this task said; nothing for a task that is not confined.
     pub fn read() -> Option<Self> {
-        serde_json::from_str(&std::env::var(INSIDE).ok()?).ok()
+        serde_json::from_str(&std::env::var(CONFINED_VARIABLE).ok()?).ok()
     }
 }

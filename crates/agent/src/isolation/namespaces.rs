@@ -58,7 +58,7 @@ pub enum ForkSide {
 
 /// Forks into new namespaces. Only for a process with one thread.
 #[expect(unsafe_code, reason = "no crate we use forks into namespaces")]
-pub fn split(with_user_namespace: bool) -> io::Result<ForkSide> {
+pub fn fork_into_namespaces(with_user_namespace: bool) -> io::Result<ForkSide> {
     let mut flags = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::SIGCHLD;
     if with_user_namespace {
         flags |= libc::CLONE_NEWUSER;

@@ -5,14 +5,14 @@ use std::{io::Write as _, path::Path, process::ExitCode};
 use rustix::process::{WaitOptions, waitpid};
 use windlass_api::agent::shim::{ConfinementMethod, ProcessMode, ProcessesInfo};
 
-use super::namespaces::{ForkSide, split, try_confinement};
+use super::namespaces::{ForkSide, fork_into_namespaces, try_confinement};
 use crate::{
     cgroup::{Hierarchies, metadata},
     runner::job::told,
 };
 
 /// What plain processes are on this host.
-pub fn look(agent: &Path, mode: ProcessMode) -> ProcessesInfo {
+pub fn probe(agent: &Path, mode: ProcessMode) -> ProcessesInfo {
     match confined_by(agent) {
         Ok(by) => ProcessesInfo { mode, confined_by: Some(by), problem: missing_protection(by) },
         Err(problem) => ProcessesInfo { mode, confined_by: None, problem: Some(problem) },
@@ -42,7 +42,7 @@ fn missing_protection(by: ConfinementMethod) -> Option<String> {
             );
         }
         ConfinementMethod::Users => match Hierarchies::mounted() {
-            Ok(Hierarchies { v2: Some(_), .. }) => metadata::works().err()?,
+            Ok(Hierarchies { v2: Some(_), .. }) => metadata::check_supported().err()?,
             Ok(_) => std::io::Error::other("no control groups of version 2"),
             Err(error) => error,
         },
@@ -53,7 +53,7 @@ fn missing_protection(by: ConfinementMethod) -> Option<String> {
 /// `windlass-agent child try-confinement`: says on its standard error what does not work.
 pub fn main() -> ExitCode {
     let is_root = rustix::process::geteuid().is_root();
-    match split(!is_root) {
+    match fork_into_namespaces(!is_root) {
         Ok(ForkSide::Inner) => said(try_confinement(is_root).map_err(|error| told(&error))),
         Ok(ForkSide::Outer(pid)) => match waitpid(Some(pid), WaitOptions::empty()) {
             Ok(Some((_, status))) if status.exit_status() == Some(0) => ExitCode::SUCCESS,

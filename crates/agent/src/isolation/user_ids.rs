@@ -13,16 +13,16 @@ use std::{
 use rustix::fs::{FlockOperation, flock};
 
 /// Free of what systemd and the subordinate users of accounts take.
-pub const DEFAULT_RANGE: Range = Range { first: 1_900_000_000, last: 1_900_065_535 };
+pub const DEFAULT_RANGE: UserIdRange = UserIdRange { first: 1_900_000_000, last: 1_900_065_535 };
 const LEDGER_DIR: &str = "/run/windlass/user-ids";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct UserIdRange {
     pub first: u32,
     pub last: u32,
 }
 
-impl Range {
+impl UserIdRange {
     /// `FIRST-LAST`. Numbers below 1000 belong to the system, the two highest to nobody.
     pub fn parse(text: &str) -> Option<Self> {
         let (first, last) = text.split_once('-')?;
@@ -39,11 +39,11 @@ impl Range {
 #[derive(Clone, Debug)]
 pub struct UserIdAllocator {
     dir: PathBuf,
-    range: Range,
+    range: UserIdRange,
 }
 
 impl UserIdAllocator {
-    pub fn new(range: Range) -> Self {
+    pub fn new(range: UserIdRange) -> Self {
         Self { dir: PathBuf::from(LEDGER_DIR), range }
     }
 
@@ -59,7 +59,7 @@ impl UserIdAllocator {
             let id = self.range.first + begin.wrapping_add(step) % self.range.count();
             let file = self.dir.join(id.to_string());
             let is_free = match fs::read(&file) {
-                Ok(other) => other == owner || (!but.contains(&id) && !exists(&other)),
+                Ok(other) => other == owner || (!but.contains(&id) && !task_exists(&other)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => !but.contains(&id),
                 Err(error) => return Err(error),
             };
@@ -98,7 +98,7 @@ impl UserIdAllocator {
     }
 }
 
-fn exists(task: &[u8]) -> bool {
+fn task_exists(task: &[u8]) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     Path::new(std::ffi::OsStr::from_bytes(task)).exists()
 }
@@ -110,8 +110,10 @@ mod tests {
     #[test]
     fn no_two_tasks_have_one_user_and_a_task_keeps_its_own() {
         let dir = windlass_testkit::temp_dir("user-ids").unwrap();
-        let ids =
-            UserIdAllocator { dir: dir.path().join("ledger"), range: Range { first: 5000, last: 5002 } };
+        let ids = UserIdAllocator {
+            dir: dir.path().join("ledger"),
+            range: UserIdRange { first: 5000, last: 5002 },
+        };
         let task = |name: &str| {
             let path = dir.path().join(name);
             fs::create_dir_all(&path).unwrap();
@@ -136,10 +138,10 @@ mod tests {
 
     #[test]
     fn a_range_leaves_the_users_of_the_system_alone() {
-        assert_eq!(Range::parse("2000-2999"), Some(Range { first: 2000, last: 2999 }));
-        assert_eq!(Range::parse("1900000000 - 1900065535"), Some(DEFAULT_RANGE));
+        assert_eq!(UserIdRange::parse("2000-2999"), Some(UserIdRange { first: 2000, last: 2999 }));
+        assert_eq!(UserIdRange::parse("1900000000 - 1900065535"), Some(DEFAULT_RANGE));
         for bad in ["", "5", "0-5000", "999-2000", "3000-2000", "2000-4294967295", "a-b"] {
-            assert_eq!(Range::parse(bad), None, "{bad}");
+            assert_eq!(UserIdRange::parse(bad), None, "{bad}");
         }
     }
 }

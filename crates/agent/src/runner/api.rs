@@ -17,12 +17,12 @@ use windlass_api::agent::{
 
 use super::{
     env,
-    job::{Job, Run, StopSignal},
+    job::{Job, RunOutcome, StopSignal},
     metrics::Meter,
     ports, steps, supervise, uploads,
 };
 use crate::{
-    http::{self, Refusal},
+    http::{self, ErrorResponse},
     spool,
 };
 
@@ -30,14 +30,14 @@ use crate::{
 const COMPAT_VERSION: &str = "latest";
 
 /// For our own socket: every call carries the token.
-pub fn with_token(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
+pub fn authenticated_router(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     let checked = middleware::from_fn_with_state(Arc::clone(job), check_token);
     let ports = Router::new().route("/api/connect", get(ports::connect)).with_state(Arc::clone(job));
     routes(job, meter, env!("CARGO_PKG_VERSION")).merge(ports).layer(checked)
 }
 
 /// For a dstack server, which knows no token.
-pub fn compatible(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
+pub fn compat_router(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     routes(job, meter, COMPAT_VERSION)
 }
 
@@ -47,13 +47,13 @@ pub fn guest_router(tail: Router) -> Router {
     Router::new()
         .route("/api/healthcheck", get(|| health(COMPAT_VERSION)))
         .merge(tail)
-        .fallback(http::no_such_call)
+        .fallback(http::unknown_route)
 }
 
 fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
     let uploads = Router::new()
-        .route("/api/upload_archive", post(uploads::archive))
-        .route("/api/upload_code", post(uploads::code))
+        .route("/api/upload_archive", post(uploads::upload_archive))
+        .route("/api/upload_code", post(uploads::upload_code))
         // They have a bound of their own.
         .layer(DefaultBodyLimit::disable());
     Router::new()
@@ -68,7 +68,7 @@ fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
         .with_state(Arc::clone(job))
         .merge(Router::new().route("/api/metrics", get(metrics)).with_state(Arc::clone(meter)))
         .merge(spool::http::routes(Arc::clone(&job.spool)))
-        .fallback(http::no_such_call)
+        .fallback(http::unknown_route)
 }
 
 async fn health(version: &'static str) -> Json<Health> {
@@ -79,40 +79,42 @@ async fn check_token(State(job): State<Arc<Job>>, request: Request, next: Next) 
     let hash = job.around.config.token_sha256.as_str();
     match http::bearer(request.headers()) {
         Some(token) if http::matches_hash(token, [hash]) => next.run(request).await,
-        Some(_) | None => Refusal::unauthorized("the runner's token is missing or wrong").into_response(),
+        Some(_) | None => {
+            ErrorResponse::unauthorized("the runner's token is missing or wrong").into_response()
+        }
     }
 }
 
 async fn submit(
     State(job): State<Arc<Job>>,
     http::Json(submit): http::Json<SubmitBody>,
-) -> Result<(), Refusal> {
+) -> Result<(), ErrorResponse> {
     env::check(submit.secrets.iter().chain(&submit.job_spec.env))
-        .map_err(|error| Refusal::bad_request(error.to_string()))?;
-    job.submit(submit).map_err(|at| Refusal::conflict(steps::refusal(at)))
+        .map_err(|error| ErrorResponse::bad_request(error.to_string()))?;
+    job.submit(submit).map_err(|at| ErrorResponse::conflict(steps::refusal_message(at)))
 }
 
-async fn run(State(job): State<Arc<Job>>) -> Result<Response, Refusal> {
-    let run = job.run().map_err(|at| Refusal::conflict(steps::refusal(at)))?;
+async fn run(State(job): State<Arc<Job>>) -> Result<Response, ErrorResponse> {
+    let run = job.run().map_err(|at| ErrorResponse::conflict(steps::refusal_message(at)))?;
     let started = match run {
-        Run::Answer(started) => started,
-        Run::Start(started, plan) => {
-            supervise::begin(&job, plan);
+        RunOutcome::Answer(started) => started,
+        RunOutcome::Start(started, plan) => {
+            supervise::start(&job, plan);
             started
         }
     };
     Ok(started.map_or_else(|| ().into_response(), |started| Json(started).into_response()))
 }
 
-async fn gate(State(job): State<Arc<Job>>) -> Result<(), Refusal> {
-    job.open_gate().map_err(|error| Refusal::conflict(format!("open the gate: {error}")))
+async fn gate(State(job): State<Arc<Job>>) -> Result<(), ErrorResponse> {
+    job.open_gate().map_err(|error| ErrorResponse::conflict(format!("open the gate: {error}")))
 }
 
 async fn hosts(
     State(job): State<Arc<Job>>,
     http::Json(hosts): http::Json<GroupHosts>,
-) -> Result<(), Refusal> {
-    job.tell_hosts(&hosts.hosts).map_err(|error| Refusal::conflict(format!("write the names: {error}")))
+) -> Result<(), ErrorResponse> {
+    job.tell_hosts(&hosts.hosts).map_err(|error| ErrorResponse::conflict(format!("write the names: {error}")))
 }
 
 #[derive(Debug, Deserialize)]
@@ -136,7 +138,7 @@ async fn pull(State(job): State<Arc<Job>>, Query(since): Query<PullParams>) -> R
     spool::http::pull(&job.spool, since.timestamp, idle, || job.report_states()).await
 }
 
-async fn metrics(State(meter): State<Arc<Meter>>) -> Result<Response, Refusal> {
-    let usage = meter.read().await.ok_or_else(|| Refusal::not_found("nothing can be measured here"))?;
+async fn metrics(State(meter): State<Arc<Meter>>) -> Result<Response, ErrorResponse> {
+    let usage = meter.read().await.ok_or_else(|| ErrorResponse::not_found("nothing can be measured here"))?;
     Ok(Json(usage).into_response())
 }

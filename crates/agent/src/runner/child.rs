@@ -17,7 +17,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::{site::Site, user::Account};
+use super::{site::UserContext, user::Account};
 use crate::isolation::{probe, restrict::Restrictions};
 
 /// The subcommands of the agent's own binary that are started as children.
@@ -78,19 +78,19 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
 }
 
 /// The agent's own binary, as a child.
-pub(super) fn own(part: &str, site: &Site) -> Command {
+pub(super) fn agent_command(part: &str, site: &UserContext) -> Command {
     let mut command = command(&site.agent, &site.account);
     command.arg0("windlass-agent").args(["child", part]);
     command
 }
 
 /// A child and everything it started: killed together when dropped.
-pub(super) struct Group {
+pub(super) struct ProcessGroup {
     child: Child,
     id: Option<Pid>,
 }
 
-impl Group {
+impl ProcessGroup {
     pub(super) fn spawn(command: &mut Command) -> io::Result<Self> {
         let child = command.spawn()?;
         let id = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
@@ -120,14 +120,14 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// Reads all, keeps the last `most` bytes.
-pub(super) async fn tail(from: Option<impl AsyncRead + Unpin>, most: usize) -> Vec<u8> {
+pub(super) async fn read_tail(from: Option<impl AsyncRead + Unpin>, most: usize) -> Vec<u8> {
     let mut kept = Vec::new();
     let Some(mut from) = from else { return kept };
     let mut buffer = vec![0; 8192];

@@ -29,7 +29,7 @@ enum RunnerCommand {
 pub fn main(args: &Args) -> ExitCode {
     match &args.part {
         Some(RunnerCommand::Ssh(args)) => return super::ssh::cli::main(args),
-        Some(RunnerCommand::Sftp) => return super::ssh::cli::sftp(),
+        Some(RunnerCommand::Sftp) => return super::ssh::cli::serve_sftp(),
         None => {}
     }
     let Some(dir) = &args.dir else { return ExitCode::from(2) };

@@ -25,7 +25,7 @@ const KEY_IN_CONTAINER: &str = "dstack_job";
 
 /// Where the files go and whose they are.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct SshConfigTarget<'a> {
     pub account: &'a Account,
     pub task: SubmissionId,
     pub in_container: bool,
@@ -33,7 +33,7 @@ pub struct Place<'a> {
 
 /// One line a node: `IP slots=GPUS`, without slots where there are no GPUs. Empty when an address is not known,
 /// for a list that lacks a node is worse than none.
-pub fn hostfile(cluster: &ClusterInfo) -> String {
+pub fn render_hostfile(cluster: &ClusterInfo) -> String {
     if cluster.job_ips.iter().any(|ip| !is_address(ip)) {
         return String::new();
     }
@@ -53,7 +53,7 @@ pub(super) fn is_address(text: &str) -> bool {
 }
 
 /// The part of `~/.ssh/config` that is ours. `Host *` at its end gives what follows the meaning it had alone.
-fn ssh_config_section(place: Place<'_>, cluster: &ClusterInfo, key: &Path) -> String {
+fn ssh_config_section(place: SshConfigTarget<'_>, cluster: &ClusterInfo, key: &Path) -> String {
     let (begin, end) = section_markers(place.task);
     let mut part = format!("{begin}\n");
     for ip in cluster.job_ips.iter().filter(|ip| is_address(ip)) {
@@ -97,16 +97,16 @@ pub(super) fn remove_section(config: &str, task: SubmissionId) -> String {
 
 /// The key and configuration in a user's `~/.ssh`; taken away by [`Access::remove`].
 #[derive(Debug)]
-pub struct Access {
+pub struct NodeAccess {
     account: Account,
     task: SubmissionId,
     dir: PathBuf,
     key: PathBuf,
 }
 
-impl Access {
+impl NodeAccess {
     /// Lets the job reach the other nodes.
-    pub fn give(place: Place<'_>, cluster: &ClusterInfo, key: &SshKey) -> io::Result<Self> {
+    pub fn give(place: SshConfigTarget<'_>, cluster: &ClusterInfo, key: &SshKey) -> io::Result<Self> {
         let dir = place.account.home.join(".ssh");
         let is_new = !dir.exists();
         create_dir_as(&dir, place.account, place.in_container)?;
@@ -185,8 +185,9 @@ mod tests {
 
     #[test]
     fn the_list_of_hosts_has_a_line_for_each_node() {
-        let check =
-            |cluster: ClusterInfo, expected: &str| assert_eq!(hostfile(&cluster), expected, "{cluster:?}");
+        let check = |cluster: ClusterInfo, expected: &str| {
+            assert_eq!(render_hostfile(&cluster), expected, "{cluster:?}")
+        };
         check(cluster(&["10.0.0.1", "fd00::2"], None), "10.0.0.1 slots=2\nfd00::2 slots=2\n");
         check(cluster(&["10.0.0.1", "10.0.0.2"], Some(vec![8, 0])), "10.0.0.1 slots=8\n10.0.0.2\n");
         check(cluster(&["10.0.0.1", "10.0.0.2"], Some(vec![8])), "10.0.0.1 slots=2\n10.0.0.2 slots=2\n");
@@ -199,7 +200,7 @@ mod tests {
     fn our_part_of_the_configuration_comes_first_and_goes_without_a_trace() {
         let account = Account::root();
         let task = "3f2b1c80-0000-4000-8000-000000000001".parse().unwrap();
-        let place = Place { account: &account, task, in_container: true };
+        let place = SshConfigTarget { account: &account, task, in_container: true };
         let part = ssh_config_section(
             place,
             &cluster(&["10.0.0.1", "-oProxyCommand=x", "a b"], None),

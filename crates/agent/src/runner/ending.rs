@@ -4,7 +4,7 @@ use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
 
 /// What the state is called on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum JobStateName {
     Running,
     /// Prepared; it waits for its other nodes.
     Ready,
@@ -13,7 +13,7 @@ pub enum State {
     Terminated,
 }
 
-impl State {
+impl JobStateName {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -58,8 +58,8 @@ pub enum EndCause {
 
 /// A job's last word, without its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ending {
-    pub state: State,
+pub struct JobEnd {
+    pub state: JobStateName,
     pub reason: &'static str,
     pub message: String,
     pub detail: Option<&'static str>,
@@ -69,11 +69,11 @@ pub struct Ending {
 const EXIT_KILLED: i32 = 128 + 9;
 
 /// `exit` is `None` where nothing ran. `oom` says that the kernel killed something of the task for want of memory.
-pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> Ending {
+pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
     let exit_status = exit.and_then(status);
-    let told = |state, reason, message: String| Ending { state, reason, message, detail: None, exit_status };
+    let told = |state, reason, message: String| JobEnd { state, reason, message, detail: None, exit_status };
     match cause {
-        EndCause::Exited if exit_status == Some(0) => told(State::Done, "", String::new()),
+        EndCause::Exited if exit_status == Some(0) => told(JobStateName::Done, "", String::new()),
         EndCause::Exited | EndCause::SetupFailed => {
             let is_oom = oom && exit_status == Some(EXIT_KILLED);
             let mut message = exit.map(described).unwrap_or_default();
@@ -82,31 +82,34 @@ pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> Ending {
             }
             let in_setup = (cause == EndCause::SetupFailed).then_some("setup_failed");
             let detail = is_oom.then_some("oom_killed").or(in_setup);
-            Ending { detail, ..told(State::Failed, "container_exited_with_error", message) }
+            JobEnd { detail, ..told(JobStateName::Failed, "container_exited_with_error", message) }
         }
         EndCause::Stopped { killed_after } => {
             let message = killed_after.map(|secs| {
                 format!("it had not ended {secs} s after it was asked to (`stop_duration`), and was killed")
             });
-            told(State::Terminated, "terminated_by_server", message.unwrap_or_default())
+            told(JobStateName::Terminated, "terminated_by_server", message.unwrap_or_default())
         }
         // Whoever ended the task knows why; here it could be anything, the machine's shutdown included.
-        EndCause::Ended => told(State::Terminated, "", "the task was told to end".to_owned()),
+        EndCause::Ended => told(JobStateName::Terminated, "", "the task was told to end".to_owned()),
         EndCause::MaxDuration { secs } => {
             let message = format!("the commands ran longer than {secs} s");
-            told(State::Terminated, "max_duration_exceeded", message)
+            told(JobStateName::Terminated, "max_duration_exceeded", message)
         }
         EndCause::LogQuota { bytes } => {
             let message = format!(
                 "the output passed {bytes} bytes an hour (the server's setting `log_rate_max`); what came after that was not kept"
             );
-            told(State::Failed, "log_quota_exceeded", message)
+            told(JobStateName::Failed, "log_quota_exceeded", message)
         }
         EndCause::OutputNotStored { why, no_disk } => {
             let message = format!("the output could not be kept: {why}");
-            Ending { detail: no_disk.then_some("no_disk"), ..told(State::Failed, "executor_error", message) }
+            JobEnd {
+                detail: no_disk.then_some("no_disk"),
+                ..told(JobStateName::Failed, "executor_error", message)
+            }
         }
-        EndCause::NotStarted { reason, why } => told(State::Failed, reason, why),
+        EndCause::NotStarted { reason, why } => told(JobStateName::Failed, reason, why),
     }
 }
 
@@ -137,15 +140,31 @@ mod tests {
     #[test]
     fn every_end_has_its_state_reason_and_exit_status() {
         let table = [
-            (EndCause::Exited, exited(0), false, State::Done, "", Some(0), None),
-            (EndCause::Exited, exited(0), true, State::Done, "", Some(0), None),
-            (EndCause::Exited, exited(3), false, State::Failed, "container_exited_with_error", Some(3), None),
-            (EndCause::Exited, exited(3), true, State::Failed, "container_exited_with_error", Some(3), None),
+            (EndCause::Exited, exited(0), false, JobStateName::Done, "", Some(0), None),
+            (EndCause::Exited, exited(0), true, JobStateName::Done, "", Some(0), None),
+            (
+                EndCause::Exited,
+                exited(3),
+                false,
+                JobStateName::Failed,
+                "container_exited_with_error",
+                Some(3),
+                None,
+            ),
+            (
+                EndCause::Exited,
+                exited(3),
+                true,
+                JobStateName::Failed,
+                "container_exited_with_error",
+                Some(3),
+                None,
+            ),
             (
                 EndCause::Exited,
                 killed(9),
                 false,
-                State::Failed,
+                JobStateName::Failed,
                 "container_exited_with_error",
                 Some(137),
                 None,
@@ -154,7 +173,7 @@ mod tests {
                 EndCause::Exited,
                 killed(9),
                 true,
-                State::Failed,
+                JobStateName::Failed,
                 "container_exited_with_error",
                 Some(137),
                 Some("oom_killed"),
@@ -163,7 +182,7 @@ mod tests {
                 EndCause::Exited,
                 exited(137),
                 true,
-                State::Failed,
+                JobStateName::Failed,
                 "container_exited_with_error",
                 Some(137),
                 Some("oom_killed"),
@@ -172,7 +191,7 @@ mod tests {
                 EndCause::Exited,
                 killed(11),
                 false,
-                State::Failed,
+                JobStateName::Failed,
                 "container_exited_with_error",
                 Some(139),
                 None,
@@ -181,7 +200,7 @@ mod tests {
                 EndCause::Stopped { killed_after: None },
                 exited(0),
                 false,
-                State::Terminated,
+                JobStateName::Terminated,
                 "terminated_by_server",
                 Some(0),
                 None,
@@ -190,7 +209,7 @@ mod tests {
                 EndCause::Stopped { killed_after: None },
                 killed(9),
                 true,
-                State::Terminated,
+                JobStateName::Terminated,
                 "terminated_by_server",
                 Some(137),
                 None,
@@ -199,17 +218,17 @@ mod tests {
                 EndCause::Stopped { killed_after: None },
                 None,
                 false,
-                State::Terminated,
+                JobStateName::Terminated,
                 "terminated_by_server",
                 None,
                 None,
             ),
-            (EndCause::Ended, killed(15), false, State::Terminated, "", Some(143), None),
+            (EndCause::Ended, killed(15), false, JobStateName::Terminated, "", Some(143), None),
             (
                 EndCause::MaxDuration { secs: 5 },
                 killed(2),
                 false,
-                State::Terminated,
+                JobStateName::Terminated,
                 "max_duration_exceeded",
                 Some(130),
                 None,
@@ -218,7 +237,7 @@ mod tests {
                 EndCause::LogQuota { bytes: 9 },
                 killed(2),
                 false,
-                State::Failed,
+                JobStateName::Failed,
                 "log_quota_exceeded",
                 Some(130),
                 None,
@@ -227,7 +246,7 @@ mod tests {
                 EndCause::OutputNotStored { why: "full".into(), no_disk: true },
                 killed(9),
                 false,
-                State::Failed,
+                JobStateName::Failed,
                 "executor_error",
                 Some(137),
                 Some("no_disk"),
@@ -236,7 +255,7 @@ mod tests {
                 EndCause::NotStarted { reason: "executor_error", why: "no".into() },
                 None,
                 false,
-                State::Failed,
+                JobStateName::Failed,
                 "executor_error",
                 None,
                 None,

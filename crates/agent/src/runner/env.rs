@@ -12,7 +12,7 @@ use std::{
 
 use windlass_api::agent::runner::{ClusterInfo, SubmitBody};
 
-use super::{site::Site, user::Account};
+use super::{site::UserContext, user::Account};
 
 pub type Env = BTreeMap<OsString, OsString>;
 
@@ -74,7 +74,7 @@ pub fn add_account(env: &mut Env, account: &Account) {
 }
 
 /// The whole environment of the job.
-pub fn of_job(base: &Env, submit: &SubmitBody, site: &Site, hostfile: Option<&Path>) -> Env {
+pub fn job_env(base: &Env, submit: &SubmitBody, site: &UserContext, hostfile: Option<&Path>) -> Env {
     let mut env = base.clone();
     add_account(&mut env, &site.account);
     for (name, value) in run_variables(submit, site, hostfile) {
@@ -89,7 +89,11 @@ pub fn of_job(base: &Env, submit: &SubmitBody, site: &Site, hostfile: Option<&Pa
 }
 
 /// What windlass tells of the run, without the prefix.
-fn run_variables(submit: &SubmitBody, site: &Site, hostfile: Option<&Path>) -> Vec<(&'static str, OsString)> {
+fn run_variables(
+    submit: &SubmitBody,
+    site: &UserContext,
+    hostfile: Option<&Path>,
+) -> Vec<(&'static str, OsString)> {
     let job = &submit.job_spec;
     let spec = submit.run_spec.as_ref().or(submit.run.run_spec.as_ref());
     let text = |value: Option<&String>| OsString::from(value.map(String::as_str).unwrap_or_default());
@@ -133,7 +137,7 @@ pub fn gpus_per_node(cluster: &ClusterInfo) -> Vec<i64> {
 
 /// Lines for a login shell that give it the job's variables: those that differ from `base` and that a shell can
 /// name. A login shell sets its own user.
-pub fn exports(base: &Env, env: &Env) -> Vec<u8> {
+pub fn shell_exports(base: &Env, env: &Env) -> Vec<u8> {
     let mut lines = Vec::new();
     for (name, value) in env {
         let own = ["HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_"];
@@ -173,8 +177,8 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    fn site() -> Site {
-        Site::new(Account::root(), PathBuf::from("/opt/app"))
+    fn site() -> UserContext {
+        UserContext::new(Account::root(), PathBuf::from("/opt/app"))
     }
 
     fn value<'a>(env: &'a Env, name: &str) -> Option<&'a str> {
@@ -209,7 +213,7 @@ mod tests {
             "cluster_info":{"job_ips":["10.0.0.1","10.0.0.2"],"master_job_ip":"10.0.0.1","gpus_per_job":8,
             "gpus_per_node":[8,4]}}"#,
         );
-        let env = of_job(&env(&[]), &submit, &site(), Some(Path::new("/mpi")));
+        let env = job_env(&env(&[]), &submit, &site(), Some(Path::new("/mpi")));
         let expected = [
             ("RUN_ID", "r1"),
             ("JOB_ID", "j1"),
@@ -240,7 +244,7 @@ mod tests {
             r#"{"run":{"id":"r"},"job_spec":{"env":{"A":"job","DSTACK_RUN_ID":"mine"}},
             "secrets":{"A":"secret","B":"secret"}}"#,
         );
-        let env = of_job(&env(&[("A", "image"), ("B", "image"), ("C", "image")]), &submit, &site(), None);
+        let env = job_env(&env(&[("A", "image"), ("B", "image"), ("C", "image")]), &submit, &site(), None);
         let got = ["A", "B", "C", "DSTACK_RUN_ID", "WINDLASS_RUN_ID", "DSTACK_NODES_NUM"]
             .map(|name| value(&env, name));
         assert_eq!(got, ["job", "secret", "image", "mine", "r", "1"].map(Some));
@@ -270,6 +274,6 @@ mod tests {
             ("1C", "x"),
             ("A;b", ""),
         ]);
-        assert_eq!(exports(&base, &job), b"export A='it'\\''s $(x)\n`y`'\n");
+        assert_eq!(shell_exports(&base, &job), b"export A='it'\\''s $(x)\n`y`'\n");
     }
 }

@@ -8,7 +8,7 @@ const LINES_MAX: usize = 5;
 const BYTES_MAX: usize = 1024;
 
 /// Adds the last lines of `output` to a message.
-pub(super) fn append(message: &mut String, output: &[u8]) {
+pub(super) fn append_last_lines(message: &mut String, output: &[u8]) {
     let lines = last_lines(output);
     if !lines.is_empty() {
         if !message.is_empty() {
@@ -24,7 +24,7 @@ fn last_lines(output: &[u8]) -> String {
     CodeStripper::default().strip(&mut shown);
     let text = String::from_utf8_lossy(&shown);
     let mut lines: Vec<String> =
-        text.rsplit('\n').map(shown_of).filter(|line| !line.is_empty()).take(LINES_MAX).collect();
+        text.rsplit('\n').map(visible_text).filter(|line| !line.is_empty()).take(LINES_MAX).collect();
     lines.reverse();
     let all = lines.join("\n");
     let from = all.ceil_char_boundary(all.len().saturating_sub(BYTES_MAX));
@@ -32,7 +32,7 @@ fn last_lines(output: &[u8]) -> String {
 }
 
 /// What is left of a line that was written over, without characters that do something.
-fn shown_of(line: &str) -> String {
+fn visible_text(line: &str) -> String {
     let line = line.trim_end();
     let last = line.rsplit('\r').next().unwrap_or_default();
     last.chars().filter(|char| !char.is_control() || *char == '\t').collect::<String>().trim_end().to_owned()
@@ -74,9 +74,9 @@ mod tests {
     #[test]
     fn a_message_ends_with_the_lines() {
         let mut message = "the commands exited with status 3".to_owned();
-        append(&mut message, b"\n");
+        append_last_lines(&mut message, b"\n");
         assert_eq!(message, "the commands exited with status 3");
-        append(&mut message, b"no such file\n");
+        append_last_lines(&mut message, b"no such file\n");
         assert_eq!(message, "the commands exited with status 3\nno such file");
     }
 }

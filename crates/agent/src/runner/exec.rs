@@ -21,7 +21,7 @@ use rustix::{
     thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid},
 };
 
-use super::{env::Env, names::Names, user::Account};
+use super::{env::Env, names::HostsFile, user::Account};
 use crate::isolation::restrict::Restrictions;
 
 /// What a program sees that asks for the size of its terminal.
@@ -31,7 +31,7 @@ const SHELLS: [&str; 7] = ["sh", "bash", "dash", "ash", "zsh", "ksh", "fish"];
 
 /// Where the output of the commands goes, and what they take for their input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Terminal {
+pub enum TerminalMode {
     /// A pipe; nothing to read.
     None,
     /// A terminal, or nothing at all.
@@ -41,12 +41,12 @@ pub enum Terminal {
 }
 
 /// What the job says comes first. Else an interactive shell gets a terminal, for it complains without one.
-pub fn terminal(tty: Option<bool>, argv: &[String]) -> Terminal {
+pub fn terminal_mode(tty: Option<bool>, argv: &[String]) -> TerminalMode {
     match tty {
-        Some(true) => Terminal::Required,
-        Some(false) => Terminal::None,
-        None if is_interactive(argv) => Terminal::Preferred,
-        None => Terminal::None,
+        Some(true) => TerminalMode::Required,
+        Some(false) => TerminalMode::None,
+        None if is_interactive(argv) => TerminalMode::Preferred,
+        None => TerminalMode::None,
     }
 }
 
@@ -60,18 +60,18 @@ fn is_interactive(argv: &[String]) -> bool {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Launch<'a> {
+pub struct LaunchSpec<'a> {
     pub argv: &'a [String],
     pub env: &'a Env,
     pub dir: &'a Path,
     pub account: &'a Account,
-    pub terminal: Terminal,
+    pub terminal: TerminalMode,
     /// Where it finds other tasks by name, if it does.
-    pub names: Option<&'a Names>,
+    pub names: Option<&'a HostsFile>,
 }
 
 #[derive(Debug)]
-pub struct Started {
+pub struct JobProcess {
     pub child: tokio::process::Child,
     /// The leader of the job's session.
     pub pid: i32,
@@ -112,15 +112,15 @@ struct JobStdio {
 }
 
 /// Starts the commands. They are the leader of a new session and inherit nothing of the runner.
-pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
+pub fn start(launch: &LaunchSpec<'_>) -> Result<JobProcess, ExecError> {
     let (program, arguments) = launch.argv.split_first().ok_or(ExecError::NoCommands)?;
     if launch.argv.iter().any(|word| word.contains('\0')) {
         return Err(ExecError::NulInArgument);
     }
     let ends = match launch.terminal {
-        Terminal::None => open_pipe()?,
-        Terminal::Required => open_terminal(launch.account).map_err(ExecError::Terminal)?,
-        Terminal::Preferred => match open_terminal(launch.account) {
+        TerminalMode::None => open_pipe()?,
+        TerminalMode::Required => open_terminal(launch.account).map_err(ExecError::Terminal)?,
+        TerminalMode::Preferred => match open_terminal(launch.account) {
             Ok(ends) => ends,
             Err(_) => open_pipe()?,
         },
@@ -137,7 +137,7 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
     if let Some(names) = launch.names {
         names.mount_for(&mut command).map_err(ExecError::Names)?;
     }
-    become_account(&mut command, launch.account, ends.is_terminal);
+    drop_to_account(&mut command, launch.account, ends.is_terminal);
     let mut command = tokio::process::Command::from(command);
     let child = command.spawn().map_err(|source| ExecError::Start {
         program: program.clone(),
@@ -145,7 +145,7 @@ pub fn start(launch: &Launch<'_>) -> Result<Started, ExecError> {
         source,
     })?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or_default();
-    Ok(Started { child, pid, output: ends.ours, keyboard })
+    Ok(JobProcess { child, pid, output: ends.ours, keyboard })
 }
 
 fn open_pipe() -> Result<JobStdio, ExecError> {
@@ -190,7 +190,7 @@ fn open_terminal(account: &Account) -> io::Result<JobStdio> {
 /// Makes the command leave the runner's session and rights behind. For everything that is started as the job's
 /// user: the job itself, and what people start beside it.
 #[expect(unsafe_code, reason = "sessions, signals and users are set between fork and exec")]
-pub fn become_account(command: &mut Command, account: &Account, with_terminal: bool) {
+pub fn drop_to_account(command: &mut Command, account: &Account, with_terminal: bool) {
     let is_root = rustix::process::geteuid().is_root();
     let groups: Vec<Gid> = account.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(account.uid), Gid::from_raw(account.gid));
@@ -278,22 +278,22 @@ mod tests {
     #[test]
     fn a_terminal_is_given_when_asked_for_or_to_interactive_shells() {
         let argv = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
-        let table: [(Option<bool>, &[&str], Terminal); 12] = [
-            (Some(true), &["python", "x.py"], Terminal::Required),
-            (Some(false), &["/bin/sh", "-i", "-c", "ls"], Terminal::None),
-            (None, &["/bin/sh", "-i", "-c", "ls"], Terminal::Preferred),
-            (None, &["/bin/bash", "-ic", "ls"], Terminal::Preferred),
-            (None, &["bash", "-l", "-i", "-c", "ls"], Terminal::Preferred),
-            (None, &["/bin/sh", "-c", "ls -i"], Terminal::None),
-            (None, &["/bin/sh", "-c", "-i"], Terminal::Preferred),
-            (None, &["/bin/sh", "script", "-i"], Terminal::None),
-            (None, &["bash", "--init-file", "x"], Terminal::None),
-            (None, &["grep", "-i", "x"], Terminal::None),
-            (None, &["sh", "--", "-i"], Terminal::None),
-            (None, &[], Terminal::None),
+        let table: [(Option<bool>, &[&str], TerminalMode); 12] = [
+            (Some(true), &["python", "x.py"], TerminalMode::Required),
+            (Some(false), &["/bin/sh", "-i", "-c", "ls"], TerminalMode::None),
+            (None, &["/bin/sh", "-i", "-c", "ls"], TerminalMode::Preferred),
+            (None, &["/bin/bash", "-ic", "ls"], TerminalMode::Preferred),
+            (None, &["bash", "-l", "-i", "-c", "ls"], TerminalMode::Preferred),
+            (None, &["/bin/sh", "-c", "ls -i"], TerminalMode::None),
+            (None, &["/bin/sh", "-c", "-i"], TerminalMode::Preferred),
+            (None, &["/bin/sh", "script", "-i"], TerminalMode::None),
+            (None, &["bash", "--init-file", "x"], TerminalMode::None),
+            (None, &["grep", "-i", "x"], TerminalMode::None),
+            (None, &["sh", "--", "-i"], TerminalMode::None),
+            (None, &[], TerminalMode::None),
         ];
         for (tty, words, expected) in table {
-            assert_eq!(terminal(tty, &argv(words)), expected, "{tty:?} {words:?}");
+            assert_eq!(terminal_mode(tty, &argv(words)), expected, "{tty:?} {words:?}");
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    site::{self, Site, StagingDir},
+    site::{self, StagingDir, UserContext},
     unpack::{
-        CONTENT, Top,
+        CONTENT, TopLevel,
         child::{self, ChildError, UnpackResult},
     },
 };
@@ -42,7 +42,7 @@ impl FilesError {
 
 /// Puts the archive where `path` says; what was there is gone. The archive's first path component takes the name
 /// of the last component of `path`. Dropping the future stops the work and leaves nothing half.
-pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<UnpackResult, FilesError> {
+pub async fn unpack_to(site: &UserContext, archive: &Path, path: &str) -> Result<UnpackResult, FilesError> {
     let target = site.resolve(path);
     let Some(parent) = target.parent().filter(|_| !path.is_empty() && !path.contains('\0')) else {
         return Err(FilesError::BadPath { path: path.to_owned() });
@@ -50,7 +50,7 @@ pub async fn place(site: &Site, archive: &Path, path: &str) -> Result<UnpackResu
     let failed = |what| move |source| FilesError::Place { path: path.to_owned(), what, source };
     site.create_dirs(parent).map_err(failed("make the directories above"))?;
     let stage = StagingDir::new(site, parent).map_err(failed("make a directory beside it"))?;
-    let unpacked = child::run(stage.path(), archive, Top::Rename, site)
+    let unpacked = child::run(stage.path(), archive, TopLevel::Rename, site)
         .await
         .map_err(|source| FilesError::Unpack { path: path.to_owned(), source })?;
     replace_target(&stage, &target).map_err(failed("move them into place"))?;
@@ -68,5 +68,5 @@ fn replace_target(stage: &StagingDir, target: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     }
     fs::rename(stage.path().join(CONTENT), target)?;
-    site::remove(&old)
+    site::remove_any(&old)
 }

@@ -39,11 +39,11 @@ use crate::{
     cgroup::Group,
     isolation::{
         self, Confinement,
-        namespaces::{ForkSide, SetUpError, make_harmless, set_up, split},
+        namespaces::{ForkSide, SetUpError, fork_into_namespaces, make_harmless, set_up},
         restrict,
     },
-    proc::{self, Held},
-    taskdir::{EXIT_RECORD, LastWord},
+    proc::{self, ProcessHandle},
+    taskdir::{EXIT_RECORD, ExitRecord},
 };
 
 /// Set to `1`: wait for [`Orders`] on the standard input.
@@ -66,7 +66,7 @@ const EXIT_CANNOT_START: u8 = 127;
 
 /// What a gated init does before it starts the runner. The answer is `ok`, or what went wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Orders {
+pub struct InitRequest {
     /// Directories of control groups to enter.
     pub enter: Vec<PathBuf>,
     /// A version 2 group for the runner and all below it, which can be killed without killing init.
@@ -142,17 +142,17 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     let Some((orders, gate)) = orders(&home)? else { return Ok(EXIT_CANNOT_START) };
     let group = Group::own().unwrap_or_default();
     let kills_before = group.oom_kills();
-    let job = job_group(&orders);
+    let job = open_job_group(&orders);
     let status = match &orders.confinement {
         None => {
             gate.answer(&Ok(()));
             supervise(start_runner(dir, &orders, job), &orders, &signals)?
         }
-        Some(task) => match split(task.user.is_none()).map_err(InitError::Namespaces) {
+        Some(task) => match fork_into_namespaces(task.user.is_none()).map_err(InitError::Namespaces) {
             Ok(ForkSide::Inner) => {
                 // On the host's side of the border: from it one could walk anywhere.
                 drop(home);
-                return inside(task, &orders, job, gate, &signals);
+                return run_in_namespaces(task, &orders, job, gate, &signals);
             }
             Ok(ForkSide::Outer(inner)) => {
                 drop((gate, job));
@@ -167,7 +167,7 @@ fn run(dir: &Path) -> Result<u8, InitError> {
         },
     };
     let word =
-        LastWord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
+        ExitRecord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
     if let Err(error) = write_exit_record(&home, &word) {
         // A disk that is full does not change how the job ended.
         print_error(&InitError::LastWord(error));
@@ -176,9 +176,9 @@ fn run(dir: &Path) -> Result<u8, InitError> {
 }
 
 /// The first process of the namespaces of a confined task. The other half leaves the last word.
-fn inside(
+fn run_in_namespaces(
     task: &Confinement,
-    orders: &Orders,
+    orders: &InitRequest,
     job: Option<fs::File>,
     gate: ReplySocket,
     signals: &SignalFd,
@@ -196,11 +196,11 @@ fn inside(
 }
 
 /// Waits for the end of what was started, and leaves nothing of it running. Its exit status.
-fn supervise(started: io::Result<Pid>, orders: &Orders, signals: &SignalFd) -> Result<u8, InitError> {
+fn supervise(started: io::Result<Pid>, orders: &InitRequest, signals: &SignalFd) -> Result<u8, InitError> {
     match started {
         Ok(pid) => {
             let status = wait_for_runner(pid, signals).map_err(InitError::Signals)?;
-            clear(orders, signals);
+            kill_descendants(orders, signals);
             Ok(code(status))
         }
         Err(error) => {
@@ -259,9 +259,9 @@ pub(crate) fn reset_signals() -> io::Result<()> {
 }
 
 /// Waits for orders if there is a gate, and carries out those for this process. `None`: whoever was to give them is gone.
-fn orders(home: &OwnedFd) -> Result<Option<(Orders, ReplySocket)>, InitError> {
+fn orders(home: &OwnedFd) -> Result<Option<(InitRequest, ReplySocket)>, InitError> {
     if std::env::var_os(GATE_VARIABLE).as_deref() != Some(OsStr::new("1")) {
-        return Ok(Some((Orders::default(), ReplySocket(None))));
+        return Ok(Some((InitRequest::default(), ReplySocket(None))));
     }
     // A session of our own: signals for the shim's terminal or process group are not for us.
     rustix::process::setsid().map_err(|error| InitError::Orders(error.into()))?;
@@ -271,7 +271,7 @@ fn orders(home: &OwnedFd) -> Result<Option<(Orders, ReplySocket)>, InitError> {
     let mut text = Vec::new();
     (&socket).take(REQUEST_BYTES_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
     // Orders that end early are as good as none: nothing was done, and the shim that wrote them is gone.
-    let Ok(mut orders) = serde_json::from_slice::<Orders>(&text) else {
+    let Ok(mut orders) = serde_json::from_slice::<InitRequest>(&text) else {
         write_file(home, NEVER_STARTED_FILE, b"").map_err(InitError::LastWord)?;
         return Ok(None);
     };
@@ -284,7 +284,7 @@ fn orders(home: &OwnedFd) -> Result<Option<(Orders, ReplySocket)>, InitError> {
     Ok(Some((orders, gate)))
 }
 
-fn apply_request(orders: &mut Orders) -> Result<(), InitError> {
+fn apply_request(orders: &mut InitRequest) -> Result<(), InitError> {
     for group in &orders.enter {
         // A job without a limit is better than none, as long as somebody can read of it.
         if let Err(error) = fs::write(group.join("cgroup.procs"), "0") {
@@ -298,7 +298,7 @@ fn apply_request(orders: &mut Orders) -> Result<(), InitError> {
     let Some(first) = orders.binds.first().filter(|_| orders.confinement.is_none()) else { return Ok(()) };
     unshare_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
     for bind in &orders.binds {
-        mount(bind).map_err(|source| InitError::Mount { bind: bind.clone(), source })?;
+        bind_mount(bind).map_err(|source| InitError::Mount { bind: bind.clone(), source })?;
     }
     Ok(())
 }
@@ -315,19 +315,19 @@ fn unshare_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
 
-fn mount(bind: &BindRequest) -> io::Result<()> {
+fn bind_mount(bind: &BindRequest) -> io::Result<()> {
     rustix::mount::mount_bind_recursive(&bind.source, &bind.target)?;
     make_harmless(&bind.target, bind.read_only)
 }
 
-fn job_group(orders: &Orders) -> Option<fs::File> {
+fn open_job_group(orders: &InitRequest) -> Option<fs::File> {
     let procs = orders.job_group.as_ref()?.join("cgroup.procs");
     fs::OpenOptions::new().write(true).open(procs).ok()
 }
 
 /// The runner: this program once more, with signals as they were meant and nothing of ours to read.
 #[expect(unsafe_code, reason = "signals of the child are set between fork and exec")]
-fn start_runner(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Result<Pid> {
+fn start_runner(dir: &Path, orders: &InitRequest, job: Option<fs::File>) -> io::Result<Pid> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("windlass-agent").args(["runner", "--inner", "--dir"]).arg(dir);
     #[cfg(feature = "testing")]
@@ -340,7 +340,7 @@ fn start_runner(dir: &Path, orders: &Orders, job: Option<fs::File>) -> io::Resul
         command.env(NOTICES_VARIABLE, orders.notices.join("\n"));
     }
     if let Some(task) = &orders.confinement {
-        command.env(isolation::INSIDE, serde_json::to_string(&task.inside())?);
+        command.env(isolation::CONFINED_VARIABLE, serde_json::to_string(&task.inside())?);
     }
     // We should be the last to go when memory runs out. Only some may say so, and the runner takes it back.
     let score = fs::read(OOM_SCORE).ok().filter(|_| fs::write(OOM_SCORE, OOM_SCORE_LAST).is_ok());
@@ -370,7 +370,7 @@ fn wait_for_runner(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
         if let ReapOutcome::Runner(status) = reap(Some(runner))? {
             return Ok(status);
         }
-        for asked in pending(signals, None)? {
+        for asked in read_stop_signals(signals, None)? {
             // The runner was not reaped, so its pid is its own.
             let _ = kill_process(runner, asked);
         }
@@ -378,7 +378,7 @@ fn wait_for_runner(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
 }
 
 /// Which of TERM and INT came, after waiting for any signal at all.
-pub(crate) fn pending(
+pub(crate) fn read_stop_signals(
     signals: &SignalFd,
     patience: Option<Duration>,
 ) -> io::Result<Vec<rustix::process::Signal>> {
@@ -419,7 +419,7 @@ pub(crate) fn reap(runner: Option<Pid>) -> io::Result<ReapOutcome> {
 }
 
 /// Kills everything below us until nothing is left, or for as long as is worth it.
-pub(crate) fn clear(orders: &Orders, signals: &SignalFd) {
+pub(crate) fn kill_descendants(orders: &InitRequest, signals: &SignalFd) {
     let begun = Instant::now();
     while begun.elapsed() < REAP_TIMEOUT {
         if let Some(group) = &orders.job_group {
@@ -431,7 +431,7 @@ pub(crate) fn clear(orders: &Orders, signals: &SignalFd) {
         }
         // Both may have missed some, and neither may be there. What is killed here may have just forked.
         for below in proc::descendants(getpid().as_raw_nonzero().get()).unwrap_or_default() {
-            if let Ok(Some(held)) = Held::open(below.name) {
+            if let Ok(Some(held)) = ProcessHandle::open(below.name) {
                 let _ = held.signal(rustix::process::Signal::KILL);
             }
         }
@@ -439,7 +439,7 @@ pub(crate) fn clear(orders: &Orders, signals: &SignalFd) {
             Ok(ReapOutcome::NoChildren) | Err(_) => return,
             Ok(ReapOutcome::ChildrenLeft | ReapOutcome::Runner(_)) => {}
         }
-        let _ = pending(signals, Some(REAP_INTERVAL));
+        let _ = read_stop_signals(signals, Some(REAP_INTERVAL));
     }
 }
 
@@ -453,7 +453,7 @@ pub(crate) fn code(status: WaitStatus) -> u8 {
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-fn write_exit_record(home: &OwnedFd, word: &LastWord) -> io::Result<()> {
+fn write_exit_record(home: &OwnedFd, word: &ExitRecord) -> io::Result<()> {
     write_file(home, EXIT_RECORD, &serde_json::to_vec(word)?)
 }
 

@@ -14,22 +14,22 @@ use windlass_model::config::name::UnixUser;
 
 use super::{
     cluster,
-    ending::{EndCause, State, ending},
+    ending::{EndCause, JobStateName, ending},
     env::{self, Env},
     excerpt,
-    names::Names,
+    names::HostsFile,
     phase, python,
     session::Session,
-    site::Site,
+    site::UserContext,
     ssh::{AuthorizedKeys, ConnectionTracker},
-    states::States,
-    steps::{self, Call, Step, StepEvent, Verdict},
-    user::{Account, UserError, Users},
+    states::StateLog,
+    steps::{self, Call, CallVerdict, Step, StepEvent},
+    user::{Account, UserDatabase, UserError},
 };
 use crate::{
-    isolation::Inside,
+    isolation::ConfinedTask,
     spool::{Spool, Stream},
-    taskdir::{IMAGE_CONFIG, INSIDE, ImageConfig, RunnerConfig, TaskPorts},
+    taskdir::{IMAGE_CONFIG, ImageConfig, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
 };
 
 /// Where the MPI list of hosts is inside a container; elsewhere it is in the `run` directory.
@@ -44,7 +44,7 @@ const CODE_UPLOAD: &str = "code";
 
 /// What the runner knows of its surroundings.
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct RunnerContext {
     pub run: PathBuf,
     pub config: RunnerConfig,
     pub in_container: bool,
@@ -58,7 +58,7 @@ pub struct Surroundings {
     pub ports: TaskPorts,
     pub uid: u32,
     /// What keeps a plain process in, where something does.
-    pub confined: Option<Inside>,
+    pub confined: Option<ConfinedTask>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,9 +76,9 @@ enum AccountError {
     Group { name: String, group: u32 },
 }
 
-impl Surroundings {
+impl RunnerContext {
     pub fn look(run: &Path, config: RunnerConfig) -> io::Result<Self> {
-        let in_container = run == Path::new(INSIDE);
+        let in_container = run == Path::new(RUN_DIR_IN_CONTAINER);
         let scratch = run.parent().map(|task| task.join("scratch")).filter(|dir| dir.is_dir());
         let scratch = scratch.filter(|_| !in_container);
         let home_dir = match &scratch {
@@ -94,12 +94,12 @@ impl Surroundings {
             scratch,
             ports: TaskPorts::read(run),
             uid: rustix::process::geteuid().as_raw(),
-            confined: Inside::read().filter(|_| !in_container),
+            confined: ConfinedTask::read().filter(|_| !in_container),
         })
     }
 
     /// As whom a job runs that asks for this user.
-    fn account(&self, users: &Users, asked: Option<&User>) -> Result<Account, AccountError> {
+    fn account(&self, users: &UserDatabase, asked: Option<&User>) -> Result<Account, AccountError> {
         let Some(inside) = &self.confined else { return Ok(users.account(asked, self.uid)?) };
         let by_id = |uid: u32| User { uid: Some(uid), ..User::default() };
         let own_id = inside.user.as_ref().map_or(self.uid, |user| user.id);
@@ -139,8 +139,8 @@ impl Surroundings {
     }
 
     /// Where and as whom its files are made.
-    fn site(&self, account: Account) -> Site {
-        let mut site = Site::new(account, self.home_dir.clone());
+    fn site(&self, account: Account) -> UserContext {
+        let mut site = UserContext::new(account, self.home_dir.clone());
         if let Some(inside) = &self.confined {
             site.agent.clone_from(&inside.agent);
         }
@@ -161,7 +161,7 @@ pub enum StopSignal {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub submit: SubmitBody,
-    pub site: Site,
+    pub site: UserContext,
     pub env: Env,
     pub argv: Vec<String>,
     pub hostfile: Option<PathBuf>,
@@ -170,11 +170,11 @@ pub struct Plan {
     /// Where it waits for its other nodes, if it does.
     pub gate: Option<PathBuf>,
     /// Where it finds other tasks of its group by name, if it asks for that.
-    pub names: Option<Names>,
+    pub names: Option<HostsFile>,
 }
 
 /// What becomes of a `run`.
-pub enum Run {
+pub enum RunOutcome {
     /// It was called before, or the job cannot start: nothing is to be done.
     Answer(Option<JobStarted>),
     Start(Option<JobStarted>, Box<Plan>),
@@ -182,9 +182,9 @@ pub enum Run {
 
 #[derive(Debug)]
 pub struct Job {
-    pub around: Surroundings,
+    pub around: RunnerContext,
     pub spool: Arc<Spool>,
-    pub states: States,
+    pub states: StateLog,
     pub keys: AuthorizedKeys,
     pub connections: ConnectionTracker,
     inner: Mutex<Inner>,
@@ -200,11 +200,11 @@ struct Inner {
     started: Option<JobStarted>,
     session: Option<Session>,
     gate: Option<PathBuf>,
-    names: Option<Names>,
+    names: Option<HostsFile>,
 }
 
 impl Job {
-    pub fn new(around: Surroundings, spool: Arc<Spool>, states: States) -> Self {
+    pub fn new(around: RunnerContext, spool: Arc<Spool>, states: StateLog) -> Self {
         let keys = AuthorizedKeys::new();
         for line in &around.config.ssh_authorized_keys {
             keys.add(line);
@@ -264,7 +264,7 @@ impl Job {
     }
 
     /// What a call would come to now.
-    pub fn verdict(&self, call: Call) -> Verdict {
+    pub fn verdict(&self, call: Call) -> CallVerdict {
         steps::call(self.step(), call)
     }
 
@@ -296,11 +296,15 @@ impl Job {
     }
 
     /// Decides on the start. What cannot be decided ends the job here.
-    pub fn run(&self) -> Result<Run, Step> {
+    pub fn run(&self) -> Result<RunOutcome, Step> {
         let mut inner = self.inner.lock();
         if !self.take(Call::Run)? {
             // A job that was stopped before its start has no answer to repeat.
-            return if inner.was_run { Ok(Run::Answer(inner.started.clone())) } else { Err(self.step()) };
+            return if inner.was_run {
+                Ok(RunOutcome::Answer(inner.started.clone()))
+            } else {
+                Err(self.step())
+            };
         }
         inner.was_run = true;
         let Some(submit) = inner.submit.take() else { return Err(Step::WaitSubmit) };
@@ -314,12 +318,12 @@ impl Job {
                 inner.gate.clone_from(&plan.gate);
                 inner.names.clone_from(&plan.names);
                 inner.session = Some(session(&plan.site, &plan.env));
-                Ok(Run::Start(Some(started), Box::new(plan)))
+                Ok(RunOutcome::Start(Some(started), Box::new(plan)))
             }
             Err(cause) => {
                 drop(inner);
                 self.end(cause, None, false);
-                Ok(Run::Answer(None))
+                Ok(RunOutcome::Answer(None))
             }
         }
     }
@@ -327,7 +331,7 @@ impl Job {
     /// All nodes of the job are prepared: it goes on. One that waits for nobody has nothing to open.
     pub fn open_gate(&self) -> io::Result<()> {
         let gate = self.inner.lock().gate.clone();
-        gate.map_or(Ok(()), |gate| phase::open(&gate))
+        gate.map_or(Ok(()), |gate| phase::open_gate(&gate))
     }
 
     /// What the other tasks of its group are called, and where they are now. One that asks for no names gets none.
@@ -370,8 +374,8 @@ impl Job {
             tracing::error!(%error, "complete the job's output");
         }
         let mut ending = ending(cause, exit, oom);
-        if ending.state == State::Failed && exit.is_some() {
-            excerpt::append(&mut ending.message, &self.last_output());
+        if ending.state == JobStateName::Failed && exit.is_some() {
+            excerpt::append_last_lines(&mut ending.message, &self.last_output());
         }
         self.states.say(ending);
     }
@@ -385,7 +389,7 @@ impl Job {
 
     pub fn happen(&self, what: StepEvent) {
         self.step.send_if_modified(|at| {
-            let to = steps::happen(*at, what);
+            let to = steps::apply_event(*at, what);
             std::mem::replace(at, to) != to
         });
     }
@@ -394,7 +398,7 @@ impl Job {
     pub fn session(&self) -> Session {
         let known = self.inner.lock().session.clone();
         known.unwrap_or_else(|| {
-            let users = Users::read(Path::new("/")).unwrap_or_default();
+            let users = UserDatabase::read(Path::new("/")).unwrap_or_default();
             let account =
                 self.around.account(&users, None).unwrap_or_else(|_| self.around.fallback_account());
             let mut env = self.around.base.clone();
@@ -406,12 +410,12 @@ impl Job {
     /// Takes the step a call leads to. `false`: the call was taken before and nothing is to be done.
     fn take(&self, call: Call) -> Result<bool, Step> {
         match self.verdict(call) {
-            Verdict::Take(to) => {
+            CallVerdict::Take(to) => {
                 self.step.send_if_modified(|at| std::mem::replace(at, to) != to);
                 Ok(true)
             }
-            Verdict::Repeat => Ok(false),
-            Verdict::Refuse => Err(self.step()),
+            CallVerdict::Repeat => Ok(false),
+            CallVerdict::Refuse => Err(self.step()),
         }
     }
 
@@ -420,7 +424,7 @@ impl Job {
             reason: "executor_error",
             why: told(error),
         };
-        let users = Users::read(Path::new("/")).map_err(|error| failed(&error))?;
+        let users = UserDatabase::read(Path::new("/")).map_err(|error| failed(&error))?;
         let image = self.image_config();
         let of_image = image_user(&image.user);
         let user = submit.job_spec.user.as_ref().or(of_image.as_ref());
@@ -430,7 +434,7 @@ impl Job {
             None | Some("") => default.working_dir.clone(),
             Some(dir) => default.resolve(dir),
         };
-        let mut site = Site { working_dir, ..default };
+        let mut site = UserContext { working_dir, ..default };
         if phase::wants_private_home(&submit.job_spec.env, self.around.scratch.as_deref()) {
             site.account.home = site.working_dir.join(phase::PRIVATE_HOME_DIR);
         }
@@ -441,12 +445,12 @@ impl Job {
             (None, true) => PathBuf::from(HOSTFILE_IN_CONTAINER),
             (None, false) => self.around.run.join(HOSTFILE),
         });
-        let mut env = env::of_job(&self.around.base, &submit, &site, hostfile.as_deref());
+        let mut env = env::job_env(&self.around.base, &submit, &site, hostfile.as_deref());
         let phase =
             phase::set_phase_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
-        let names = Names::from_env(&mut env, self.around.scratch.as_deref());
-        names.as_ref().map_or(Ok(()), Names::make).map_err(|error| failed(&error))?;
+        let names = HostsFile::from_env(&mut env, self.around.scratch.as_deref());
+        names.as_ref().map_or(Ok(()), HostsFile::make).map_err(|error| failed(&error))?;
         set_host_port(&mut env, &self.around.ports);
         if submit.job_spec.python.is_some() {
             python::activate(&mut env, &python::venv_dir(&self.around));
@@ -466,8 +470,12 @@ impl Job {
     }
 
     /// Where the job's files for reaching its other nodes go.
-    pub fn ssh_config_target<'a>(&self, account: &'a Account) -> cluster::Place<'a> {
-        cluster::Place { account, task: self.around.config.task, in_container: self.around.in_container }
+    pub fn ssh_config_target<'a>(&self, account: &'a Account) -> cluster::SshConfigTarget<'a> {
+        cluster::SshConfigTarget {
+            account,
+            task: self.around.config.task,
+            in_container: self.around.in_container,
+        }
     }
 }
 
@@ -486,7 +494,7 @@ fn image_user(text: &str) -> Option<User> {
     Some(User { uid, gid, username, groupname })
 }
 
-fn session(site: &Site, env: &Env) -> Session {
+fn session(site: &UserContext, env: &Env) -> Session {
     Session {
         account: site.account.clone(),
         env: env.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),

@@ -15,7 +15,7 @@ use windlass_api::agent::runner::{GpuMetrics, Metrics};
 use crate::{
     cgroup::{Group, Usage},
     clock,
-    host::gpu::{self, Use},
+    host::gpu::{self, GpuUsage},
     proc,
 };
 
@@ -74,14 +74,14 @@ impl Meter {
         if let Some((_, metrics)) = last.as_ref().filter(|(at, _)| at.elapsed() < GPU_INTERVAL) {
             return metrics.clone();
         }
-        let metrics = gpu_metrics(&self.gpus, &gpu::in_use(Path::new("/")).await);
+        let metrics = gpu_metrics(&self.gpus, &gpu::usage(Path::new("/")).await);
         *last = Some((Instant::now(), metrics.clone()));
         metrics
     }
 }
 
 /// In the task's order. A GPU nobody tells of is left out.
-fn gpu_metrics(held: &[String], used: &[Use]) -> Vec<GpuMetrics> {
+fn gpu_metrics(held: &[String], used: &[GpuUsage]) -> Vec<GpuMetrics> {
     let find = |id: &String| used.iter().find(|gpu| gpu.id == *id);
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     held.iter()
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn gpus_are_told_in_the_tasks_order_and_foreign_ones_are_not() {
-        let used = |id: &str, memory_mib, percent| Use { id: id.into(), memory_mib, percent };
+        let used = |id: &str, memory_mib, percent| GpuUsage { id: id.into(), memory_mib, percent };
         let all = [used("GPU-a", 1, 10), used("GPU-b", 2, 20), used("GPU-c", 3, 30)];
         let told = gpu_metrics(&["GPU-c".into(), "GPU-a".into(), "GPU-x".into()], &all);
         assert_eq!(told.iter().map(|gpu| gpu.gpu_util_percent).collect::<Vec<_>>(), [30, 10]);

@@ -32,7 +32,7 @@ const MODE: u32 = 0o644;
 
 /// Where the names of a job go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Names {
+pub struct HostsFile {
     pub file: PathBuf,
     /// A copy, which the job sees as `/etc/hosts`.
     is_copy: bool,
@@ -40,7 +40,7 @@ pub struct Names {
     is_required: bool,
 }
 
-impl Names {
+impl HostsFile {
     /// For a job that asks for names. `scratch` is the task's own directory, outside of containers.
     pub(super) fn from_env(env: &mut Env, scratch: Option<&Path>) -> Option<Self> {
         let asked = env.get_mut(OsStr::new(HOSTS_FILE))?;
@@ -138,12 +138,12 @@ mod tests {
     #[test]
     fn only_a_job_that_asks_gets_names_and_outside_of_containers_a_copy() {
         let mut env = Env::new();
-        assert_eq!(Names::from_env(&mut env, None), None);
+        assert_eq!(HostsFile::from_env(&mut env, None), None);
         env.insert(HOSTS_FILE.into(), "".into());
         let (mut inside, mut outside) = (env.clone(), env);
-        let names = Names::from_env(&mut inside, None).unwrap();
+        let names = HostsFile::from_env(&mut inside, None).unwrap();
         assert_eq!((names.file.as_path(), names.is_copy), (Path::new("/etc/hosts"), false));
-        let names = Names::from_env(&mut outside, Some(Path::new("/s"))).unwrap();
+        let names = HostsFile::from_env(&mut outside, Some(Path::new("/s"))).unwrap();
         assert_eq!(
             (names.file.as_path(), names.is_copy, names.is_required),
             (Path::new("/s/.windlass-hosts"), true, false)

@@ -56,7 +56,7 @@ pub(super) fn gate(env: &mut Env, scratch: Option<&Path>, submission: &str) -> O
 }
 
 /// Opens a gate. One that is open stays so, whatever stands in its place.
-pub(super) fn open(gate: &Path) -> io::Result<()> {
+pub(super) fn open_gate(gate: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(gate) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         Ok(_) | Err(_) => Ok(()),
@@ -64,7 +64,7 @@ pub(super) fn open(gate: &Path) -> io::Result<()> {
 }
 
 /// Whether the job came no further than its preparation. What cannot be read says nothing.
-pub(super) fn is_setup(path: &Path) -> bool {
+pub(super) fn is_in_setup(path: &Path) -> bool {
     is_in_phase(path, Phase::Setup)
 }
 
@@ -86,7 +86,7 @@ mod tests {
 
     use windlass_model::sky::Phase;
 
-    use super::{Env, gate, is_in_phase, is_setup, open, set_phase_file};
+    use super::{Env, gate, is_in_phase, is_in_setup, open_gate, set_phase_file};
 
     #[test]
     fn only_a_job_that_names_them_gets_them() {
@@ -116,11 +116,11 @@ mod tests {
         env.insert("WINDLASS_GATE_FILE".into(), "".into());
         let path = gate(&mut env, Some(&dir), "id").unwrap();
         assert_eq!(env[std::ffi::OsStr::new("WINDLASS_GATE_FILE")], path.as_os_str());
-        open(&path).unwrap();
-        open(&path).unwrap();
+        open_gate(&path).unwrap();
+        open_gate(&path).unwrap();
         assert!(path.is_file());
         std::fs::write(dir.join("phase"), "ready\n").unwrap();
-        assert!(is_in_phase(&dir.join("phase"), Phase::Ready) && !is_setup(&dir.join("phase")));
+        assert!(is_in_phase(&dir.join("phase"), Phase::Ready) && !is_in_setup(&dir.join("phase")));
         std::fs::remove_dir_all(dir).unwrap();
     }
 
@@ -129,13 +129,13 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("windlass-phase-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("phase");
-        assert!(!is_setup(&file));
+        assert!(!is_in_setup(&file));
         std::fs::write(&file, "setup\n").unwrap();
-        assert!(is_setup(&file));
+        assert!(is_in_setup(&file));
         std::os::unix::fs::symlink(&file, dir.join("link")).unwrap();
-        assert!(!is_setup(&dir.join("link")));
+        assert!(!is_in_setup(&dir.join("link")));
         std::fs::write(&file, "run\n").unwrap();
-        assert!(!is_setup(&file));
+        assert!(!is_in_setup(&file));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -17,7 +17,7 @@ use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
 use windlass_api::agent::PORT_PROTOCOL;
 
 use super::job::Job;
-use crate::{http::Refusal, taskdir::SSH_PORT_FILE};
+use crate::{http::ErrorResponse, taskdir::SSH_PORT_FILE};
 
 /// Streams open at once; a task is one process' worth of guests.
 static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(256);
@@ -25,29 +25,29 @@ static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(256);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Wanted {
+pub(super) struct ConnectQuery {
     /// 0 is the SSH server, wherever it listens.
     port: u16,
 }
 
 pub(super) async fn connect(
     State(job): State<Arc<Job>>,
-    Query(wanted): Query<Wanted>,
+    Query(wanted): Query<ConnectQuery>,
     mut request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     if request.headers().get(header::UPGRADE).is_none_or(|to| to != PORT_PROTOCOL) {
-        return Err(Refusal::bad_request(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
+        return Err(ErrorResponse::bad_request(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
     }
     let place = CONNECTION_SLOTS.try_acquire().map_err(|_| {
-        Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too many connections to this task are open")
+        ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "too many connections to this task are open")
     })?;
     let port = match wanted.port {
         0 => ssh_port(&job)?,
         port => job.around.ports.own(port),
     };
-    let mut inside = connect_loopback(port)
-        .await
-        .map_err(|error| Refusal::conflict(format!("nobody answers at port {port} of the task: {error}")))?;
+    let mut inside = connect_loopback(port).await.map_err(|error| {
+        ErrorResponse::conflict(format!("nobody answers at port {port} of the task: {error}"))
+    })?;
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         let _place = place;
@@ -70,10 +70,10 @@ pub(super) async fn connect(
 }
 
 /// Written down when the SSH server listens.
-fn ssh_port(job: &Job) -> Result<u16, Refusal> {
+fn ssh_port(job: &Job) -> Result<u16, ErrorResponse> {
     let text = std::fs::read_to_string(job.around.run.join(SSH_PORT_FILE)).ok();
     let port = text.and_then(|text| text.trim().parse().ok()).filter(|port| *port != 0);
-    port.ok_or_else(|| Refusal::conflict("the task has no SSH server, or not yet"))
+    port.ok_or_else(|| ErrorResponse::conflict("the task has no SSH server, or not yet"))
 }
 
 /// Programs listen on either loopback.

@@ -19,7 +19,7 @@ const DRAIN_BYTES_MAX: usize = 16 << 20;
 
 /// Why output is not kept any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum OutputError {
     Quota { per_hour: u64 },
     NoSpace { why: String },
     Io { why: String },
@@ -29,7 +29,7 @@ pub enum Trouble {
 pub struct OutputPump {
     cut: Option<PipeWriter>,
     ended: oneshot::Receiver<()>,
-    trouble: oneshot::Receiver<Trouble>,
+    trouble: oneshot::Receiver<OutputError>,
 }
 
 impl OutputPump {
@@ -55,7 +55,7 @@ impl OutputPump {
     }
 
     /// The first thing that went wrong; never returns while nothing does.
-    pub async fn trouble(&mut self) -> Trouble {
+    pub async fn trouble(&mut self) -> OutputError {
         if !self.trouble.is_terminated()
             && let Ok(trouble) = (&mut self.trouble).await
         {
@@ -65,7 +65,7 @@ impl OutputPump {
     }
 
     /// What went wrong and was not yet told.
-    pub fn take_error(&mut self) -> Option<Trouble> {
+    pub fn take_error(&mut self) -> Option<OutputError> {
         self.trouble.try_recv().ok()
     }
 
@@ -78,7 +78,7 @@ impl OutputPump {
 struct PumpThread {
     output: File,
     writer: Writer,
-    report: Option<oneshot::Sender<Trouble>>,
+    report: Option<oneshot::Sender<OutputError>>,
 }
 
 impl PumpThread {
@@ -87,7 +87,7 @@ impl PumpThread {
         loop {
             let (readable, cut) = match self.wait(told) {
                 Ok(ready) => ready,
-                Err(error) => return self.report_error(Trouble::Io { why: error.to_string() }),
+                Err(error) => return self.report_error(OutputError::Io { why: error.to_string() }),
             };
             if readable && !self.copy_chunk(&mut buffer) {
                 return;
@@ -141,17 +141,17 @@ impl PumpThread {
         }
         match self.writer.append(bytes) {
             Ok(()) => {}
-            Err(Error::QuotaExceeded { per_hour, .. }) => self.report_error(Trouble::Quota { per_hour }),
+            Err(Error::QuotaExceeded { per_hour, .. }) => self.report_error(OutputError::Quota { per_hour }),
             Err(Error::NoSpace { source, .. }) => {
-                self.report_error(Trouble::NoSpace { why: source.to_string() })
+                self.report_error(OutputError::NoSpace { why: source.to_string() })
             }
             Err(error @ (Error::Open { .. } | Error::Complete | Error::Io { .. })) => {
-                self.report_error(Trouble::Io { why: error.to_string() });
+                self.report_error(OutputError::Io { why: error.to_string() });
             }
         }
     }
 
-    fn report_error(&mut self, trouble: Trouble) {
+    fn report_error(&mut self, trouble: OutputError) {
         if let Some(report) = self.report.take() {
             let _ = report.send(trouble);
         }

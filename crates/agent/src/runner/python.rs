@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{child, env::Env, job::Surroundings, site::Site};
+use super::{child, env::Env, job::RunnerContext, site::UserContext};
 
 /// Where the environment is inside a container; elsewhere it is beside the job's directory.
 const VENV_IN_CONTAINER: &str = "/windlass/python";
@@ -38,7 +38,7 @@ pub(super) enum PythonError {
 }
 
 /// Where the environment of a job is made.
-pub(super) fn venv_dir(around: &Surroundings) -> PathBuf {
+pub(super) fn venv_dir(around: &RunnerContext) -> PathBuf {
     if let Some(inside) = &around.confined {
         return inside.python.clone();
     }
@@ -60,7 +60,12 @@ pub(super) fn activate(env: &mut Env, dir: &Path) {
 }
 
 /// Makes the environment, as the job's user.
-pub(super) async fn prepare(site: &Site, env: &Env, version: &str, dir: &Path) -> Result<(), PythonError> {
+pub(super) async fn create_venv(
+    site: &UserContext,
+    env: &Env,
+    version: &str,
+    dir: &Path,
+) -> Result<(), PythonError> {
     let failed = |source| PythonError::Directory { version: version.to_owned(), dir: dir.to_owned(), source };
     site.create_dirs(dir).map_err(failed)?;
     let mut last = PythonError::NotFound { version: version.to_owned() };
@@ -77,7 +82,7 @@ pub(super) async fn prepare(site: &Site, env: &Env, version: &str, dir: &Path) -
 }
 
 /// The commands of this machine that can make it, best first.
-fn venv_commands(site: &Site, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
+fn venv_commands(site: &UserContext, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
     let words = |words: &[&str]| -> Vec<OsString> {
         words.iter().map(OsString::from).chain([dir.as_os_str().to_owned()]).collect()
     };
@@ -90,13 +95,13 @@ fn venv_commands(site: &Site, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<Os
     uv.into_iter().chain(whole).chain(bare).collect()
 }
 
-async fn run(site: &Site, env: &Env, program: &Path, args: &[OsString]) -> Result<(), String> {
+async fn run(site: &UserContext, env: &Env, program: &Path, args: &[OsString]) -> Result<(), String> {
     let mut command = child::command(program, &site.account);
     command.args(args).envs(env).current_dir(&site.working_dir);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut group = child::Group::spawn(&mut command).map_err(|error| error.to_string())?;
+    let mut group = child::ProcessGroup::spawn(&mut command).map_err(|error| error.to_string())?;
     let stderr = group.child().stderr.take();
-    let (ended, said) = tokio::join!(group.wait(TIMEOUT), child::tail(stderr, ERROR_OUTPUT_MAX));
+    let (ended, said) = tokio::join!(group.wait(TIMEOUT), child::read_tail(stderr, ERROR_OUTPUT_MAX));
     match ended.map_err(|error| error.to_string())? {
         Some(status) if status.success() => Ok(()),
         Some(status) => {
@@ -116,14 +121,14 @@ mod tests {
 
     use super::{super::user::Account, *};
 
-    fn site(path: &Path) -> Site {
+    fn site(path: &Path) -> UserContext {
         let account = Account {
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
             groups: vec![],
             ..Account::root()
         };
-        Site { path: path.into(), ..Site::new(account, path.to_owned()) }
+        UserContext { path: path.into(), ..UserContext::new(account, path.to_owned()) }
     }
 
     fn program(dir: &Path, name: &str, script: &str) {
@@ -136,13 +141,13 @@ mod tests {
     async fn the_machines_python_makes_what_uv_cannot() {
         let temp = temp_dir("python").unwrap();
         let (site, dir) = (site(temp.path()), temp.path().join("env"));
-        let missing = prepare(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
+        let missing = create_venv(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
         assert!(missing.to_string().contains("neither `uv` nor `python3.12` was found"), "{missing}");
         program(temp.path(), "uv", "echo no such interpreter >&2; exit 2");
-        let refused = prepare(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
+        let refused = create_venv(&site, &Env::new(), "3.12", &dir).await.unwrap_err();
         assert!(refused.to_string().ends_with("no such interpreter"), "{refused}");
         program(temp.path(), "python3.12", "echo \"$@\" > \"$4\"/made");
-        prepare(&site, &Env::new(), "3.12", &dir).await.unwrap();
+        create_venv(&site, &Env::new(), "3.12", &dir).await.unwrap();
         let made = std::fs::read_to_string(dir.join("made")).unwrap();
         assert_eq!(made.trim(), format!("-m venv --clear {}", dir.display()));
     }

@@ -19,17 +19,17 @@ use tokio_util::sync::CancellationToken;
 use super::{
     api, exec,
     init::NOTICES_VARIABLE,
-    job::{Job, StopSignal, Surroundings, told},
+    job::{Job, RunnerContext, StopSignal, told},
     metrics::Meter,
     session::SessionProvider,
     ssh,
-    states::States,
+    states::StateLog,
     steps::{Step, StepEvent},
     supervise,
 };
 use crate::{
     http,
-    isolation::{Inside, restrict},
+    isolation::{ConfinedTask, restrict},
     spool::{self, Spool, Stream, Timestamps},
     taskdir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
 };
@@ -89,11 +89,11 @@ pub fn main(dir: &Path) -> ExitCode {
 fn run(dir: &Path) -> Result<u8, ServeError> {
     exec::mark_inherited_files().map_err(ServeError::Look)?;
     let config = config(dir)?;
-    let around = Surroundings::look(dir, config).map_err(ServeError::Look)?;
+    let around = RunnerContext::look(dir, config).map_err(ServeError::Look)?;
     match &around.confined {
-        Some(Inside { user: Some(_), .. }) => restrict::restrict_children(),
+        Some(ConfinedTask { user: Some(_), .. }) => restrict::restrict_children(),
         // The job has the same user: it must not look into this process.
-        Some(Inside { user: None, .. }) => restrict::hide_memory().map_err(ServeError::Look)?,
+        Some(ConfinedTask { user: None, .. }) => restrict::hide_memory().map_err(ServeError::Look)?,
         None => {}
     }
     let runtime =
@@ -110,17 +110,17 @@ fn config(dir: &Path) -> Result<RunnerConfig, ServeError> {
     serde_json::from_slice(&text).map_err(|source| ServeError::Understand { file, source })
 }
 
-async fn serve(around: Surroundings) -> Result<u8, ServeError> {
+async fn serve(around: RunnerContext) -> Result<u8, ServeError> {
     let spool = Spool::open(&around.run, Timestamps::new())?;
     init_logging(&spool);
     log_notices();
-    let states = States::open(&around.run, Arc::clone(spool.stamps())).map_err(ServeError::States)?;
+    let states = StateLog::open(&around.run, Arc::clone(spool.stamps())).map_err(ServeError::States)?;
     let job = Arc::new(Job::new(around, spool, states));
     let stop = CancellationToken::new();
     let mut servers = JoinSet::new();
     handle_signals(&job)?;
     listen(&job, &stop, &mut servers).await?;
-    let code = steps(&job).await;
+    let code = run_steps(&job).await;
     tracing::info!(code, "the runner ends");
     stop.cancel();
     while servers.join_next().await.is_some() {}
@@ -181,7 +181,7 @@ async fn listen(
             let port = listener.local_addr().map_err(listen)?.port();
             write_port(&job.around.run.join(HTTP_PORT_FILE), port).map_err(listen)?;
         }
-        servers.spawn(http::serve(listener, api::compatible(job, &meter), stop.clone()));
+        servers.spawn(http::serve(listener, api::compat_router(job, &meter), stop.clone()));
     }
     if let Some(address) = &config.ssh_listen {
         let listener = match bind(address).await {
@@ -198,7 +198,7 @@ async fn listen(
     let path = job.around.run.join(RUNNER_SOCKET);
     let listen = |source| ServeError::Listen { what: path.display().to_string(), source };
     let listener = http::bind_unix(&path, SOCKET_MODE).map_err(listen)?;
-    servers.spawn(http::serve(listener, api::with_token(job, &meter), stop.clone()));
+    servers.spawn(http::serve(listener, api::authenticated_router(job, &meter), stop.clone()));
     Ok(())
 }
 
@@ -256,7 +256,7 @@ fn write_port(file: &Path, port: u16) -> io::Result<()> {
 }
 
 /// From waiting for the job to the last reader of its output.
-async fn steps(job: &Job) -> u8 {
+async fn run_steps(job: &Job) -> u8 {
     let patience = Duration::from_secs(job.around.config.wait_secs);
     if !supervise::wait_for_start(job, patience).await {
         job.happen(StepEvent::SubmitTimeout);

@@ -20,7 +20,7 @@ const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
 
 /// The job's user and the directory its relative paths start from.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct UserContext {
     pub account: Account,
     /// Absolute.
     pub working_dir: PathBuf,
@@ -30,7 +30,7 @@ pub struct Site {
     pub path: OsString,
 }
 
-impl Site {
+impl UserContext {
     pub fn new(account: Account, working_dir: PathBuf) -> Self {
         let agent = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
         let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
@@ -92,7 +92,7 @@ pub(super) struct StagingDir {
 }
 
 impl StagingDir {
-    pub(super) fn new(site: &Site, within: &Path) -> io::Result<Self> {
+    pub(super) fn new(site: &UserContext, within: &Path) -> io::Result<Self> {
         remove_stale(within);
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
@@ -111,7 +111,7 @@ impl Drop for StagingDir {
     fn drop(&mut self) {
         // A process that was killed may still put something there in its last moment.
         for _ in 0..REMOVE_ATTEMPTS {
-            match remove(&self.path) {
+            match remove_any(&self.path) {
                 Ok(()) => return,
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
                     std::thread::sleep(REMOVE_PAUSE)
@@ -139,7 +139,7 @@ fn remove_stale(within: &Path) {
     };
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
         if old(&entry) == Some(true) {
-            let _ = remove(&entry.path());
+            let _ = remove_any(&entry.path());
         }
     }
 }
@@ -149,7 +149,7 @@ pub(super) fn is_staging_dir(entry: &fs::DirEntry) -> bool {
 }
 
 /// Removes whatever is there; nothing there is well, too. Links are removed, not followed.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(super) fn remove_any(path: &Path) -> io::Result<()> {
     let gone = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => fs::remove_dir_all(path).or_else(|error| {
             if error.kind() != io::ErrorKind::PermissionDenied {
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn paths_start_at_the_home_or_the_working_directory() {
         let account = Account { home: PathBuf::from("/home/jo"), ..Account::root() };
-        let site = Site::new(account, PathBuf::from("/opt/app"));
+        let site = UserContext::new(account, PathBuf::from("/opt/app"));
         for (path, expected) in [
             ("~", "/home/jo"),
             ("~/x", "/home/jo/x"),

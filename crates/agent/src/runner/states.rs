@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use windlass_api::agent::runner::JobState;
 
-use super::ending::{Ending, State};
+use super::ending::{JobEnd, JobStateName};
 use crate::{spool::Timestamps, taskdir::STATES};
 
 /// Room for the few states of a job, whatever happens to the disk.
 const RESERVE_BYTES: u64 = 32 * 1024;
 
 #[derive(Debug)]
-pub struct States {
+pub struct StateLog {
     inner: Mutex<Inner>,
     stamps: Arc<Timestamps>,
 }
@@ -31,7 +31,7 @@ struct Inner {
     said: Vec<JobState>,
 }
 
-impl States {
+impl StateLog {
     pub fn open(run: &Path, stamps: Arc<Timestamps>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(run.join(STATES))?;
         // A job may fill the disk, with its output for one, and that is what must be told then. Where the file
@@ -43,21 +43,21 @@ impl States {
     }
 
     pub fn running(&self) {
-        self.record_name(State::Running);
+        self.record_name(JobStateName::Running);
     }
 
     /// It is prepared, and waits for its other nodes.
     pub fn ready(&self) {
-        self.record_name(State::Ready);
+        self.record_name(JobStateName::Ready);
     }
 
-    fn record_name(&self, state: State) {
-        let state = Ending { state, reason: "", message: String::new(), detail: None, exit_status: None };
+    fn record_name(&self, state: JobStateName) {
+        let state = JobEnd { state, reason: "", message: String::new(), detail: None, exit_status: None };
         self.say(state);
     }
 
     /// Writes a state down and tells it. A disk that refuses does not keep it from being told.
-    pub fn say(&self, what: Ending) {
+    pub fn say(&self, what: JobEnd) {
         let mut inner = self.inner.lock();
         // Held until the state can be found, so that no reader steps past its time.
         let issued = self.stamps.issue();
@@ -83,7 +83,7 @@ impl States {
     /// The last one, if it is an end.
     pub fn end(&self) -> Option<JobState> {
         let inner = self.inner.lock();
-        let goes_on = [State::Running, State::Ready].map(State::as_str);
+        let goes_on = [JobStateName::Running, JobStateName::Ready].map(JobStateName::as_str);
         inner.said.last().filter(|state| !goes_on.contains(&state.state.as_str())).cloned()
     }
 }

@@ -46,7 +46,7 @@ pub enum StepEvent {
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CallVerdict {
     /// Does its work, and the runner is at this step from then on.
     Take(Step),
     /// Was done before: the answer is the same, nothing happens.
@@ -56,29 +56,29 @@ pub enum Verdict {
 }
 
 /// What a call does at a step.
-pub fn call(at: Step, call: Call) -> Verdict {
+pub fn call(at: Step, call: Call) -> CallVerdict {
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
     match (call, at) {
         // A later copy of the job replaces an earlier one until it is started.
-        (Call::Submit, WaitSubmit | WaitRun) => Verdict::Take(WaitRun),
-        (Call::UploadArchive | Call::UploadCode, WaitRun) => Verdict::Take(WaitRun),
-        (Call::Run, WaitRun) => Verdict::Take(Running),
-        (Call::Run, Running | ServeLogs | WaitLogsFinished) => Verdict::Repeat,
+        (Call::Submit, WaitSubmit | WaitRun) => CallVerdict::Take(WaitRun),
+        (Call::UploadArchive | Call::UploadCode, WaitRun) => CallVerdict::Take(WaitRun),
+        (Call::Run, WaitRun) => CallVerdict::Take(Running),
+        (Call::Run, Running | ServeLogs | WaitLogsFinished) => CallVerdict::Repeat,
         // A job that was never started can never start after its stop.
-        (Call::Stop, WaitSubmit | WaitRun) => Verdict::Take(ServeLogs),
-        (Call::Stop, Running) => Verdict::Take(Running),
-        (Call::Stop, ServeLogs | WaitLogsFinished | Exit) => Verdict::Repeat,
+        (Call::Stop, WaitSubmit | WaitRun) => CallVerdict::Take(ServeLogs),
+        (Call::Stop, Running) => CallVerdict::Take(Running),
+        (Call::Stop, ServeLogs | WaitLogsFinished | Exit) => CallVerdict::Repeat,
         (Call::Submit, Running | ServeLogs | WaitLogsFinished | Exit)
         | (
             Call::UploadArchive | Call::UploadCode,
             WaitSubmit | Running | ServeLogs | WaitLogsFinished | Exit,
         )
-        | (Call::Run, WaitSubmit | Exit) => Verdict::Refuse,
+        | (Call::Run, WaitSubmit | Exit) => CallVerdict::Refuse,
     }
 }
 
 /// Where a happening leads; the same step where it means nothing.
-pub fn happen(at: Step, what: StepEvent) -> Step {
+pub fn apply_event(at: Step, what: StepEvent) -> Step {
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
     match (what, at) {
         // Nothing was ever written that somebody could want to read.
@@ -96,7 +96,7 @@ pub fn happen(at: Step, what: StepEvent) -> Step {
 }
 
 /// What the refusal says.
-pub fn refusal(at: Step) -> &'static str {
+pub fn refusal_message(at: Step) -> &'static str {
     match at {
         Step::WaitSubmit => "the job was not submitted",
         Step::WaitRun => "the job was not started",
@@ -108,8 +108,8 @@ pub fn refusal(at: Step) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use CallVerdict::{Refuse, Repeat, Take};
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
-    use Verdict::{Refuse, Repeat, Take};
 
     const STEPS: [Step; 6] = [WaitSubmit, WaitRun, Running, ServeLogs, WaitLogsFinished, Exit];
 
@@ -143,7 +143,7 @@ mod tests {
         ];
         for (what, steps) in table {
             for (at, to) in STEPS.into_iter().zip(steps) {
-                assert_eq!(happen(at, what), to, "{what:?} at {at:?}");
+                assert_eq!(apply_event(at, what), to, "{what:?} at {at:?}");
             }
         }
     }
@@ -166,7 +166,7 @@ mod tests {
                         Take(to) => to,
                         Repeat | Refuse => at,
                     },
-                    (None, Some(what)) => happen(at, *what),
+                    (None, Some(what)) => apply_event(at, *what),
                     (None, None) => at,
                 };
                 proptest::prop_assert!(to >= at, "{at:?} → {to:?}");

@@ -15,15 +15,15 @@ use windlass_api::agent::runner::RepoData;
 use windlass_model::sky::Phase;
 
 use super::{
-    cluster::{self, Access},
+    cluster::{self, NodeAccess},
     ending::EndCause,
     env, exec, files,
     job::{Job, Plan, StopSignal, told},
     phase,
-    pump::{OutputPump, Trouble},
+    pump::{OutputError, OutputPump},
     python, repo,
     steps::Step,
-    tree::Tree,
+    tree::ProcessTree,
     user::{create_dir_as, run_as_account},
 };
 use crate::{cgroup, confine::LandlockStatus, proc, spool::Stream};
@@ -47,7 +47,7 @@ const PROFILE: &str = "/etc/profile.d/windlass_job.sh";
 /// What was put somewhere for the job alone.
 #[derive(Debug, Default)]
 struct InstalledFiles {
-    access: Option<Access>,
+    access: Option<NodeAccess>,
     files: Vec<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ impl InstalledFiles {
 }
 
 /// Takes the job to its end and says its last word, whatever happens.
-pub fn begin(job: &Arc<Job>, plan: Box<Plan>) {
+pub fn start(job: &Arc<Job>, plan: Box<Plan>) {
     let supervised = tokio::spawn(supervise(Arc::clone(job), plan));
     let job = Arc::clone(job);
     tokio::spawn(async move {
@@ -86,7 +86,7 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
     let outcome = match prepare(&job, &plan, &mut traces).await {
         Ok(()) => {
             let watch = tokio::spawn(report_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
-            let outcome = run(&job, &plan).await;
+            let outcome = run_commands(&job, &plan).await;
             // Nothing is said after the last word.
             watch.abort();
             let _ = watch.await;
@@ -114,7 +114,7 @@ async fn report_ready(job: Arc<Job>, phase: Option<PathBuf>, waits: bool) {
 
 /// A job that failed may have said that it was not yet in its program.
 fn refine_cause(cause: EndCause, exit: ExitStatus, phase: Option<&Path>) -> EndCause {
-    let is_setup = || !exit.success() && phase.is_some_and(phase::is_setup);
+    let is_setup = || !exit.success() && phase.is_some_and(phase::is_in_setup);
     if matches!(cause, EndCause::Exited) && is_setup() { EndCause::SetupFailed } else { cause }
 }
 
@@ -150,7 +150,7 @@ async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> 
     let data = spec.repo_data.as_ref().or(run_spec.and_then(|spec| spec.repo_data.as_ref()));
     let code = job.uploaded(Job::code_name());
     if code.is_some() || matches!(data, Some(RepoData::Remote { .. })) {
-        let wanted = repo::Wanted {
+        let wanted = repo::RepoRequest {
             data,
             credentials: plan.submit.repo_credentials.as_ref(),
             dir: spec.repo_dir.as_deref().unwrap_or("."),
@@ -172,7 +172,7 @@ async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> 
             why: format!("place files at `{}`: the archive was not uploaded", archive.path),
         };
         let file = job.uploaded(&archive.id).ok_or_else(missing)?;
-        let placed = files::place(site, &file, &archive.path).await;
+        let placed = files::unpack_to(site, &file, &archive.path).await;
         let unpacked = placed.map_err(|error| not_started("", &error))?;
         loose = loose.or(landlock_warning(unpacked.landlock));
     }
@@ -181,7 +181,7 @@ async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> 
     }
     if let Some(version) = &spec.python {
         let dir = python::venv_dir(&job.around);
-        python::prepare(site, &plan.env, version, &dir).await.map_err(|error| not_started("", &error))?;
+        python::create_venv(site, &plan.env, version, &dir).await.map_err(|error| not_started("", &error))?;
     }
     write_profile(job, plan, traces);
     Ok(())
@@ -216,7 +216,7 @@ fn landlock_warning(landlock: LandlockStatus) -> Option<&'static str> {
 fn write_cluster_files(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let Some(cluster) = &plan.submit.cluster_info else { return Ok(()) };
     if let Some(path) = &plan.hostfile {
-        let text = cluster::hostfile(cluster);
+        let text = cluster::render_hostfile(cluster);
         let written = match &job.around.confined {
             Some(_) => run_as_account(&plan.site.account, || write_hostfile(path, &text)),
             None => write_hostfile(path, &text),
@@ -226,7 +226,7 @@ fn write_cluster_files(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> R
     }
     if let Some(key) = &plan.submit.job_spec.ssh_key {
         job.keys.add(&key.public);
-        let access = Access::give(job.ssh_config_target(&plan.site.account), cluster, key)
+        let access = NodeAccess::give(job.ssh_config_target(&plan.site.account), cluster, key)
             .map_err(|error| not_started("give the key for other nodes", &error))?;
         traces.access = Some(access);
     }
@@ -247,7 +247,7 @@ fn write_profile(job: &Job, plan: &Plan, traces: &mut InstalledFiles) {
     }
     let account = &plan.site.account;
     let path = Path::new(PROFILE);
-    let written = exec::write_as(path, &env::exports(&job.around.base, &plan.env), 0o600)
+    let written = exec::write_as(path, &env::shell_exports(&job.around.base, &plan.env), 0o600)
         .and_then(|()| std::os::unix::fs::chown(path, Some(account.uid), Some(account.gid)));
     match written {
         Ok(()) => traces.files.push(path.to_owned()),
@@ -271,7 +271,7 @@ fn stop_cause(halt: StopSignal) -> EndCause {
 /// A job under way.
 struct SupervisedJob<'a> {
     job: &'a Job,
-    tree: Tree,
+    tree: ProcessTree,
     pump: OutputPump,
     keyboard: Option<File>,
     polite: Signal,
@@ -279,7 +279,7 @@ struct SupervisedJob<'a> {
     /// Its commands are led by an interactive shell, which ignores the polite signal.
     is_interactive: bool,
     /// Whom the polite signal reached.
-    asked: Vec<proc::Name>,
+    asked: Vec<proc::ProcessId>,
     /// Why it is being ended, if it is.
     cause: Option<EndCause>,
     /// When patience ends.
@@ -288,21 +288,21 @@ struct SupervisedJob<'a> {
     was_killed: bool,
 }
 
-async fn run(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), EndCause> {
+async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), EndCause> {
     let spec = &plan.submit.job_spec;
     let writer = job.spool.writer(Stream::Job).clone();
     writer.limit(plan.submit.log_quota_hour);
-    let launch = exec::Launch {
+    let launch = exec::LaunchSpec {
         argv: &plan.argv,
         env: &plan.env,
         dir: &plan.site.working_dir,
         account: &plan.site.account,
-        terminal: exec::terminal(spec.tty, &plan.argv),
+        terminal: exec::terminal_mode(spec.tty, &plan.argv),
         names: plan.names.as_ref(),
     };
     let mut started = exec::start(&launch).map_err(|error| not_started("", &error))?;
-    let deadline = limit(spec.max_duration);
-    let tree = Tree::new(started.pid);
+    let deadline = run_deadline(spec.max_duration);
+    let tree = ProcessTree::new(started.pid);
     // Before the first byte is taken: what is printed comes after this in time.
     job.states.running();
     let pump = match OutputPump::start(started.output, writer) {
@@ -343,7 +343,7 @@ async fn run(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), EndCause>
 }
 
 /// The longest the commands may run, and from now on when that is over.
-fn limit(max_duration: Option<i64>) -> Option<(u64, Instant)> {
+fn run_deadline(max_duration: Option<i64>) -> Option<(u64, Instant)> {
     let secs = u64::try_from(max_duration?).ok().filter(|secs| *secs > 0)?;
     // A time that cannot be reckoned with never comes.
     Some((secs, Instant::now().checked_add(Duration::from_secs(secs))?))
@@ -423,11 +423,11 @@ impl SupervisedJob<'_> {
     }
 }
 
-fn output_error_cause(trouble: Trouble) -> EndCause {
+fn output_error_cause(trouble: OutputError) -> EndCause {
     match trouble {
-        Trouble::Quota { per_hour } => EndCause::LogQuota { bytes: per_hour },
-        Trouble::NoSpace { why } => EndCause::OutputNotStored { why, no_disk: true },
-        Trouble::Io { why } => EndCause::OutputNotStored { why, no_disk: false },
+        OutputError::Quota { per_hour } => EndCause::LogQuota { bytes: per_hour },
+        OutputError::NoSpace { why } => EndCause::OutputNotStored { why, no_disk: true },
+        OutputError::Io { why } => EndCause::OutputNotStored { why, no_disk: false },
     }
 }
 

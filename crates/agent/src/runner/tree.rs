@@ -16,35 +16,35 @@ const KILL_ROUNDS: usize = 32;
 /// What is known of a process here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessEntry {
-    name: proc::Name,
+    name: proc::ProcessId,
     parent: i32,
     session: i32,
 }
 
 /// The processes of one job.
 #[derive(Clone, Copy, Debug)]
-pub struct Tree {
+pub struct ProcessTree {
     session: i32,
     own: i32,
     /// Our parent, where it is the init that adopts the orphans of this task.
     init: Option<i32>,
 }
 
-impl Tree {
+impl ProcessTree {
     pub fn new(session: i32) -> Self {
         let own = rustix::process::getpid().as_raw_pid();
         Self { session, own, init: init() }
     }
 
     /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns whom it reached.
-    pub fn signal_session(&self, signal: Signal) -> Vec<proc::Name> {
+    pub fn signal_session(&self, signal: Signal) -> Vec<proc::ProcessId> {
         let members = seen().into_iter().filter(|one| one.session == self.session).map(|one| one.name);
         members.filter(|name| send(*name, signal)).collect()
     }
 
     /// Whether the leader of the session lives and ignores the signal, and nobody else lives of those who got it. A
     /// leader with a trap for it does not ignore it.
-    pub fn is_ignored_by_leader(&self, signal: Signal, signalled: &[proc::Name]) -> bool {
+    pub fn is_ignored_by_leader(&self, signal: Signal, signalled: &[proc::ProcessId]) -> bool {
         let alive = seen();
         let mut left = signalled.iter().filter(|name| alive.iter().any(|one| one.name == **name));
         let only_leader = left.next().is_some_and(|name| name.pid == self.session) && left.next().is_none();
@@ -73,7 +73,7 @@ impl Tree {
         }
     }
 
-    fn select(&self, all: &[ProcessEntry]) -> Vec<proc::Name> {
+    fn select(&self, all: &[ProcessEntry]) -> Vec<proc::ProcessId> {
         let is_root = |one: &ProcessEntry| one.session == self.session || Some(one.parent) == self.init;
         let mut chosen: BTreeSet<i32> =
             all.iter().filter(|one| is_root(one)).map(|one| one.name.pid).collect();
@@ -99,7 +99,7 @@ impl Tree {
 fn init() -> Option<i32> {
     use std::os::unix::fs::MetadataExt;
     let parent = getppid()?.as_raw_pid();
-    if parent == 1 && std::env::var_os(isolation::INSIDE).is_some() {
+    if parent == 1 && std::env::var_os(isolation::CONFINED_VARIABLE).is_some() {
         // The first process of our namespaces, which lets nobody look at it.
         return Some(parent);
     }
@@ -110,7 +110,7 @@ fn init() -> Option<i32> {
 
 fn seen() -> Vec<ProcessEntry> {
     let all = proc::all().unwrap_or_default();
-    let alive = all.into_iter().filter(|stat| stat.state == proc::State::Alive);
+    let alive = all.into_iter().filter(|stat| stat.state == proc::ProcessState::Alive);
     alive
         .filter_map(|stat| {
             // Not rustix's: it takes no session 0, which the kernel's own threads are in.
@@ -122,8 +122,8 @@ fn seen() -> Vec<ProcessEntry> {
 }
 
 /// Whether it was reached.
-fn send(name: proc::Name, signal: Signal) -> bool {
-    match proc::Held::open(name) {
+fn send(name: proc::ProcessId, signal: Signal) -> bool {
+    match proc::ProcessHandle::open(name) {
         Ok(Some(held)) => held.signal(signal).unwrap_or(false),
         Ok(None) | Err(_) => false,
     }
@@ -134,12 +134,12 @@ mod tests {
     use super::*;
 
     fn seen(pid: i32, parent: i32, session: i32) -> ProcessEntry {
-        ProcessEntry { name: proc::Name { pid, start: 1 }, parent, session }
+        ProcessEntry { name: proc::ProcessId { pid, start: 1 }, parent, session }
     }
 
     #[test]
     fn the_jobs_processes_are_its_session_the_orphans_and_all_below() {
-        let tree = Tree { session: 20, own: 11, init: Some(10) };
+        let tree = ProcessTree { session: 20, own: 11, init: Some(10) };
         let all = [
             seen(1, 0, 1),
             seen(10, 1, 10),
@@ -159,7 +159,7 @@ mod tests {
         ];
         let chosen: Vec<i32> = tree.select(&all).into_iter().map(|name| name.pid).collect();
         assert_eq!(chosen, [20, 21, 22, 23, 30, 31]);
-        let without_init = Tree { init: None, ..tree };
+        let without_init = ProcessTree { init: None, ..tree };
         let chosen: Vec<i32> = without_init.select(&all).into_iter().map(|name| name.pid).collect();
         assert_eq!(chosen, [20, 21, 22, 23]);
     }

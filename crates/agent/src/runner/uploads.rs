@@ -16,9 +16,9 @@ use uuid::Uuid;
 
 use super::{
     job::Job,
-    steps::{self, Call, Verdict},
+    steps::{self, Call, CallVerdict},
 };
-use crate::http::Refusal;
+use crate::http::ErrorResponse;
 
 /// Longest upload.
 const UPLOAD_BYTES_MAX: u64 = 16 << 30;
@@ -37,53 +37,56 @@ impl Drop for PartialUpload {
 }
 
 /// `POST /api/upload_code`: the body as it is.
-pub(super) async fn code(State(job): State<Arc<Job>>, body: Body) -> Result<(), Refusal> {
+pub(super) async fn upload_code(State(job): State<Arc<Job>>, body: Body) -> Result<(), ErrorResponse> {
     check_allowed(&job, Call::UploadCode)?;
-    let chunks = body.into_data_stream().map_err(|_| Refusal::bad_request("the body ended early"));
+    let chunks = body.into_data_stream().map_err(|_| ErrorResponse::bad_request("the body ended early"));
     let part = receive(&job, chunks).await?;
     finish_upload(&job, Call::UploadCode, &part, Job::code_name())
 }
 
 /// `POST /api/upload_archive`: one part whose file name is the archive's id.
-pub(super) async fn archive(State(job): State<Arc<Job>>, mut form: Multipart) -> Result<(), Refusal> {
+pub(super) async fn upload_archive(
+    State(job): State<Arc<Job>>,
+    mut form: Multipart,
+) -> Result<(), ErrorResponse> {
     check_allowed(&job, Call::UploadArchive)?;
     let Some(field) = form.next_field().await.map_err(|error| broken(&error))? else {
-        return Err(Refusal::bad_request("the form is empty"));
+        return Err(ErrorResponse::bad_request("the form is empty"));
     };
     if field.name() != Some(ARCHIVE_FIELD) {
-        return Err(Refusal::bad_request("the form has another part than `archive`"));
+        return Err(ErrorResponse::bad_request("the form has another part than `archive`"));
     }
     // An id, and so never a path.
     let id: Uuid = field
         .file_name()
         .and_then(|name| name.parse().ok())
-        .ok_or_else(|| Refusal::bad_request("the file name of the part is not an archive's id"))?;
+        .ok_or_else(|| ErrorResponse::bad_request("the file name of the part is not an archive's id"))?;
     let part = receive(&job, field.map_err(|error| broken(&error))).await?;
     if form.next_field().await.map_err(|error| broken(&error))?.is_some() {
-        return Err(Refusal::bad_request("the form has more than one part"));
+        return Err(ErrorResponse::bad_request("the form has more than one part"));
     }
     finish_upload(&job, Call::UploadArchive, &part, &id.to_string())
 }
 
-fn check_allowed(job: &Job, call: Call) -> Result<(), Refusal> {
+fn check_allowed(job: &Job, call: Call) -> Result<(), ErrorResponse> {
     match job.verdict(call) {
-        Verdict::Take(_) | Verdict::Repeat => Ok(()),
-        Verdict::Refuse => Err(Refusal::conflict(steps::refusal(job.step()))),
+        CallVerdict::Take(_) | CallVerdict::Repeat => Ok(()),
+        CallVerdict::Refuse => Err(ErrorResponse::conflict(steps::refusal_message(job.step()))),
     }
 }
 
-fn finish_upload(job: &Job, call: Call, part: &PartialUpload, name: &str) -> Result<(), Refusal> {
+fn finish_upload(job: &Job, call: Call, part: &PartialUpload, name: &str) -> Result<(), ErrorResponse> {
     match job.store_upload(call, &part.0, name) {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(failed(&error)),
-        Err(at) => Err(Refusal::conflict(steps::refusal(at))),
+        Err(at) => Err(ErrorResponse::conflict(steps::refusal_message(at))),
     }
 }
 
 async fn receive(
     job: &Job,
-    chunks: impl Stream<Item = Result<Bytes, Refusal>>,
-) -> Result<PartialUpload, Refusal> {
+    chunks: impl Stream<Item = Result<Bytes, ErrorResponse>>,
+) -> Result<PartialUpload, ErrorResponse> {
     let dir = job.uploads();
     prepare_dir(&dir).map_err(|error| failed(&error))?;
     let part = PartialUpload(dir.join(format!(".part-{}", Uuid::from_bytes(random_bytes()?))));
@@ -95,7 +98,7 @@ async fn receive(
         size += chunk.len() as u64;
         if size > UPLOAD_BYTES_MAX {
             let text = format!("the upload is longer than {UPLOAD_BYTES_MAX} bytes");
-            return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+            return Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, text));
         }
         file.write_all(&chunk).await.map_err(|error| failed(&error))?;
     }
@@ -113,20 +116,20 @@ fn prepare_dir(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-fn random_bytes() -> Result<[u8; 16], Refusal> {
+fn random_bytes() -> Result<[u8; 16], ErrorResponse> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|_| Refusal::internal("no random bytes"))?;
+    getrandom::fill(&mut bytes).map_err(|_| ErrorResponse::internal("no random bytes"))?;
     Ok(bytes)
 }
 
-fn broken(error: &MultipartError) -> Refusal {
-    Refusal::new(error.status(), error.body_text())
+fn broken(error: &MultipartError) -> ErrorResponse {
+    ErrorResponse::new(error.status(), error.body_text())
 }
 
-fn failed(error: &std::io::Error) -> Refusal {
+fn failed(error: &std::io::Error) -> ErrorResponse {
     tracing::error!(%error, "keep an upload");
     if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
-        return Refusal::new(StatusCode::INSUFFICIENT_STORAGE, "no space left for the upload");
+        return ErrorResponse::new(StatusCode::INSUFFICIENT_STORAGE, "no space left for the upload");
     }
-    Refusal::internal("the upload could not be kept")
+    ErrorResponse::internal("the upload could not be kept")
 }

@@ -77,12 +77,12 @@ struct GroupEntry {
 
 /// The users and groups of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Users {
+pub struct UserDatabase {
     entries: Vec<PasswdEntry>,
     groups: Vec<GroupEntry>,
 }
 
-impl Users {
+impl UserDatabase {
     /// Reads the files below `root`; an absent file is an empty one.
     pub fn read(root: &Path) -> Result<Self, UserError> {
         Ok(Self::parse(&read(&root.join(PASSWD))?, &read(&root.join(GROUP))?))
@@ -92,7 +92,7 @@ impl Users {
     fn parse(passwd: &str, group: &str) -> Self {
         Self {
             entries: passwd.lines().filter_map(entry).collect(),
-            groups: group.lines().filter_map(group_entry).collect(),
+            groups: group.lines().filter_map(parse_group_line).collect(),
         }
     }
 
@@ -254,7 +254,7 @@ fn entry(line: &str) -> Option<PasswdEntry> {
     })
 }
 
-fn group_entry(line: &str) -> Option<GroupEntry> {
+fn parse_group_line(line: &str) -> Option<GroupEntry> {
     let mut fields = line.split(':');
     let name = fields.next().filter(|name| !name.is_empty() && !name.starts_with('#'))?;
     let _password = fields.next()?;
@@ -277,8 +277,8 @@ mod tests {
         77:x:2000:2000::/home/77:/bin/sh\n";
     const GROUP_TEXT: &str = "root:x:0:\nada:x:1000:\nvideo:x:44:ada, bob\nusers:x:100:bob\n";
 
-    fn users() -> Users {
-        Users::parse(PASSWD_TEXT, GROUP_TEXT)
+    fn users() -> UserDatabase {
+        UserDatabase::parse(PASSWD_TEXT, GROUP_TEXT)
     }
 
     fn named(name: &str) -> User {
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn an_image_without_files_has_root_alone() {
-        let none = Users::default();
+        let none = UserDatabase::default();
         assert_eq!(none.account(None, 0).unwrap(), Account::root());
         assert_eq!(none.account(Some(&named("root")), 0).unwrap(), Account::root());
         assert!(none.account(Some(&named("ada")), 0).is_err());

@@ -23,19 +23,19 @@ use super::{
     api::{self, Shim},
     cli::RuntimeName,
     disk,
-    docker::{self, Docker},
-    enrolment::Current,
-    events::Events,
+    docker::{self, DockerRuntime},
+    enrolment::EnrolmentFile,
+    events::EventLog,
     growth::OutputWatcher,
-    mixed::Mixed,
+    mixed::MixedRuntime,
     policy::{Policy, PolicyError},
     premises::HostResources,
-    process::Process,
+    process::ProcessRuntime,
     runtime::{Runtime, RuntimeError},
-    tasks::{OpenError, Settings, Tasks},
+    tasks::{OpenError, Tasks, TasksSettings},
 };
 use crate::{
-    host::{self, gpu, health::Watched},
+    host::{self, gpu, health::HealthInputs},
     http,
     isolation::probe,
 };
@@ -54,7 +54,7 @@ const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a shim is started with.
 #[derive(Clone, Debug)]
-pub struct Boot {
+pub struct BootConfig {
     pub home: PathBuf,
     pub socket: PathBuf,
     /// `None`: what suits the host.
@@ -78,7 +78,7 @@ pub struct SimulationConfig {
     /// `None`: one host, with its socket at the usual place.
     pub hosts: Option<u32>,
     /// What its tasks do.
-    pub plan: super::hollow::Plan,
+    pub plan: super::hollow::SimulationPlan,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -107,10 +107,10 @@ pub enum BootError {
 }
 
 /// From the first check to the last answer.
-pub async fn run(boot: Boot) -> Result<(), BootError> {
+pub async fn run(boot: BootConfig) -> Result<(), BootError> {
     let stop = stop_on_signals()?;
     create_home(&boot.home)?;
-    let _lock = lock(&boot.home)?;
+    let _lock = lock_home(&boot.home)?;
     let policy = Policy::load(&boot.policy)?;
     let chosen = select_runtime(&boot)?;
     let mut doors = JoinSet::new();
@@ -139,7 +139,7 @@ pub async fn run(boot: Boot) -> Result<(), BootError> {
             }
             start_listeners(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
             tokio::spawn(watch_health(Arc::clone(&shim)));
-            tokio::spawn(disk::watch(Arc::clone(&shim)));
+            tokio::spawn(disk::enforce_limits(Arc::clone(&shim)));
             hosts.push(shim);
         }
     }
@@ -181,7 +181,7 @@ pub(super) fn create_home(home: &Path) -> Result<(), BootError> {
 }
 
 /// The kernel lets go of it when the process ends, however it ends.
-fn lock(home: &Path) -> Result<fs::File, BootError> {
+fn lock_home(home: &Path) -> Result<fs::File, BootError> {
     let path = home.join(LOCK_FILE);
     let what = format!("lock {}", path.display());
     let opened = fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
@@ -212,7 +212,7 @@ enum SelectedRuntime {
 }
 
 /// What was asked for, else what this home's tasks were started with, else what suits the host.
-fn select_runtime(boot: &Boot) -> Result<SelectedRuntime, BootError> {
+fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
     let note = boot.home.join(RUNTIME_FILE);
     let noted = fs::read_to_string(&note).unwrap_or_default();
     let socket = || docker_socket(boot.docker_socket.as_deref());
@@ -258,7 +258,7 @@ fn docker_socket(named: Option<&Path>) -> Option<PathBuf> {
 }
 
 async fn start_host(
-    boot: &Boot,
+    boot: &BootConfig,
     chosen: &SelectedRuntime,
     policy: Policy,
     stop: &CancellationToken,
@@ -272,7 +272,7 @@ async fn start_host(
     let hidden = boot.hidden.iter().cloned().chain([boot.socket.clone()]).chain(engine_socket);
     let rules = policy.processes(boot.processes, hidden.collect());
     let mode = rules.mode;
-    let looked = tokio::task::spawn_blocking(move || probe::look(Path::new("/proc/self/exe"), mode)).await;
+    let looked = tokio::task::spawn_blocking(move || probe::probe(Path::new("/proc/self/exe"), mode)).await;
     let processes_info =
         looked.map_err(|error| failed("look at plain processes")(io::Error::other(error)))?;
     if let Some(problem) = &processes_info.problem {
@@ -281,7 +281,7 @@ async fn start_host(
     let processes = || {
         let found =
             processes_info.confined_by.ok_or_else(|| processes_info.problem.clone().unwrap_or_default());
-        Process::new(boot.home.clone()).with_rules(rules.clone()).confined_by(found)
+        ProcessRuntime::new(boot.home.clone()).with_rules(rules.clone()).confined_by(found)
     };
     let (runtime, engine, data): (Arc<dyn Runtime>, _, _) = match chosen {
         SelectedRuntime::Docker(socket) => {
@@ -292,7 +292,7 @@ async fn start_host(
         SelectedRuntime::Any(socket) => {
             let docker = connect_engine(socket, &boot.home).await?;
             let data = docker.data().await;
-            (Arc::new(Mixed::new(docker, processes())), Some(socket.clone()), data)
+            (Arc::new(MixedRuntime::new(docker, processes())), Some(socket.clone()), data)
         }
         // A dstack server names an image for every task. Who opens the port for it and asks for processes means that.
         SelectedRuntime::Process
@@ -307,11 +307,11 @@ async fn start_host(
     let own = [boot.home.clone()].into_iter().chain(boot.hidden.iter().cloned());
     let policy = policy.with_agent_dirs(own).with_sensitive_paths(engine);
     let gpus = gpu::discover().await;
-    let events = Events::new(random_boot_id());
+    let events = EventLog::new(random_boot_id());
     let premises = HostResources::new(&boot.home, policy);
     let keys = premises.clone();
     let growth = OutputWatcher::new(&boot.home, events.clone(), move |info| keys.narrow_keys(info));
-    let mut settings = Settings::on_disk(boot.home.clone(), gpus.gpus.clone());
+    let mut settings = TasksSettings::on_disk(boot.home.clone(), gpus.gpus.clone());
     settings.compat_tcp = boot.compat_tcp.is_some();
     let host = Arc::new(premises.clone());
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
@@ -322,7 +322,7 @@ async fn start_host(
         home: boot.home.clone(),
         tasks,
         runtime,
-        enrolment: Current::new(&boot.home),
+        enrolment: EnrolmentFile::new(&boot.home),
         premises: Some(premises),
         events,
         growth,
@@ -335,12 +335,12 @@ async fn start_host(
 }
 
 /// An engine that does not answer yet is given a minute.
-async fn connect_engine(socket: &Path, home: &Path) -> Result<Docker, BootError> {
+async fn connect_engine(socket: &Path, home: &Path) -> Result<DockerRuntime, BootError> {
     let until = tokio::time::Instant::now() + ENGINE_START_TIMEOUT;
-    let settings = docker::Settings::new(socket.to_owned(), home.to_owned())
+    let settings = docker::DockerSettings::new(socket.to_owned(), home.to_owned())
         .map_err(failed("find the agent's own binary"))?;
     loop {
-        match Docker::connect(settings.clone()).await {
+        match DockerRuntime::connect(settings.clone()).await {
             Err(RuntimeError::Away { what, .. }) if tokio::time::Instant::now() < until => {
                 tracing::warn!(what, "the container engine does not answer yet");
                 tokio::time::sleep(ENGINE_RETRY_DELAY).await;
@@ -352,7 +352,7 @@ async fn connect_engine(socket: &Path, home: &Path) -> Result<Docker, BootError>
 
 /// One simulated host at the home itself, or as many as were asked for below it.
 #[cfg(feature = "testing")]
-fn simulated_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
+fn simulated_homes(boot: &BootConfig) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
     let Some(count) = boot.simulated.hosts else { return Ok(vec![(boot.home.clone(), boot.socket.clone())]) };
     let homes = (1..=count).map(|number| {
         let home = boot.home.join(format!("host-{number:04}"));
@@ -366,14 +366,14 @@ fn simulated_homes(boot: &Boot) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
 #[cfg(feature = "testing")]
 async fn start_simulated_host(
     home: &Path,
-    plan: super::hollow::Plan,
+    plan: super::hollow::SimulationPlan,
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
-    let events = Events::new(random_boot_id());
-    let runtime: Arc<dyn Runtime> = Arc::new(super::hollow::Hollow::new(plan, events.clone()));
+    let events = EventLog::new(random_boot_id());
+    let runtime: Arc<dyn Runtime> = Arc::new(super::hollow::SimulatedRuntime::new(plan, events.clone()));
     let growth = OutputWatcher::new(home, events.clone(), |_| {});
-    let settings = Settings::in_memory(home.to_owned(), Vec::new());
+    let settings = TasksSettings::in_memory(home.to_owned(), Vec::new());
     let host = Arc::new(super::premises::NoHostResources { policy });
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
         .await
@@ -382,7 +382,7 @@ async fn start_simulated_host(
         home: home.to_owned(),
         tasks,
         runtime,
-        enrolment: Current::new(home),
+        enrolment: EnrolmentFile::new(home),
         premises: None,
         events,
         growth,
@@ -420,10 +420,10 @@ async fn start_listeners(
         fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(parent).map_err(failed(&what))?;
     }
     let listener = http::bind_unix(socket, SOCKET_MODE).map_err(failed(what))?;
-    doors.spawn(http::serve(listener, api::socket(Arc::clone(shim)), shim.stop.clone()));
+    doors.spawn(http::serve(listener, api::socket_router(Arc::clone(shim)), shim.stop.clone()));
     if let Some(address) = compat {
         let listener = TcpListener::bind(address).await.map_err(failed(format!("listen on {address}")))?;
-        doors.spawn(http::serve(listener, api::compat(Arc::clone(shim)), shim.stop.clone()));
+        doors.spawn(http::serve(listener, api::compat_router(Arc::clone(shim)), shim.stop.clone()));
     }
     Ok(())
 }
@@ -454,7 +454,7 @@ pub(super) async fn engine_problem(shim: &Shim) -> Option<String> {
 async fn watch_health(shim: Arc<Shim>) {
     loop {
         let engine = engine_problem(&shim).await;
-        let watched = Watched {
+        let watched = HealthInputs {
             home: &shim.home,
             data: Some(&shim.data),
             engine: engine.as_deref(),
@@ -482,8 +482,8 @@ async fn watch_health(shim: Arc<Shim>) {
 mod tests {
     use super::*;
 
-    fn boot(home: &Path, socket: Option<&str>) -> Boot {
-        Boot {
+    fn boot(home: &Path, socket: Option<&str>) -> BootConfig {
+        BootConfig {
             home: home.to_owned(),
             socket: home.join("shim.sock"),
             runtime: None,
@@ -513,7 +513,8 @@ mod tests {
             SelectedRuntime::Any(_)
         ));
         assert_eq!(fs::read_to_string(&note).unwrap(), "any");
-        let asked = Boot { runtime: Some(RuntimeName::Process), ..boot(dir.path(), Some("/engine.sock")) };
+        let asked =
+            BootConfig { runtime: Some(RuntimeName::Process), ..boot(dir.path(), Some("/engine.sock")) };
         assert!(
             matches!(select_runtime(&asked).unwrap(), SelectedRuntime::Process),
             "who asks for processes gets them"

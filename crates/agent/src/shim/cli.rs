@@ -17,7 +17,7 @@ use windlass_api::agent::shim::ProcessMode;
 use windlass_model::{causes::chain, id::InstanceId};
 
 use super::{
-    boot::{self, Boot},
+    boot::{self, BootConfig},
     enrolment::{self, Enrolment},
     policy,
 };
@@ -39,7 +39,7 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Say whose host this is: write HOME/enrolment.json. A running shim takes it up at once
-    Enrol(Enrol),
+    Enrol(EnrolArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -92,7 +92,7 @@ struct Flags {
 }
 
 #[derive(Debug, clap::Args)]
-struct Enrol {
+struct EnrolArgs {
     /// The shim's home
     #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME")]
     home: PathBuf,
@@ -191,7 +191,7 @@ fn start(flags: &Flags) -> ExitCode {
     {
         return report_failure(&format!("begin a session: {error}"));
     }
-    let boot = Boot {
+    let boot = BootConfig {
         socket: flags.socket.clone().unwrap_or_else(|| home.join("shim.sock")),
         home,
         runtime: flags.runtime,
@@ -208,7 +208,7 @@ fn start(flags: &Flags) -> ExitCode {
 }
 
 /// Runs a shim to its end in a runtime of its own.
-pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
+pub(super) fn run(boot: BootConfig, log: LogLevel) -> ExitCode {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         // A line that cannot be written, on a full disk, is lost; to tell of it the same way would panic.
@@ -229,7 +229,7 @@ pub(super) fn run(boot: Boot, log: LogLevel) -> ExitCode {
     }
 }
 
-fn enrol(args: &Enrol) -> ExitCode {
+fn enrol(args: &EnrolArgs) -> ExitCode {
     let enrolment = Enrolment {
         instance_id: args.instance,
         credential_sha256: args.credential_sha256.clone(),

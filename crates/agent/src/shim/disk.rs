@@ -15,7 +15,7 @@ use std::{
 
 use tokio::time::Instant;
 use windlass_api::agent::shim::TerminateRequest;
-use windlass_model::job::Detail;
+use windlass_model::job::TerminationDetail;
 
 use super::{
     api::Shim,
@@ -33,10 +33,10 @@ const GRACE_SECS: u64 = 5;
 const BLOCK_BYTES: u64 = 512;
 
 /// Looks until the shim goes.
-pub(super) async fn watch(shim: Arc<Shim>) {
+pub(super) async fn enforce_limits(shim: Arc<Shim>) {
     loop {
         let began = Instant::now();
-        look(&shim.tasks, &*shim.runtime).await;
+        check_limits(&shim.tasks, &*shim.runtime).await;
         let pause = CHECK_INTERVAL.max(began.elapsed() * TIME_SHARE_DIVISOR);
         if shim.stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
             return;
@@ -45,7 +45,7 @@ pub(super) async fn watch(shim: Arc<Shim>) {
 }
 
 /// Measures every task that has a limit once, and ends those that are above it.
-pub(super) async fn look(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
+pub(super) async fn check_limits(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
     for DiskLimit { dir, handle, bytes } in tasks.disk_limits() {
         let used = match runtime.disk_used(&dir, &handle).await {
             Ok(used) => used,
@@ -59,7 +59,7 @@ pub(super) async fn look(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
             continue;
         }
         let terminate = TerminateRequest {
-            termination_reason: Detail::DiskLimitExceeded.as_str().to_owned(),
+            termination_reason: TerminationDetail::DiskLimitExceeded.as_str().to_owned(),
             termination_message: limit_message(used, bytes),
             timeout: GRACE_SECS,
         };

@@ -204,7 +204,7 @@ pub fn check(
 
 /// The enrolment as it is on disk now.
 #[derive(Debug)]
-pub struct Current {
+pub struct EnrolmentFile {
     path: PathBuf,
     cached: Mutex<Option<(FileVersion, Option<Arc<Enrolment>>)>>,
 }
@@ -212,7 +212,7 @@ pub struct Current {
 /// Tells one version of a file from another.
 type FileVersion = Option<(u64, i64, i64, u64)>;
 
-impl Current {
+impl EnrolmentFile {
     pub fn new(home: &Path) -> Self {
         Self { path: home.join(FILE), cached: Mutex::new(None) }
     }

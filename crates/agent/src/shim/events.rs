@@ -22,7 +22,7 @@ const BATCH_MAX: usize = 256;
 
 /// Cheap to clone; all clones are one.
 #[derive(Clone, Debug)]
-pub struct Events {
+pub struct EventLog {
     shared: Arc<Shared>,
 }
 
@@ -40,7 +40,7 @@ struct Ring {
     kept: VecDeque<ShimEvent>,
 }
 
-impl Events {
+impl EventLog {
     /// `boot` names this start of the shim: sequence numbers of another start mean nothing.
     pub fn new(boot: impl Into<String>) -> Self {
         let shared =
@@ -67,9 +67,14 @@ impl Events {
     }
 
     /// A reader that has seen everything up to `after` of the start `boot`.
-    pub fn reader(&self, after: Option<u64>, boot: Option<&str>) -> Reader {
+    pub fn reader(&self, after: Option<u64>, boot: Option<&str>) -> EventReader {
         let seen = after.filter(|_| boot.is_none_or(|boot| boot == self.boot()));
-        Reader { events: self.clone(), head: self.shared.head.subscribe(), seen, alive_every: ALIVE_INTERVAL }
+        EventReader {
+            events: self.clone(),
+            head: self.shared.head.subscribe(),
+            seen,
+            alive_every: ALIVE_INTERVAL,
+        }
     }
 
     /// The next events after `seen`, or that there is a gap.
@@ -93,7 +98,7 @@ enum RingRead {
 
 /// What a reader gets next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum StreamItem {
     /// Never empty.
     Events(Vec<ShimEvent>),
     /// The reader cannot go on where it was: it needs `Reset` and the full state, as of `seq`.
@@ -104,16 +109,16 @@ pub enum Next {
 
 /// One listener's place in the ring.
 #[derive(Debug)]
-pub struct Reader {
-    events: Events,
+pub struct EventReader {
+    events: EventLog,
     head: watch::Receiver<u64>,
     seen: Option<u64>,
     alive_every: Duration,
 }
 
-impl Reader {
+impl EventReader {
     /// Waits for the next thing to tell.
-    pub async fn next(&mut self) -> Next {
+    pub async fn next(&mut self) -> StreamItem {
         let deadline = tokio::time::Instant::now() + self.alive_every;
         loop {
             // Marked as seen before looking: what comes after the look wakes us.
@@ -121,16 +126,16 @@ impl Reader {
             match self.events.after(self.seen) {
                 RingRead::Gap { head } => {
                     self.seen = Some(head);
-                    return Next::Reset { seq: head };
+                    return StreamItem::Reset { seq: head };
                 }
                 RingRead::Events(events) if !events.is_empty() => {
                     self.seen = events.last().map(|event| event.seq);
-                    return Next::Events(events);
+                    return StreamItem::Events(events);
                 }
                 RingRead::Events(_) => {}
             }
             if tokio::time::timeout_at(deadline, self.head.changed()).await.is_err() {
-                return Next::Alive { seq: head };
+                return StreamItem::Alive { seq: head };
             }
         }
     }
@@ -140,34 +145,34 @@ impl Reader {
 mod tests {
     use super::*;
 
-    fn publish(events: &Events, count: u64) {
+    fn publish(events: &EventLog, count: u64) {
         for _ in 0..count {
             events.publish(ShimEventKind::Health { problems: Vec::new() });
         }
     }
 
-    async fn seqs(reader: &mut Reader) -> Vec<u64> {
+    async fn seqs(reader: &mut EventReader) -> Vec<u64> {
         match reader.next().await {
-            Next::Events(events) => events.iter().map(|event| event.seq).collect(),
-            Next::Reset { .. } | Next::Alive { .. } => Vec::new(),
+            StreamItem::Events(events) => events.iter().map(|event| event.seq).collect(),
+            StreamItem::Reset { .. } | StreamItem::Alive { .. } => Vec::new(),
         }
     }
 
     #[tokio::test]
     async fn a_new_reader_starts_from_the_full_state_and_goes_on_from_there() {
-        let events = Events::new("b1");
+        let events = EventLog::new("b1");
         publish(&events, 3);
         let mut reader = events.reader(None, None);
-        assert_eq!(reader.next().await, Next::Reset { seq: 3 });
+        assert_eq!(reader.next().await, StreamItem::Reset { seq: 3 });
         publish(&events, 2);
         assert_eq!(seqs(&mut reader).await, [4, 5]);
         reader.alive_every = Duration::from_millis(1);
-        assert_eq!(reader.next().await, Next::Alive { seq: 5 });
+        assert_eq!(reader.next().await, StreamItem::Alive { seq: 5 });
     }
 
     #[tokio::test]
     async fn a_reader_that_comes_back_misses_nothing() {
-        let events = Events::new("b1");
+        let events = EventLog::new("b1");
         publish(&events, 5);
         assert_eq!(seqs(&mut events.reader(Some(2), Some("b1"))).await, [3, 4, 5]);
         assert_eq!(seqs(&mut events.reader(Some(0), Some("b1"))).await, [1, 2, 3, 4, 5]);
@@ -175,16 +180,16 @@ mod tests {
 
     #[tokio::test]
     async fn numbers_of_another_start_or_of_the_future_are_not_taken() {
-        let events = Events::new("b2");
+        let events = EventLog::new("b2");
         publish(&events, 5);
-        assert_eq!(events.reader(Some(3), Some("b1")).next().await, Next::Reset { seq: 5 });
-        assert_eq!(events.reader(Some(9), Some("b2")).next().await, Next::Reset { seq: 5 });
-        assert_eq!(events.reader(Some(u64::MAX), Some("b2")).next().await, Next::Reset { seq: 5 });
+        assert_eq!(events.reader(Some(3), Some("b1")).next().await, StreamItem::Reset { seq: 5 });
+        assert_eq!(events.reader(Some(9), Some("b2")).next().await, StreamItem::Reset { seq: 5 });
+        assert_eq!(events.reader(Some(u64::MAX), Some("b2")).next().await, StreamItem::Reset { seq: 5 });
     }
 
     #[tokio::test]
     async fn a_reader_overtaken_by_the_ring_starts_anew() {
-        let events = Events::new("b1");
+        let events = EventLog::new("b1");
         publish(&events, 1);
         let mut reader = events.reader(Some(0), Some("b1"));
         assert_eq!(seqs(&mut reader).await, [1]);
@@ -192,16 +197,16 @@ mod tests {
         // Exactly the ring's length behind is still no gap.
         assert_eq!(seqs(&mut reader).await.first(), Some(&2));
         publish(&events, 2 * EVENTS_KEPT_MAX as u64);
-        assert_eq!(reader.next().await, Next::Reset { seq: 1 + 3 * EVENTS_KEPT_MAX as u64 });
+        assert_eq!(reader.next().await, StreamItem::Reset { seq: 1 + 3 * EVENTS_KEPT_MAX as u64 });
     }
 
     #[tokio::test]
     async fn a_waiting_reader_is_woken_by_the_event() {
-        let events = Events::new("b1");
+        let events = EventLog::new("b1");
         let mut reader = events.reader(Some(0), None);
         let waiting = tokio::spawn(async move { reader.next().await });
         tokio::task::yield_now().await;
         publish(&events, 1);
-        assert!(matches!(waiting.await.unwrap(), Next::Events(events) if events.len() == 1));
+        assert!(matches!(waiting.await.unwrap(), StreamItem::Events(events) if events.len() == 1));
     }
 }

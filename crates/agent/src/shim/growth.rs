@@ -19,7 +19,7 @@ use windlass_api::agent::{
 };
 use windlass_model::id::SubmissionId;
 
-use super::{events::Events, tasks::Observer};
+use super::{events::EventLog, tasks::Observer};
 use crate::{
     confine::DirHandle,
     spool::{Stream, Watcher},
@@ -41,7 +41,7 @@ pub struct OutputWatcher {
 
 struct Shared {
     home: std::path::PathBuf,
-    events: Events,
+    events: EventLog,
     watcher: Watcher,
     watched: Mutex<HashMap<SubmissionId, WatchedTask>>,
     on_change: Box<dyn Fn(&TaskInfo) + Send + Sync>,
@@ -57,7 +57,7 @@ impl OutputWatcher {
     /// `on_change` is told of every change of a task, beside the readers of events.
     pub fn new(
         home: &std::path::Path,
-        events: Events,
+        events: EventLog,
         on_change: impl Fn(&TaskInfo) + Send + Sync + 'static,
     ) -> Self {
         let shared = Shared {
@@ -172,7 +172,7 @@ struct FileCursor {
 }
 
 impl FileCursor {
-    fn publish_changes(&mut self, events: &Events) {
+    fn publish_changes(&mut self, events: &EventLog) {
         let id = self.id;
         for (stream, told) in [(Stream::Job, &mut self.job), (Stream::Runner, &mut self.runner)] {
             let end = file_length(&self.run, stream.log_name());
@@ -210,7 +210,7 @@ pub fn states(run: &DirHandle, from: u64) -> io::Result<(Vec<JobState>, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shim::events::Next;
+    use crate::shim::events::StreamItem;
 
     fn info(id: SubmissionId, status: &str) -> TaskInfo {
         let json = serde_json::json!({
@@ -226,7 +226,7 @@ mod tests {
         let id = SubmissionId(uuid::Uuid::from_u128(5));
         let run = TaskDir::new(home.path(), id).run();
         std::fs::create_dir_all(&run).unwrap();
-        let events = Events::new("b");
+        let events = EventLog::new("b");
         let growth = OutputWatcher::new(home.path(), events.clone(), |_| {});
         growth.changed(&info(id, "running"));
         assert!(!growth.ended(id).is_cancelled());
@@ -236,7 +236,7 @@ mod tests {
         growth.changed(&info(id, "terminated"));
         assert!(growth.ended(id).is_cancelled());
         let mut reader = events.reader(Some(0), None);
-        let Next::Events(told) = reader.next().await else { panic!("events") };
+        let StreamItem::Events(told) = reader.next().await else { panic!("events") };
         let told: Vec<&str> = told
             .iter()
             .map(|event| match &event.kind {

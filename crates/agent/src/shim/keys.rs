@@ -25,7 +25,7 @@ use rustix::{
 use windlass_api::agent::runner::User;
 use windlass_model::id::SubmissionId;
 
-use crate::runner::user::{Account, UserError, Users};
+use crate::runner::user::{Account, UserDatabase, UserError};
 
 /// Ends each of our lines, followed by the task's id.
 const MARK: &str = " windlass-task=";
@@ -68,7 +68,7 @@ pub enum KeysError {
 
 /// The accounts of this host. One writer at a time.
 #[derive(Debug)]
-pub struct Keys {
+pub struct HostAuthorizedKeys {
     /// Where `/etc/passwd` and the homes are: `/` but in tests.
     root: PathBuf,
     /// One file per task, with the user's name.
@@ -78,7 +78,7 @@ pub struct Keys {
 
 /// Lets the holders of `keys` pass through `user`'s account while `task` lives.
 #[derive(Clone, Copy, Debug)]
-pub struct Grant<'a> {
+pub struct KeyGrant<'a> {
     pub task: SubmissionId,
     pub user: &'a str,
     pub keys: &'a [String],
@@ -86,14 +86,14 @@ pub struct Grant<'a> {
     pub ports: &'a [u16],
 }
 
-impl Keys {
+impl HostAuthorizedKeys {
     pub fn new(root: &Path, home: &Path) -> Self {
         Self { root: root.to_owned(), notes: home.join("keys"), writing: Mutex::new(()) }
     }
 
     /// Adds the task's lines, or replaces them. May be repeated. `is_wanted` is asked while nobody else
     /// writes: a task that ended meanwhile must not get its keys back.
-    pub fn grant(&self, grant: &Grant<'_>, is_wanted: impl Fn() -> bool) -> Result<(), KeysError> {
+    pub fn grant(&self, grant: &KeyGrant<'_>, is_wanted: impl Fn() -> bool) -> Result<(), KeysError> {
         let ours = lines(grant)?;
         let one_at_a_time = self.writing.lock();
         if !is_wanted() {
@@ -147,7 +147,7 @@ impl Keys {
         change: impl FnOnce(&[u8]) -> Vec<u8>,
     ) -> Result<(), KeysError> {
         let asked = User { username: Some(user.to_owned()), ..User::default() };
-        let account = Users::read(&self.root)?.account(Some(&asked), 0)?;
+        let account = UserDatabase::read(&self.root)?.account(Some(&asked), 0)?;
         let home = self.root.join(account.home.strip_prefix("/").unwrap_or(&account.home));
         let file = home.join(".ssh").join(FILE);
         let failed = |source: Errno| KeysError::Write { file: file.clone(), source: source.into() };
@@ -171,7 +171,7 @@ impl Keys {
         if new == old.bytes {
             return Ok(());
         }
-        let written = write(&dir, &old, &new);
+        let written = replace_file(&dir, &old, &new);
         if written.is_err() {
             let _ = rustix::fs::unlinkat(&dir, TEMP_FILE, AtFlags::empty());
         }
@@ -249,7 +249,7 @@ fn read_existing(dir: &OwnedFd) -> Result<FileState, Errno> {
 }
 
 /// A whole new file in the old one's place, with its owner and mode.
-fn write(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<()> {
+fn replace_file(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<()> {
     match rustix::fs::unlinkat(dir, TEMP_FILE, AtFlags::empty()) {
         Err(Errno::NOENT) => {}
         gone => gone?,
@@ -265,7 +265,7 @@ fn write(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// The lines of a grant, each ended.
-fn lines(grant: &Grant<'_>) -> Result<String, KeysError> {
+fn lines(grant: &KeyGrant<'_>) -> Result<String, KeysError> {
     if grant.keys.len() > KEYS_MAX {
         return Err(KeysError::TooMany { count: grant.keys.len() });
     }
@@ -423,8 +423,8 @@ mod tests {
             self.path().join("home/ann/.ssh/authorized_keys")
         }
 
-        fn keys(&self) -> Keys {
-            Keys::new(self.path(), &self.path().join("home-of-shim"))
+        fn keys(&self) -> HostAuthorizedKeys {
+            HostAuthorizedKeys::new(self.path(), &self.path().join("home-of-shim"))
         }
 
         fn with_file(bytes: &[u8]) -> Self {
@@ -439,9 +439,9 @@ mod tests {
         SubmissionId(uuid::Uuid::from_u128(n))
     }
 
-    fn grant(keys: &Keys, n: u128, lines: &[&str], ports: &[u16]) -> Result<(), KeysError> {
+    fn grant(keys: &HostAuthorizedKeys, n: u128, lines: &[&str], ports: &[u16]) -> Result<(), KeysError> {
         let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
-        keys.grant(&Grant { task: task(n), user: "ann", keys: &lines, ports }, || true)
+        keys.grant(&KeyGrant { task: task(n), user: "ann", keys: &lines, ports }, || true)
     }
 
     #[test]
@@ -517,7 +517,7 @@ mod tests {
     #[test]
     fn g6_what_a_crash_left_is_taken_away_and_lines_of_another_shim_are_not() {
         let scratch = KeysFixture::new();
-        let other = Keys::new(scratch.path(), &scratch.path().join("other"));
+        let other = HostAuthorizedKeys::new(scratch.path(), &scratch.path().join("other"));
         grant(&other, 3, &[KEY], &[]).unwrap();
         let keys = scratch.keys();
         grant(&keys, 1, &[KEY], &[]).unwrap();
@@ -563,7 +563,7 @@ mod tests {
     #[test]
     fn a_task_that_ended_meanwhile_gets_no_keys() {
         let scratch = KeysFixture::new();
-        let grant = Grant { task: task(1), user: "ann", keys: &[KEY.to_owned()], ports: &[] };
+        let grant = KeyGrant { task: task(1), user: "ann", keys: &[KEY.to_owned()], ports: &[] };
         scratch.keys().grant(&grant, || false).unwrap();
         assert!(!scratch.file().exists());
     }
@@ -572,7 +572,7 @@ mod tests {
     fn a_user_that_is_not_there_is_an_error_only_for_a_grant() {
         let scratch = KeysFixture::new();
         let keys = scratch.keys();
-        let grant = Grant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
+        let grant = KeyGrant { task: task(1), user: "bob", keys: &[KEY.to_owned()], ports: &[] };
         assert!(matches!(keys.grant(&grant, || true), Err(KeysError::User(_))));
         keys.revoke(task(1), "bob").unwrap();
         keys.revoke(task(1), "ann").unwrap();

@@ -9,21 +9,22 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use windlass_api::agent::shim::{Port, TaskSpec};
 
 use super::{
-    docker::Docker,
-    process::Process,
+    docker::DockerRuntime,
+    process::ProcessRuntime,
     runtime::{
-        Done, Exit, Found, Handle, Prepared, ProgressCallback, RegistryAuth, Runtime, is_plain_process,
+        Exit, FoundTask, Handle, PreparedTask, ProgressCallback, RegistryAuth, Runtime, RuntimeFuture,
+        is_plain_process,
     },
 };
 use crate::taskdir::TaskDir;
 
-pub struct Mixed {
-    containers: Docker,
-    processes: Process,
+pub struct MixedRuntime {
+    containers: DockerRuntime,
+    processes: ProcessRuntime,
 }
 
-impl Mixed {
-    pub fn new(containers: Docker, processes: Process) -> Self {
+impl MixedRuntime {
+    pub fn new(containers: DockerRuntime, processes: ProcessRuntime) -> Self {
         Self { containers, processes }
     }
 
@@ -32,11 +33,11 @@ impl Mixed {
     }
 
     fn runtime_for_handle(&self, handle: &Handle) -> &dyn Runtime {
-        if Process::made(handle) { &self.processes } else { &self.containers }
+        if ProcessRuntime::made(handle) { &self.processes } else { &self.containers }
     }
 }
 
-impl Runtime for Mixed {
+impl Runtime for MixedRuntime {
     fn name(&self) -> &'static str {
         "any"
     }
@@ -51,22 +52,22 @@ impl Runtime for Mixed {
 
     fn pull<'a>(
         &'a self,
-        task: &'a Prepared,
+        task: &'a PreparedTask,
         auth: Option<&'a RegistryAuth>,
         progress: ProgressCallback,
-    ) -> Done<'a, ()> {
+    ) -> RuntimeFuture<'a, ()> {
         self.runtime_for_spec(&task.spec).pull(task, auth, progress)
     }
 
-    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+    fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle> {
         self.runtime_for_spec(&task.spec).create(task)
     }
 
-    fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
+    fn start<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         self.runtime_for_spec(&task.spec).start(task, handle)
     }
 
-    fn wait<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {
+    fn wait<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Exit> {
         self.runtime_for_spec(&task.spec).wait(task, handle)
     }
 
@@ -74,15 +75,15 @@ impl Runtime for Mixed {
         self.runtime_for_spec(spec).goes_away(spec)
     }
 
-    fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
+    fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()> {
         self.runtime_for_handle(handle).stop(task, handle, grace)
     }
 
-    fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> Done<'a, u64> {
+    fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> RuntimeFuture<'a, u64> {
         self.runtime_for_handle(handle).disk_used(task, handle)
     }
 
-    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {
+    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()> {
         if let Some(handle) = handle {
             return self.runtime_for_handle(handle).remove(task, Some(handle));
         }
@@ -93,7 +94,7 @@ impl Runtime for Mixed {
         .boxed()
     }
 
-    fn found(&self) -> Done<'_, Vec<Found>> {
+    fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         async move {
             let mut found = self.containers.found().await?;
             found.extend(self.processes.found().await?);

@@ -14,13 +14,13 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use windlass_api::agent::shim::TaskSpec;
 
 use super::{
-    policy::{Policy, Problem},
-    runtime::Bind,
+    policy::{Policy, PolicyProblem},
+    runtime::BindMount,
 };
 
 /// What is mounted from a host path today.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct MountSource {
     /// Without links; what is `missing` is its end.
     pub real: PathBuf,
     /// Names below the deepest directory that exists.
@@ -29,9 +29,9 @@ pub struct Source {
 
 /// What the paths of a specification lead to; an `Err` says why to nowhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ResolvedPaths {
     /// In the order of `instance_mounts`.
-    pub mounts: Vec<Result<Source, String>>,
+    pub mounts: Vec<Result<MountSource, String>>,
     /// As asked for, and what it is.
     pub devices: Vec<(String, Result<PathBuf, String>)>,
 }
@@ -39,7 +39,7 @@ pub struct Seen {
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     #[error("{text}")]
-    Forbidden { problems: Vec<Problem>, text: String },
+    Forbidden { problems: Vec<PolicyProblem>, text: String },
     #[error("make {path}")]
     Make {
         path: PathBuf,
@@ -51,8 +51,8 @@ pub enum MountError {
 }
 
 /// Follows every link. Changes nothing.
-pub fn look(spec: &TaskSpec) -> Seen {
-    Seen {
+pub fn resolve_paths(spec: &TaskSpec) -> ResolvedPaths {
+    ResolvedPaths {
         mounts: spec.instance_mounts.iter().map(|mount| follow(&mount.instance_path)).collect(),
         devices: spec
             .gpu_devices
@@ -68,19 +68,19 @@ pub fn look(spec: &TaskSpec) -> Seen {
 }
 
 /// Says whether the policy allows the task as things stand now, without changing anything.
-pub fn check(spec: &TaskSpec, policy: &Policy) -> Result<(), MountError> {
-    let verdict = policy.decide(spec, &look(spec));
+pub fn check_policy(spec: &TaskSpec, policy: &Policy) -> Result<(), MountError> {
+    let verdict = policy.decide(spec, &resolve_paths(spec));
     if verdict.problems.is_empty() { Ok(()) } else { Err(forbidden_error(policy, verdict.problems)) }
 }
 
 /// What to bind into the task: instance mounts as the policy allows them, and volumes from where `volume`
 /// says they are mounted. Missing directories are made. May be repeated.
-pub fn resolve(
+pub fn resolve_binds(
     spec: &TaskSpec,
     policy: &Policy,
     volume: impl Fn(&str) -> Option<PathBuf>,
-) -> Result<Vec<Bind>, MountError> {
-    let seen = look(spec);
+) -> Result<Vec<BindMount>, MountError> {
+    let seen = resolve_paths(spec);
     let verdict = policy.decide(spec, &seen);
     if !verdict.problems.is_empty() {
         return Err(forbidden_error(policy, verdict.problems));
@@ -96,22 +96,22 @@ pub fn resolve(
             continue;
         }
         made.map_err(|error| MountError::Make { path: source.real.clone(), source: error })?;
-        binds.push(Bind { source: source.real.clone(), target: asked.path.clone(), read_only: false });
+        binds.push(BindMount { source: source.real.clone(), target: asked.path.clone(), read_only: false });
     }
     for mount in &spec.volume_mounts {
         let source = volume(&mount.name).ok_or_else(|| MountError::NoVolume { name: mount.name.clone() })?;
-        binds.push(Bind { source, target: mount.path.clone(), read_only: false });
+        binds.push(BindMount { source, target: mount.path.clone(), read_only: false });
     }
     Ok(binds)
 }
 
-fn forbidden_error(policy: &Policy, problems: Vec<Problem>) -> MountError {
+fn forbidden_error(policy: &Policy, problems: Vec<PolicyProblem>) -> MountError {
     let text = policy.render(&problems);
     MountError::Forbidden { problems, text }
 }
 
 /// The path without links, as far as it exists, and the rest.
-fn follow(asked: &str) -> Result<Source, String> {
+fn follow(asked: &str) -> Result<MountSource, String> {
     let path = Path::new(asked);
     if !path.is_absolute() || asked.contains('\0') {
         return Err("not an absolute path".to_owned());
@@ -130,7 +130,7 @@ fn follow(asked: &str) -> Result<Source, String> {
             Ok(real) => {
                 missing.reverse();
                 let real = missing.iter().fold(real, |path, name: &String| path.join(name));
-                return Ok(Source { real, missing });
+                return Ok(MountSource { real, missing });
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if fs::symlink_metadata(&existing).is_ok() {
@@ -149,7 +149,7 @@ fn follow(asked: &str) -> Result<Source, String> {
 }
 
 /// Makes the missing directories, each below a handle on the one above: a link put in between is not followed.
-fn create_missing(source: &Source) -> io::Result<()> {
+fn create_missing(source: &MountSource) -> io::Result<()> {
     let depth = source.missing.len();
     let existing = source.real.ancestors().nth(depth).unwrap_or(Path::new("/"));
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -171,7 +171,7 @@ mod tests {
 
     use windlass_testkit::{TempDir, temp_dir};
 
-    use super::{super::policy::Rules, *};
+    use super::{super::policy::PolicyRules, *};
 
     struct TestDir {
         path: PathBuf,
@@ -186,7 +186,7 @@ mod tests {
         }
 
         fn policy(&self) -> Policy {
-            let rules = Rules { mounts: vec![self.path.join("data")], ..Rules::default() };
+            let rules = PolicyRules { mounts: vec![self.path.join("data")], ..PolicyRules::default() };
             Policy::new(Path::new("/policy.yml"), rules)
         }
     }
@@ -207,14 +207,14 @@ mod tests {
     }
 
     fn sources(spec: &TaskSpec, policy: &Policy) -> Result<Vec<PathBuf>, MountError> {
-        Ok(resolve(spec, policy, |_| None)?.into_iter().map(|bind| bind.source).collect())
+        Ok(resolve_binds(spec, policy, |_| None)?.into_iter().map(|bind| bind.source).collect())
     }
 
     #[test]
     fn missing_directories_are_made_below_an_allowed_path_only() {
         let scratch = TestDir::new();
         let inside = scratch.path.join("data/new/deep");
-        assert!(check(&spec(&[(&inside, false)]), &scratch.policy()).is_ok());
+        assert!(check_policy(&spec(&[(&inside, false)]), &scratch.policy()).is_ok());
         assert!(!inside.exists(), "a look makes nothing");
         assert_eq!(sources(&spec(&[(&inside, false)]), &scratch.policy()).unwrap(), [inside.as_path()]);
         assert!(inside.is_dir());
@@ -271,7 +271,7 @@ mod tests {
         let mut spec = spec(&[]);
         spec.volume_mounts = serde_json::from_str(r#"[{"name":"v","path":"/v"}]"#).unwrap();
         assert!(matches!(sources(&spec, &scratch.policy()), Err(MountError::NoVolume { .. })));
-        let binds = resolve(&spec, &scratch.policy(), |_| Some("/somewhere".into())).unwrap();
+        let binds = resolve_binds(&spec, &scratch.policy(), |_| Some("/somewhere".into())).unwrap();
         assert_eq!(binds[0].source, Path::new("/somewhere"));
     }
 }

@@ -15,11 +15,11 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 
 use super::{
-    keys::{self, Keys, KeysError},
+    keys::{self, HostAuthorizedKeys, KeysError},
     mounts::{self, MountError},
     policy::Policy,
-    runtime::Bind,
-    tasks::{Done, Grant, Host, HostError},
+    runtime::BindMount,
+    tasks::{Host, HostError, HostFuture, PolicyGrant},
     volumes::{VolumeError, Volumes},
 };
 
@@ -50,7 +50,7 @@ pub struct HostResources {
 #[derive(Debug)]
 struct Shared {
     policy: Policy,
-    keys: Keys,
+    keys: HostAuthorizedKeys,
     volumes: Volumes,
     env: Vec<(String, String)>,
     /// Whose keys are in which account now.
@@ -67,7 +67,7 @@ impl HostResources {
     pub fn new(home: &Path, policy: Policy) -> Self {
         let shared = Shared {
             policy,
-            keys: Keys::new(&accounts_root(), home),
+            keys: HostAuthorizedKeys::new(&accounts_root(), home),
             volumes: Volumes::new(home),
             env: PROXY_VARIABLES
                 .iter()
@@ -86,7 +86,7 @@ impl HostResources {
     pub async fn check(&self, spec: &TaskSpec) -> Result<(), MountError> {
         let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
         // A path may lead to a file server that does not answer.
-        let looked = tokio::task::spawn_blocking(move || mounts::check(&spec, &shared.policy)).await;
+        let looked = tokio::task::spawn_blocking(move || mounts::check_policy(&spec, &shared.policy)).await;
         looked.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
     }
 
@@ -118,14 +118,14 @@ impl HostResources {
 
 impl Shared {
     fn grant(&self, task: SubmissionId, lent: &GrantedKeys, ports: &[u16]) -> Result<(), KeysError> {
-        let grant = keys::Grant { task, user: &lent.user, keys: &lent.keys, ports };
+        let grant = keys::KeyGrant { task, user: &lent.user, keys: &lent.keys, ports };
         self.keys.grant(&grant, || self.lent.lock().contains_key(&task))
     }
 }
 
 impl HostResources {
     /// Lets the keys of a task in, to this port alone.
-    fn grant_task_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
+    fn grant_task_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> HostFuture<'a, ()> {
         let task = spec.id;
         let lent = GrantedKeys { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
         Box::pin(async move {
@@ -133,13 +133,13 @@ impl HostResources {
                 return Ok(());
             }
             self.shared.lent.lock().insert(task, lent.clone());
-            self.run_blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys)).await
+            self.run_blocking(move |shared| shared.grant(task, &lent, &[port]).map_err(from_keys_error)).await
         })
     }
 }
 
 impl Host for HostResources {
-    fn allow<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+    fn allow<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()> {
         Box::pin(async move {
             let forbidden = |error: MountError| HostError::Refused {
                 what: "start the task".to_owned(),
@@ -149,19 +149,19 @@ impl Host for HostResources {
         })
     }
 
-    fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError> {
-        Ok(Grant { limits: self.shared.policy.limits(spec), env: self.shared.env.clone() })
+    fn grant(&self, spec: &TaskSpec) -> Result<PolicyGrant, HostError> {
+        Ok(PolicyGrant { limits: self.shared.policy.limits(spec), env: self.shared.env.clone() })
     }
 
-    fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+    fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()> {
         self.grant_task_keys(spec, SSH_PORT)
     }
 
-    fn keep_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> Done<'a, ()> {
+    fn keep_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> HostFuture<'a, ()> {
         self.grant_task_keys(spec, port)
     }
 
-    fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+    fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()> {
         let (task, user) = (spec.id, spec.host_ssh_user.clone());
         Box::pin(async move {
             if user.is_empty() || spec.host_ssh_keys.is_empty() {
@@ -169,39 +169,40 @@ impl Host for HostResources {
             }
             self.run_blocking(move |shared| {
                 shared.lent.lock().remove(&task);
-                shared.keys.revoke(task, &user).map_err(from_keys)
+                shared.keys.revoke(task, &user).map_err(from_keys_error)
             })
             .await
         })
     }
 
-    fn mount<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, Vec<Bind>> {
+    fn mount<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, Vec<BindMount>> {
         let spec = spec.clone();
         Box::pin(self.run_blocking(move |shared| {
             let mut places = BTreeMap::new();
             for volume in &spec.volumes {
-                let place = shared.volumes.attach(spec.id, volume).map_err(from_volume)?;
+                let place = shared.volumes.attach(spec.id, volume).map_err(from_volume_error)?;
                 places.insert(volume.name.clone(), place);
             }
-            mounts::resolve(&spec, &shared.policy, |name| places.get(name).cloned()).map_err(from_mount)
+            mounts::resolve_binds(&spec, &shared.policy, |name| places.get(name).cloned())
+                .map_err(from_mount_error)
         }))
     }
 
-    fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> Done<'a, ()> {
+    fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()> {
         let task = spec.id;
-        Box::pin(self.run_blocking(move |shared| shared.volumes.detach(task).map_err(from_volume)))
+        Box::pin(self.run_blocking(move |shared| shared.volumes.detach(task).map_err(from_volume_error)))
     }
 
-    fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> Done<'a, ()> {
+    fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> HostFuture<'a, ()> {
         let living = living.to_vec();
         Box::pin(self.run_blocking(move |shared| {
-            shared.keys.sweep(&living).map_err(from_keys)?;
-            shared.volumes.sweep().map_err(from_volume)
+            shared.keys.sweep(&living).map_err(from_keys_error)?;
+            shared.volumes.sweep().map_err(from_volume_error)
         }))
     }
 }
 
-fn from_keys(error: KeysError) -> HostError {
+fn from_keys_error(error: KeysError) -> HostError {
     match error {
         KeysError::Write { file, source } => {
             HostError::Io { what: format!("write {}", file.display()), source }
@@ -215,7 +216,7 @@ fn from_keys(error: KeysError) -> HostError {
     }
 }
 
-fn from_volume(error: VolumeError) -> HostError {
+fn from_volume_error(error: VolumeError) -> HostError {
     match error {
         VolumeError::Io { what, source } => HostError::Io { what, source },
         refused @ (VolumeError::Name { .. }
@@ -229,7 +230,7 @@ fn from_volume(error: VolumeError) -> HostError {
     }
 }
 
-fn from_mount(error: MountError) -> HostError {
+fn from_mount_error(error: MountError) -> HostError {
     match error {
         MountError::Make { path, source } => {
             HostError::Io { what: format!("make {}", path.display()), source }
@@ -247,22 +248,22 @@ pub struct NoHostResources {
 }
 
 impl Host for NoHostResources {
-    fn grant(&self, spec: &TaskSpec) -> Result<Grant, HostError> {
-        Ok(Grant { limits: self.policy.limits(spec), env: Vec::new() })
+    fn grant(&self, spec: &TaskSpec) -> Result<PolicyGrant, HostError> {
+        Ok(PolicyGrant { limits: self.policy.limits(spec), env: Vec::new() })
     }
-    fn add_keys<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, ()> {
+    fn add_keys<'a>(&'a self, _: &'a TaskSpec) -> HostFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn remove_keys<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, ()> {
+    fn remove_keys<'a>(&'a self, _: &'a TaskSpec) -> HostFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn mount<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, Vec<Bind>> {
+    fn mount<'a>(&'a self, _: &'a TaskSpec) -> HostFuture<'a, Vec<BindMount>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
-    fn unmount<'a>(&'a self, _: &'a TaskSpec) -> Done<'a, ()> {
+    fn unmount<'a>(&'a self, _: &'a TaskSpec) -> HostFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn sweep<'a>(&'a self, _: &'a [SubmissionId]) -> Done<'a, ()> {
+    fn sweep<'a>(&'a self, _: &'a [SubmissionId]) -> HostFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 }

@@ -20,22 +20,22 @@ use crate::{host::gpu::Gpu, taskdir::TaskDir};
 
 /// A task, ready for a runtime.
 #[derive(Clone, Debug)]
-pub struct Prepared {
+pub struct PreparedTask {
     pub spec: TaskSpec,
     pub dir: TaskDir,
     /// Exactly the GPUs this task holds.
     pub gpus: Vec<Gpu>,
     /// Host paths, links resolved and allowed by policy.
-    pub binds: Vec<Bind>,
+    pub binds: Vec<BindMount>,
     /// Container ports to map to ports of the host's loopback, where the network is not the host's own.
     pub publish: Vec<u16>,
-    pub limits: Limits,
+    pub limits: PolicyLimits,
     /// Variables every task on this host gets (proxies, for instance). Never secrets.
     pub env: Vec<(String, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bind {
+pub struct BindMount {
     pub source: PathBuf,
     pub target: String,
     pub read_only: bool,
@@ -43,7 +43,7 @@ pub struct Bind {
 
 /// What policy grants beside the specification.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Limits {
+pub struct PolicyLimits {
     pub pids: i64,
     /// Programs in the task may gain rights by set-user-id files.
     pub new_privileges: bool,
@@ -66,12 +66,12 @@ pub struct Exit {
     /// The last lines of what the container itself printed (not the job), oldest first.
     pub tail: Vec<String>,
     /// Said when the end was not the task's own doing: the engine restarted, the host rebooted.
-    pub lost: Option<Lost>,
+    pub lost: Option<LossReason>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lost {
+pub enum LossReason {
     /// The container engine was restarted and took its containers along.
     EngineRestarted,
     HostRebooted,
@@ -81,7 +81,7 @@ pub enum Lost {
 
 /// Something with our mark that the runtime found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundTask {
     pub task: SubmissionId,
     pub handle: Handle,
     pub state: FoundState,
@@ -123,7 +123,7 @@ pub enum RuntimeError {
     Refused { what: String, why: String },
 }
 
-pub type Done<'a, T> = BoxFuture<'a, Result<T, RuntimeError>>;
+pub type RuntimeFuture<'a, T> = BoxFuture<'a, Result<T, RuntimeError>>;
 /// Called with each step of a pull.
 pub type ProgressCallback = Arc<dyn Fn(PullProgress) + Send + Sync>;
 
@@ -150,19 +150,19 @@ pub trait Runtime: Send + Sync + 'static {
     /// Brings the image. Dropping the future cancels it.
     fn pull<'a>(
         &'a self,
-        task: &'a Prepared,
+        task: &'a PreparedTask,
         auth: Option<&'a RegistryAuth>,
         progress: ProgressCallback,
-    ) -> Done<'a, ()>;
+    ) -> RuntimeFuture<'a, ()>;
 
     /// Makes the container but does not start it. One made before for this task is found again.
-    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle>;
+    fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle>;
 
     /// Starts it unless it was started before, and says which ports it got.
-    fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>>;
+    fn start<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>>;
 
     /// Waits for the end, however it was started and however often this is asked.
-    fn wait<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit>;
+    fn wait<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Exit>;
 
     /// Something ended by a signal that none of ours sent. Waits for a moment whether whatever runs the tasks is on
     /// its way down, and ended it for that.
@@ -171,18 +171,18 @@ pub trait Runtime: Send + Sync + 'static {
     }
 
     /// Asks politely, kills after `grace`, and returns when nothing of the task runs.
-    fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()>;
+    fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()>;
 
     /// What the task holds of the disk, in bytes: its directory, and what it wrote where only it can.
-    fn disk_used<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle) -> Done<'a, u64> {
+    fn disk_used<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle) -> RuntimeFuture<'a, u64> {
         Box::pin(disk::disk_usage(task.root().to_owned()))
     }
 
     /// Takes away everything the runtime made for the task, found by its mark when there is no handle.
-    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()>;
+    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()>;
 
     /// Everything here with our mark, in whatever state.
-    fn found(&self) -> Done<'_, Vec<Found>>;
+    fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>>;
 
     /// Answers a call to the task's runner where the runtime plays the runner itself; `None`: there is a real
     /// one, forward the call. The path is the runner's own (`/api/run`, `/api/logs`), or [`JOB_RECORD_PATH`].

@@ -10,7 +10,7 @@ use windlass_api::agent::SHIM_PORT;
 
 use super::{
     api::COMPAT_VERSION,
-    boot::Boot,
+    boot::BootConfig,
     cli::{self, LogLevel, ProcessModeName, RuntimeName},
     policy,
 };
@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
         return if said.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let args = Args::parse();
-    let boot = Boot {
+    let boot = BootConfig {
         socket: args.shim_home.join("shim.sock"),
         home: args.shim_home,
         runtime: args.runtime,

@@ -19,7 +19,7 @@ use windlass_model::id::SubmissionId;
 use crate::digest::sha256_hex;
 
 /// A backend whose volumes are directories of the host.
-pub const LOCAL: &str = "local";
+pub const LOCAL_BACKEND: &str = "local";
 const BY_ID: &str = "/dev/disk/by-id";
 const FILE_SYSTEM: &str = "ext4";
 /// What `blkid` exits with when a disk bears no mark at all.
@@ -76,7 +76,7 @@ impl Volumes {
         let place = self.place(volume)?;
         let mut wanted = self.wanted.lock();
         let cannot_make = |error| failed(format!("make {}", place.display()))(error);
-        if volume.backend == LOCAL {
+        if volume.backend == LOCAL_BACKEND {
             create_shared_dir(&self.root, &place).map_err(cannot_make)?;
         } else {
             fs::create_dir_all(&place).map_err(cannot_make)?;
@@ -338,19 +338,22 @@ mod tests {
         let home = windlass_testkit::temp_dir("volumes").unwrap();
         let volumes = Volumes::new(home.path());
         let (one, two) = (SubmissionId(uuid::Uuid::from_u128(1)), SubmissionId(uuid::Uuid::from_u128(2)));
-        let place = volumes.attach(one, &volume(LOCAL, "data", "v1")).unwrap();
+        let place = volumes.attach(one, &volume(LOCAL_BACKEND, "data", "v1")).unwrap();
         assert_eq!(fs::metadata(&place).unwrap().mode() & 0o777, 0o777, "whoever the task runs as");
         assert_eq!(fs::metadata(home.path().join("volumes")).unwrap().mode() & 0o777, 0o700);
         fs::write(place.join("kept"), "x").unwrap();
-        assert_eq!(volumes.attach(two, &volume(LOCAL, "data", "v1")).unwrap(), place);
-        assert_ne!(volumes.attach(two, &volume(LOCAL, "data", "v2")).unwrap(), place);
+        assert_eq!(volumes.attach(two, &volume(LOCAL_BACKEND, "data", "v1")).unwrap(), place);
+        assert_ne!(volumes.attach(two, &volume(LOCAL_BACKEND, "data", "v2")).unwrap(), place);
         volumes.detach(one).unwrap();
         volumes.detach(two).unwrap();
         volumes.detach(two).unwrap();
         volumes.sweep().unwrap();
         assert_eq!(fs::read_to_string(place.join("kept")).unwrap(), "x");
         for name in ["", "..", ".hidden", "a/b", "a\0", "ü"] {
-            assert!(matches!(volumes.attach(one, &volume(LOCAL, name, "v")), Err(VolumeError::Name { .. })));
+            assert!(matches!(
+                volumes.attach(one, &volume(LOCAL_BACKEND, name, "v")),
+                Err(VolumeError::Name { .. })
+            ));
         }
         assert!(matches!(
             volumes.attach(one, &volume("aws", "data", "vol-none")),

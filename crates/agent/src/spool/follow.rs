@@ -25,7 +25,7 @@ const READS_MAX: usize = 4;
 
 /// A stream that can be read and waited for. Clones share the handles.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct StreamSource {
     reader: Reader,
     growth: GrowthSignal,
     reads: Arc<Semaphore>,
@@ -40,7 +40,7 @@ enum GrowthSignal {
     There { watcher: Watcher, ended: CancellationToken },
 }
 
-impl Source {
+impl StreamSource {
     pub fn here(writer: &Writer, reader: Reader) -> Self {
         Self::new(reader, GrowthSignal::Here(writer.watch()))
     }
@@ -102,8 +102,8 @@ impl Source {
         }
     }
 
-    pub fn follow(&self, offset: u64) -> Follow {
-        Follow { waiter: self.waiter(), source: self.clone(), offset, gather: None }
+    pub fn follow(&self, offset: u64) -> Follower {
+        Follower { waiter: self.waiter(), source: self.clone(), offset, gather: None }
     }
 
     /// Runs something of the reader where it may wait for the disk.
@@ -175,14 +175,14 @@ impl Waiter {
 
 /// Gives a stream's bytes from an offset on until it is complete.
 #[derive(Debug)]
-pub struct Follow {
-    source: Source,
+pub struct Follower {
+    source: StreamSource,
     waiter: Waiter,
     offset: u64,
     gather: Option<Instant>,
 }
 
-impl Follow {
+impl Follower {
     /// Where the next chunk begins.
     pub fn offset(&self) -> u64 {
         self.offset

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::JobState};
 
-use super::{CHUNK, Readers, Source, Spool, Stream, pull, tail};
+use super::{CHUNK, ReaderTracker, Spool, Stream, StreamSource, pull, tail};
 
 /// What is read when nobody says how much.
 const LIMIT_DEFAULT: u64 = 1024 * 1024;
@@ -26,7 +26,7 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// `?stream=job&offset=N&limit=M&wait_ms=W`.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub struct Read {
+pub struct ReadQuery {
     #[serde(default)]
     pub stream: Stream,
     #[serde(default)]
@@ -52,19 +52,19 @@ pub fn job_tail_router(spool: &Spool) -> Router {
 }
 
 /// The same for output that is read without the runner that wrote it.
-pub fn tail_router(source: Source, readers: Arc<Readers>) -> Router {
+pub fn tail_router(source: StreamSource, readers: Arc<ReaderTracker>) -> Router {
     Router::new().route("/logs_ws", get(logs_ws)).with_state(TailState { source, readers })
 }
 
 /// What a tailer reads, and where it is counted.
 #[derive(Clone)]
 struct TailState {
-    source: Source,
-    readers: Arc<Readers>,
+    source: StreamSource,
+    readers: Arc<ReaderTracker>,
 }
 
 /// Raw bytes of a stream from an offset on. Waits for some, if asked to. The body is read as it is sent.
-pub async fn read(source: &Source, query: &Read) -> Response {
+pub async fn read(source: &StreamSource, query: &ReadQuery) -> Response {
     let wait = Duration::from_millis(query.wait_ms.min(WAIT_MS_MAX));
     let position = match source.wait(query.offset, wait).await {
         Ok(position) => position,
@@ -95,7 +95,7 @@ pub async fn pull(
     states: impl FnOnce() -> Vec<JobState>,
 ) -> Response {
     let answer = match pull::plan(spool, after, pull::PULL_BOUNDS, states).await {
-        Ok(plan) => pull::body(spool, plan, no_connections_secs),
+        Ok(plan) => pull::render_body(spool, plan, no_connections_secs),
         Err(error) => Err(error),
     };
     match answer {
@@ -104,11 +104,11 @@ pub async fn pull(
     }
 }
 
-async fn logs(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -> Response {
+async fn logs(State(spool): State<Arc<Spool>>, Query(query): Query<ReadQuery>) -> Response {
     read(spool.source(query.stream), &query).await
 }
 
-async fn logs_read(State(spool): State<Arc<Spool>>, Query(query): Query<Read>) -> StatusCode {
+async fn logs_read(State(spool): State<Arc<Spool>>, Query(query): Query<ReadQuery>) -> StatusCode {
     match query.stream {
         Stream::Job => spool.readers().mark_read(query.offset),
         // Nobody waits for these to be read.
@@ -140,10 +140,10 @@ async fn logs_ws(
     upgrade
         .max_message_size(MESSAGE_BYTES_MAX)
         .write_buffer_size(0)
-        .on_upgrade(move |socket| tail::tail(socket, follow, place))
+        .on_upgrade(move |socket| tail::serve_tailer(socket, follow, place))
 }
 
-async fn start_offset(source: &Source, query: &TailQuery) -> Result<u64, Response> {
+async fn start_offset(source: &StreamSource, query: &TailQuery) -> Result<u64, Response> {
     let since = match (query.offset, query.start_time.as_deref()) {
         (Some(offset), _) => return Ok(offset),
         (None, None | Some("")) => return Ok(0),
@@ -158,7 +158,7 @@ async fn start_offset(source: &Source, query: &TailQuery) -> Result<u64, Respons
 
 /// Exactly `size` bytes from `offset` on. A file that shrank meanwhile breaks the answer off.
 fn read_range(
-    source: Source,
+    source: StreamSource,
     offset: u64,
     size: u64,
 ) -> impl futures_util::Stream<Item = io::Result<axum::body::Bytes>> {

@@ -79,7 +79,7 @@ impl Watcher {
             return Ok(Arc::clone(hub));
         }
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let fd = Arc::new(readable(fd)?);
+        let fd = Arc::new(to_async_fd(fd)?);
         let dirs = Arc::new(WatchedDirs::default());
         let task = tokio::spawn(dispatch_events(Arc::clone(&fd), Arc::clone(&dirs)));
         let made = Arc::new(InotifyHub { fd, dirs, task });
@@ -108,7 +108,7 @@ impl Drop for InotifyHub {
 }
 
 #[expect(unsafe_code, reason = "the runtime watches a handle by its number")]
-fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+fn to_async_fd(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is open and stays the same file until it is dropped, and the `AsyncFd` owns it.
     Ok(unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }?)
 }

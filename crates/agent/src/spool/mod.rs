@@ -22,10 +22,10 @@ mod tail;
 mod tests;
 pub mod write;
 
-pub use follow::{Follow, Source};
+pub use follow::{Follower, StreamSource};
 pub use inotify::Watcher;
 pub use read::Reader;
-pub use readers::Readers;
+pub use readers::ReaderTracker;
 pub use stamp::{IssuedTimestamp, Timestamps};
 pub use windlass_model::terminal_codes as strip;
 pub use write::Writer;
@@ -89,9 +89,9 @@ pub struct Position {
 #[derive(Debug)]
 pub struct Spool {
     stamps: Arc<Timestamps>,
-    job: (Writer, Source),
-    runner: (Writer, Source),
-    readers: Arc<Readers>,
+    job: (Writer, StreamSource),
+    runner: (Writer, StreamSource),
+    readers: Arc<ReaderTracker>,
 }
 
 impl Spool {
@@ -99,9 +99,9 @@ impl Spool {
     pub fn open(run: &Path, stamps: Arc<Timestamps>) -> Result<Arc<Self>, write::Error> {
         let dir = DirHandle::open(run).map_err(|source| write::Error::Open { name: "run", source })?;
         let dir = Arc::new(dir);
-        let stream = |stream| -> Result<(Writer, Source), write::Error> {
+        let stream = |stream| -> Result<(Writer, StreamSource), write::Error> {
             let writer = Writer::open(&dir, stream, Arc::clone(&stamps))?;
-            let source = Source::here(&writer, Reader::new(Arc::clone(&dir), stream));
+            let source = StreamSource::here(&writer, Reader::new(Arc::clone(&dir), stream));
             Ok((writer, source))
         };
         let (job, runner) = (stream(Stream::Job)?, stream(Stream::Runner)?);
@@ -115,7 +115,7 @@ impl Spool {
         }
     }
 
-    pub fn source(&self, stream: Stream) -> &Source {
+    pub fn source(&self, stream: Stream) -> &StreamSource {
         match stream {
             Stream::Job => &self.job.1,
             Stream::Runner => &self.runner.1,
@@ -126,7 +126,7 @@ impl Spool {
         &self.stamps
     }
 
-    pub fn readers(&self) -> &Arc<Readers> {
+    pub fn readers(&self) -> &Arc<ReaderTracker> {
         &self.readers
     }
 

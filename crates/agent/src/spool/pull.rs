@@ -12,8 +12,8 @@ use futures_util::stream;
 use windlass_api::agent::runner::JobState;
 
 use super::{
-    CHUNK, EVENT_MAX, Reader, Source, Spool, Stream,
-    read::{Event, Events, Wanted},
+    CHUNK, EVENT_MAX, Reader, Spool, Stream, StreamSource,
+    read::{Event, EventRange, Events},
     strip::{self, CodeStripper},
 };
 
@@ -54,7 +54,7 @@ pub(super) async fn plan(
     let ended = states.iter().any(|state| matches!(state.state.as_str(), "done" | "failed" | "terminated"));
     let later = states.iter().any(|state| state.timestamp > upto);
     states.retain(|state| state.timestamp > after && state.timestamp <= upto);
-    let wanted = Wanted { after, upto, bytes_max: bounds.bytes, events_max: bounds.events };
+    let wanted = EventRange { after, upto, bytes_max: bounds.bytes, events_max: bounds.events };
     let job = spool.source(Stream::Job).run_blocking(move |reader| reader.events(wanted)).await?;
     let runner = spool.source(Stream::Runner).run_blocking(move |reader| reader.events(wanted)).await?;
     let later = later || job.later;
@@ -90,7 +90,7 @@ fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Eve
 }
 
 /// The plan as JSON. The end is told to `spool`'s readers when the last answer has gone.
-pub(super) fn body(spool: &Arc<Spool>, plan: PullPlan, no_connections_secs: i64) -> io::Result<Body> {
+pub(super) fn render_body(spool: &Arc<Spool>, plan: PullPlan, no_connections_secs: i64) -> io::Result<Body> {
     let states = serde_json::to_string(&plan.states)?;
     let head = format!("{{\"job_states\":{states},\"job_logs\":[");
     let tail = format!(
@@ -105,7 +105,7 @@ pub(super) fn body(spool: &Arc<Spool>, plan: PullPlan, no_connections_secs: i64)
         BodyPart::Events(EventWriter::new(spool.source(Stream::Job), plan.job, true)),
         BodyPart::Text(head),
     ];
-    Ok(Body::from_stream(stream::try_unfold(parts, write_next)))
+    Ok(Body::from_stream(stream::try_unfold(parts, next_chunk)))
 }
 
 /// A piece of the answer, the last one first.
@@ -115,7 +115,7 @@ enum BodyPart {
     Last(String, Option<Arc<Spool>>),
 }
 
-async fn write_next(mut parts: Vec<BodyPart>) -> io::Result<Option<(Bytes, Vec<BodyPart>)>> {
+async fn next_chunk(mut parts: Vec<BodyPart>) -> io::Result<Option<(Bytes, Vec<BodyPart>)>> {
     loop {
         match parts.pop() {
             None => return Ok(None),
@@ -146,7 +146,7 @@ async fn write_next(mut parts: Vec<BodyPart>) -> io::Result<Option<(Bytes, Vec<B
 
 /// Events that become elements of a JSON list.
 struct EventWriter {
-    source: Source,
+    source: StreamSource,
     events: std::vec::IntoIter<Event>,
     strip: Option<CodeStripper>,
     /// Where the stripper stands.
@@ -155,7 +155,7 @@ struct EventWriter {
 }
 
 impl EventWriter {
-    fn new(source: &Source, events: Vec<Event>, strip: bool) -> Self {
+    fn new(source: &StreamSource, events: Vec<Event>, strip: bool) -> Self {
         let strip = strip.then(CodeStripper::default);
         Self { source: source.clone(), events: events.into_iter(), strip, at: None, first: true }
     }

@@ -63,7 +63,7 @@ pub struct Events {
 
 /// What `events` is to give: those with `after < time ≤ upto`, up to both bounds, but always one.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted {
+pub struct EventRange {
     pub after: i64,
     pub upto: i64,
     pub bytes_max: u64,
@@ -135,7 +135,7 @@ impl Reader {
     }
 
     /// Events in order of their time.
-    pub fn events(&self, wanted: Wanted) -> io::Result<Events> {
+    pub fn events(&self, wanted: EventRange) -> io::Result<Events> {
         // The end first: every byte before it has its record by the time the index is read.
         let end = self.end()?;
         let index = self.index()?;
@@ -242,7 +242,7 @@ impl Reader {
 
 impl Events {
     /// Adds an event, unless a bound is reached: then says no.
-    fn take(&mut self, event: Event, bytes: &mut u64, wanted: Wanted) -> bool {
+    fn take(&mut self, event: Event, bytes: &mut u64, wanted: EventRange) -> bool {
         if event.size() == 0 || event.time <= wanted.after {
             return true;
         }

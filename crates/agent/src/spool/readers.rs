@@ -8,7 +8,7 @@ use tokio::sync::watch;
 pub const TAILERS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
-pub struct Readers {
+pub struct ReaderTracker {
     state: watch::Sender<ReadProgress>,
 }
 
@@ -23,7 +23,7 @@ struct ReadProgress {
     tailed: bool,
 }
 
-impl Readers {
+impl ReaderTracker {
     /// The server keeps everything before `offset` now. It never takes that back.
     pub fn mark_read(&self, offset: u64) {
         self.state.send_if_modified(|state| {
@@ -67,7 +67,7 @@ impl Readers {
 }
 
 #[derive(Debug)]
-pub struct TailerGuard(Arc<Readers>);
+pub struct TailerGuard(Arc<ReaderTracker>);
 
 impl TailerGuard {
     /// This one was sent everything.
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn o7_all_is_read_once_the_server_has_it_and_the_tailers_left() {
-        let readers = Arc::new(Readers::default());
+        let readers = Arc::new(ReaderTracker::default());
         let done = || readers.all_read(10).now_or_never().is_some();
         assert!(!done());
         let tailer = readers.tailer().unwrap();
@@ -103,14 +103,14 @@ mod tests {
 
     #[test]
     fn o7_the_last_pull_counts_as_read() {
-        let readers = Readers::default();
+        let readers = ReaderTracker::default();
         readers.mark_pulled();
         assert!(readers.all_read(u64::MAX).now_or_never().is_some());
     }
 
     #[test]
     fn output_was_tailed_once_somebody_got_all_of_it_and_left() {
-        let readers = Arc::new(Readers::default());
+        let readers = Arc::new(ReaderTracker::default());
         let done = || readers.tailed().now_or_never().is_some();
         drop(readers.tailer().unwrap());
         assert!(!done(), "it left before the end");
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn tailers_are_bounded() {
-        let readers = Arc::new(Readers::default());
+        let readers = Arc::new(ReaderTracker::default());
         let held: Vec<TailerGuard> = (0..TAILERS_MAX).map(|_| readers.tailer().unwrap()).collect();
         assert!(readers.tailer().is_none());
         drop(held);

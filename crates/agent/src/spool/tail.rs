@@ -15,7 +15,7 @@ use futures_util::{
 };
 use tokio::time::{Instant, interval_at, timeout};
 
-use super::{Follow, readers::TailerGuard};
+use super::{Follower, readers::TailerGuard};
 
 /// Between two pings to a tailer that nothing is sent to.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
@@ -33,7 +33,7 @@ enum TailEnd {
 }
 
 /// Sends everything from the follower's offset on, says goodbye and lets go of the tailer's place.
-pub(super) async fn tail(socket: WebSocket, mut follow: Follow, place: TailerGuard) {
+pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place: TailerGuard) {
     let (mut sink, mut heard) = socket.split();
     let (code, reason) = match send_all(&mut sink, &mut heard, &mut follow).await {
         TailEnd::ClientLeft => return,
@@ -59,7 +59,7 @@ pub(super) async fn tail(socket: WebSocket, mut follow: Follow, place: TailerGua
 async fn send_all(
     sink: &mut SplitSink<WebSocket, Message>,
     heard: &mut SplitStream<WebSocket>,
-    follow: &mut Follow,
+    follow: &mut Follower,
 ) -> TailEnd {
     let mut ping = interval_at(Instant::now() + PING_INTERVAL, PING_INTERVAL);
     loop {

@@ -64,7 +64,7 @@ struct WriterState {
     index: File,
     end: u64,
     records: u64,
-    open: Option<Open>,
+    open: Option<OpenEvent>,
     /// CRC of the event that was closed last.
     before: Option<u32>,
     quota: Option<Quota>,
@@ -73,7 +73,7 @@ struct WriterState {
 
 /// The event that bytes are added to.
 #[derive(Debug)]
-struct Open {
+struct OpenEvent {
     issued: IssuedTimestamp,
     start: u64,
     crc: crc32fast::Hasher,
@@ -182,7 +182,7 @@ impl WriterState {
             self.close();
             let issued = stamps.issue();
             self.record(issued.at(), IndexRecordKind::Event)?;
-            self.open = Some(Open { issued, start: self.end, crc: crc32fast::Hasher::new() });
+            self.open = Some(OpenEvent { issued, start: self.end, crc: crc32fast::Hasher::new() });
         }
         let Some(open) = &mut self.open else { return Ok(0) };
         let room = usize::try_from(EVENT_MAX - (self.end - open.start)).unwrap_or(usize::MAX);

@@ -77,7 +77,7 @@ async fn line(shim: &Shim, id: SubmissionId, begin: &str) -> String {
     .await
 }
 
-async fn processes(shim: &Shim) -> ProcessesInfo {
+async fn process_info(shim: &Shim) -> ProcessesInfo {
     let host: HostInfo = shim.client().get("/api/instance/host").await.json();
     host.processes.unwrap()
 }
@@ -212,7 +212,7 @@ async fn a_confined_job_finds_no_way_out() {
     let mounted = Path::new("/mnt/windlass-test-confined");
     let setup = Setup::confined().policy(&format!("mounts: [{}]\n", shared.display()));
     let shim = Shim::start(setup.arg("--hide").arg(data.0.to_str().unwrap()));
-    let info = processes(&shim).await;
+    let info = process_info(&shim).await;
     assert_eq!(
         (info.mode, info.confined_by),
         (ProcessMode::Confined, Some(ConfinementMethod::Users)),
@@ -252,7 +252,7 @@ async fn a_confined_job_finds_no_way_out() {
 async fn a_job_of_an_agent_without_root_finds_no_way_out() {
     let data = SecretDir::new("namespaces");
     let shim = Shim::start(Setup::confined().user(NOBODY).arg("--hide").arg(data.0.to_str().unwrap()));
-    let info = processes(&shim).await;
+    let info = process_info(&shim).await;
     assert_eq!(info.confined_by, Some(ConfinementMethod::Namespaces), "{info:?}");
     assert!(info.problem.unwrap().contains("metadata"), "what is missing is said");
     let victim = victim(&shim).await;
@@ -354,8 +354,8 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("echo up; exec sleep 1000")).await;
     line(&shim, id, "up").await;
-    let name: proc::Name = serde_json::from_value(recorded(&shim, id)["process"].clone()).unwrap();
-    let held = proc::Held::open(name).unwrap().unwrap();
+    let name: proc::ProcessId = serde_json::from_value(recorded(&shim, id)["process"].clone()).unwrap();
+    let held = proc::ProcessHandle::open(name).unwrap().unwrap();
     assert!(held.signal(rustix::process::Signal::KILL).unwrap());
     shim.wait_for(id, TaskStatus::Terminated).await;
     let mark = format!("WINDLASS_TASK_ID={id}");
@@ -386,12 +386,12 @@ async fn the_hosts_owner_says_which_processes_it_takes() {
     let shim = Shim::start(Setup::confined());
     refused(&shim, "own", &["confines them", "`processes: own`"]).await;
     let shim = Shim::start(Setup::confined().arg("--processes").arg("own"));
-    assert_eq!(processes(&shim).await.mode, ProcessMode::Own);
+    assert_eq!(process_info(&shim).await.mode, ProcessMode::Own);
     taken(&shim, "own", "root").await;
     taken(&shim, "confined", "windlass").await;
     // The policy wins over the flag.
     let shim = Shim::start(Setup::confined().arg("--processes").arg("own").policy("processes: refused\n"));
-    assert_eq!(processes(&shim).await.mode, ProcessMode::Refused);
+    assert_eq!(process_info(&shim).await.mode, ProcessMode::Refused);
     refused(&shim, "own", &["takes no plain processes", "name an image"]).await;
     refused(&shim, "confined", &["takes no plain processes", "name an image"]).await;
 }

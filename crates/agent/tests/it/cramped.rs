@@ -9,13 +9,13 @@ use std::{
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::json;
-use windlass_agent::shim::journal::Kind;
+use windlass_agent::shim::journal::JournalEvent;
 use windlass_api::agent::{runner::JobRecord, shim::TaskStatus};
-use windlass_testkit::wait::{WITHIN, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
 use crate::support::{
     shim::{CREDENTIAL, Setup, Shim, random_uuid},
-    sweep::{count, leftovers},
+    sweep::{count_records, leftovers},
 };
 
 /// A file system of a few megabytes.
@@ -63,7 +63,7 @@ impl FullDiskHost {
 
     /// Fills the disk until the journal cannot grow.
     async fn fill(&self, file: &Path) {
-        let until = Instant::now() + WITHIN;
+        let until = Instant::now() + TIMEOUT;
         loop {
             self.disk.fill(file);
             let call = format!("/api/tasks/{}/remove", random_uuid());
@@ -94,7 +94,7 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
         if removed.status == 200 { Ok(()) } else { Err(shim.log()) }
     })
     .await;
-    assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Removed), 1);
+    assert_eq!(count_records(&shim.home(), id, |kind| *kind == JournalEvent::Removed), 1);
     let disk = format!("mount {}", shim.home().display());
     let mut left = leftovers(&shim.home(), &[id]).await;
     left.retain(|one| *one != disk);

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use futures_util::future::join_all;
 use serde_json::json;
-use windlass_agent::shim::journal::Kind;
+use windlass_agent::shim::journal::JournalEvent;
 use windlass_api::agent::{
     EPOCH_SEEN_HEADER,
     shim::{TaskInfo, TaskStatus},
@@ -12,7 +12,7 @@ use windlass_api::agent::{
 use crate::support::{
     client::Reply,
     shim::{Setup, Shim},
-    sweep::{assert_clean, count},
+    sweep::{assert_clean, count_records},
 };
 
 const CONCURRENT_CALLS: usize = 16;
@@ -34,8 +34,8 @@ async fn check_concurrent_calls(setup: Setup) {
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     let id = shim.submit(&spec, 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    assert_eq!(count(&home, id, |kind| *kind == Kind::Submitted), 1);
-    assert_eq!(count(&home, id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
+    assert_eq!(count_records(&home, id, |kind| *kind == JournalEvent::Submitted), 1);
+    assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::ContainerStarted { .. })), 1);
 
     let client = shim.client().epoch(1);
     let (remove, nothing) = (format!("/api/tasks/{id}/remove"), json!({}));
@@ -51,14 +51,14 @@ async fn check_concurrent_calls(setup: Setup) {
     let again: TaskInfo =
         client.post(&terminate, &json!({"termination_reason": "aborted_by_user"})).await.json();
     assert_eq!(again, ended, "the first reason is kept");
-    assert_eq!(count(&home, id, |kind| matches!(kind, Kind::TerminateAsked { .. })), 1);
-    assert_eq!(count(&home, id, |kind| matches!(kind, Kind::Terminated { .. })), 1);
-    assert_eq!(count(&home, id, |kind| matches!(kind, Kind::ContainerExited { .. })), 1);
+    assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::TerminateAsked { .. })), 1);
+    assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::Terminated { .. })), 1);
+    assert_eq!(count_records(&home, id, |kind| matches!(kind, JournalEvent::ContainerExited { .. })), 1);
 
     let replies = join_all((0..CONCURRENT_CALLS).map(|_| client.post(&remove, &nothing))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
     assert_eq!(client.post(&remove, &json!({})).await.status, 200);
-    assert_eq!(count(&home, id, |kind| *kind == Kind::Removed), 1);
+    assert_eq!(count_records(&home, id, |kind| *kind == JournalEvent::Removed), 1);
     assert_eq!(shim.try_submit(&spec, 2).await.status, 410);
     assert_eq!(client.get(&format!("/api/tasks/{id}")).await.status, 404);
     assert_clean(&home, &[id]).await;
@@ -90,8 +90,8 @@ async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
         assert_eq!(reply.headers[EPOCH_SEEN_HEADER], "5");
     }
     assert_eq!(shim.info(id).await.status, TaskStatus::Running);
-    let refused = |kind: &Kind| matches!(kind, Kind::RefusedEpoch { .. });
-    assert_eq!(count(&shim.home(), id, refused), late.len());
+    let refused = |kind: &JournalEvent| matches!(kind, JournalEvent::RefusedEpoch { .. });
+    assert_eq!(count_records(&shim.home(), id, refused), late.len());
     // A newer one is remembered over a kill, whatever it asked for.
     let newer = shim.client().epoch(9);
     newer.get(&format!("/api/tasks/{id}/runner/api/healthcheck")).await;

@@ -27,10 +27,10 @@ async fn the_first_component_takes_the_last_name_of_the_path() {
     let ground = RepoFixture::new("files");
     let tree = archive(&ground.at("tree.tar"), &[("conf/a", "A"), ("conf/deep/b", "B")]);
     let file = archive(&ground.at("file.tar"), &[("x.json", "{}")]);
-    files::place(&ground.site, &tree, "~/new/etc").await.unwrap();
-    files::place(&ground.site, &file, "settings.json").await.unwrap();
+    files::unpack_to(&ground.site, &tree, "~/new/etc").await.unwrap();
+    files::unpack_to(&ground.site, &file, "settings.json").await.unwrap();
     let absolute = ground.at("work/abs/olute");
-    files::place(&ground.site, &tree, absolute.to_str().unwrap()).await.unwrap();
+    files::unpack_to(&ground.site, &tree, absolute.to_str().unwrap()).await.unwrap();
 
     assert_eq!(fs::read_to_string(ground.at("home/new/etc/deep/b")).unwrap(), "B");
     assert_eq!(fs::read_to_string(ground.at("work/settings.json")).unwrap(), "{}");
@@ -51,7 +51,7 @@ async fn what_was_there_goes_only_when_the_new_is_whole() {
     fs::write(ground.at("work/conf/old/file"), "old").unwrap();
     let cut = archive(&ground.at("cut.tar"), &[("conf/a", "A"), ("conf/b", "B")]);
     fs::OpenOptions::new().write(true).open(&cut).unwrap().set_len(1100).unwrap();
-    let error = files::place(&ground.site, &cut, "conf").await.unwrap_err();
+    let error = files::unpack_to(&ground.site, &cut, "conf").await.unwrap_err();
     let source = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(error.to_string(), "place files at `conf`");
     assert_eq!(source, "unpack archive: the archive ends too early");
@@ -59,12 +59,12 @@ async fn what_was_there_goes_only_when_the_new_is_whole() {
     assert_eq!(fs::read_dir(ground.at("work")).unwrap().count(), 1, "nothing half is left");
 
     let whole = archive(&ground.at("whole.tar"), &[("any", "new")]);
-    files::place(&ground.site, &whole, "conf").await.unwrap();
+    files::unpack_to(&ground.site, &whole, "conf").await.unwrap();
     assert_eq!(fs::read_to_string(ground.at("work/conf")).unwrap(), "new");
     // A link is replaced, not followed.
     fs::write(ground.at("elsewhere"), "untouched").unwrap();
     std::os::unix::fs::symlink(ground.at("elsewhere"), ground.at("work/link")).unwrap();
-    files::place(&ground.site, &whole, "link").await.unwrap();
+    files::unpack_to(&ground.site, &whole, "link").await.unwrap();
     assert!(fs::symlink_metadata(ground.at("work/link")).unwrap().is_file());
     assert_eq!(fs::read_to_string(ground.at("elsewhere")).unwrap(), "untouched");
 }
@@ -74,10 +74,10 @@ async fn a_path_that_is_none_is_refused() {
     let ground = RepoFixture::new("files-bad");
     let file = archive(&ground.at("file.tar"), &[("x", "x")]);
     for path in ["/", "", "/..", "a\0b"] {
-        let error = files::place(&ground.site, &file, path).await.unwrap_err();
+        let error = files::unpack_to(&ground.site, &file, path).await.unwrap_err();
         assert!(matches!(error, files::FilesError::BadPath { .. }), "{path:?}: {error}");
     }
-    let missing = files::place(&ground.site, &ground.at("missing.tar"), "x").await.unwrap_err();
+    let missing = files::unpack_to(&ground.site, &ground.at("missing.tar"), "x").await.unwrap_err();
     assert!(
         matches!(missing, files::FilesError::Unpack { source: ChildError::Start { .. }, .. }),
         "{missing}"

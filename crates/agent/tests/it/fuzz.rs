@@ -126,7 +126,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Read or refused; what was read is written and read again.
-fn reads<T: DeserializeOwned + serde::Serialize>(bytes: &[u8]) {
+fn check_round_trip<T: DeserializeOwned + serde::Serialize>(bytes: &[u8]) {
     if let Ok(read) = serde_json::from_slice::<T>(bytes) {
         let written = serde_json::to_vec(&read).unwrap();
         let again: T = serde_json::from_slice(&written).unwrap();
@@ -137,16 +137,16 @@ fn reads<T: DeserializeOwned + serde::Serialize>(bytes: &[u8]) {
 #[test]
 fn whatever_an_agent_answers_is_read_or_refused() {
     let ran = runner().run(&bytes(), |bytes| {
-        reads::<TaskInfo>(&bytes);
-        reads::<TaskList>(&bytes);
-        reads::<HostInfo>(&bytes);
-        reads::<InstanceHealth>(&bytes);
-        reads::<JobRecord>(&bytes);
-        reads::<JobState>(&bytes);
-        reads::<LogEvent>(&bytes);
-        reads::<PullResponse>(&bytes);
-        reads::<Metrics>(&bytes);
-        reads::<ShimEvent>(&bytes);
+        check_round_trip::<TaskInfo>(&bytes);
+        check_round_trip::<TaskList>(&bytes);
+        check_round_trip::<HostInfo>(&bytes);
+        check_round_trip::<InstanceHealth>(&bytes);
+        check_round_trip::<JobRecord>(&bytes);
+        check_round_trip::<JobState>(&bytes);
+        check_round_trip::<LogEvent>(&bytes);
+        check_round_trip::<PullResponse>(&bytes);
+        check_round_trip::<Metrics>(&bytes);
+        check_round_trip::<ShimEvent>(&bytes);
         Ok(())
     });
     ran.unwrap_or_else(|problem| panic!("{problem}"));
@@ -155,10 +155,10 @@ fn whatever_an_agent_answers_is_read_or_refused() {
 #[test]
 fn whatever_is_sent_to_an_agent_is_read_or_refused() {
     let ran = runner().run(&bytes(), |bytes| {
-        reads::<TaskSpec>(&bytes);
-        reads::<SubmitBody>(&bytes);
-        reads::<TerminateRequest>(&bytes);
-        reads::<Claims>(&bytes);
+        check_round_trip::<TaskSpec>(&bytes);
+        check_round_trip::<SubmitBody>(&bytes);
+        check_round_trip::<TerminateRequest>(&bytes);
+        check_round_trip::<Claims>(&bytes);
         Ok(())
     });
     ran.unwrap_or_else(|problem| panic!("{problem}"));

@@ -11,7 +11,7 @@ use windlass_api::agent::{
     shim::{TaskList, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
 use crate::support::{
     agent,
@@ -47,7 +47,7 @@ impl EventLines {
                 let line: Vec<u8> = self.text.drain(..=end).collect();
                 return serde_json::from_slice(&line).unwrap();
             }
-            let frame = tokio::time::timeout(WITHIN, self.body.frame()).await.unwrap();
+            let frame = tokio::time::timeout(TIMEOUT, self.body.frame()).await.unwrap();
             self.text.extend_from_slice(&frame.expect("the stream goes on").unwrap().into_data().unwrap());
         }
     }
@@ -56,7 +56,7 @@ impl EventLines {
     async fn until(&mut self, wanted: impl Fn(&ShimEventKind) -> bool) -> ShimEvent {
         let begun = Instant::now();
         let mut passed = Vec::new();
-        while begun.elapsed() < WITHIN {
+        while begun.elapsed() < TIMEOUT {
             let event = self.next().await;
             if wanted(&event.kind) {
                 return event;
@@ -281,7 +281,7 @@ async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
     // No engine: plain processes.
     command.env("DOCKER_HOST", "").stderr(std::process::Stdio::null());
     let mut child = KillOnDrop(command.spawn().unwrap());
-    let until = Instant::now() + WITHIN;
+    let until = Instant::now() + TIMEOUT;
     while tokio::net::TcpStream::connect(address).await.is_err() {
         assert!(Instant::now() < until && child.0.try_wait().unwrap().is_none(), "it does not come up");
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 
 use windlass_agent::{
     shim::{
-        events::{Events, Next},
-        hollow::{Hollow, Plan},
-        runtime::{Exit, FoundState, Handle, JOB_RECORD_PATH, Limits, Prepared, Runtime},
+        events::{EventLog, StreamItem},
+        hollow::{SimulatedRuntime, SimulationPlan},
+        runtime::{Exit, FoundState, Handle, JOB_RECORD_PATH, PolicyLimits, PreparedTask, Runtime},
     },
     taskdir::TaskDir,
 };
@@ -24,26 +24,26 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 
 struct SimulatedHost {
-    runtime: Arc<Hollow>,
-    events: Events,
-    task: Prepared,
+    runtime: Arc<SimulatedRuntime>,
+    events: EventLog,
+    task: PreparedTask,
 }
 
 impl SimulatedHost {
-    fn new(plan: Plan, image: &str) -> Self {
-        let events = Events::new("boot");
+    fn new(plan: SimulationPlan, image: &str) -> Self {
+        let events = EventLog::new("boot");
         let id = SubmissionId(uuid::Uuid::new_v4());
         let spec = serde_json::json!({ "id": id, "name": "t", "image_name": image });
-        let task = Prepared {
+        let task = PreparedTask {
             spec: serde_json::from_value(spec).unwrap(),
             dir: TaskDir::new(Path::new("/nowhere"), id),
             gpus: Vec::new(),
             binds: Vec::new(),
             publish: Vec::new(),
-            limits: Limits { pids: 0, new_privileges: false, capabilities: Vec::new() },
+            limits: PolicyLimits { pids: 0, new_privileges: false, capabilities: Vec::new() },
             env: Vec::new(),
         };
-        Self { runtime: Arc::new(Hollow::new(plan, events.clone())), events, task }
+        Self { runtime: Arc::new(SimulatedRuntime::new(plan, events.clone())), events, task }
     }
 
     async fn start(&self) -> Handle {
@@ -79,7 +79,7 @@ impl SimulatedHost {
         let mut reader = self.events.reader(Some(0), None);
         let mut states = Vec::new();
         while states.len() < count {
-            if let Next::Events(events) = reader.next().await {
+            if let StreamItem::Events(events) = reader.next().await {
                 states.extend(events.into_iter().filter_map(|event| match event.kind {
                     ShimEventKind::Job { state, .. } => Some(state.state),
                     ShimEventKind::Reset { .. }
@@ -97,7 +97,7 @@ impl SimulatedHost {
 
 #[tokio::test]
 async fn a_hollow_job_does_what_its_environment_says() {
-    let host = SimulatedHost::new(Plan::default(), "hollow");
+    let host = SimulatedHost::new(SimulationPlan::default(), "hollow");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
     let env = serde_json::json!({ "HOLLOW_RUN_MS": "30", "HOLLOW_EXIT": "9", "HOLLOW_LOG_LINES": "4" });
@@ -129,7 +129,7 @@ async fn a_hollow_job_does_what_its_environment_says() {
 
 #[tokio::test]
 async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
-    let plan = Plan { run: Duration::from_secs(3600), ..Plan::default() };
+    let plan = SimulationPlan { run: Duration::from_secs(3600), ..SimulationPlan::default() };
     let host = SimulatedHost::new(plan, "hollow");
     let handle = host.start().await;
     let waiting = host.waiting(&handle);
@@ -147,9 +147,9 @@ async fn a_hollow_task_ends_when_it_is_stopped_and_is_forgotten_when_removed() {
 #[tokio::test]
 async fn the_images_tag_says_how_long_a_pull_takes() {
     let begun = std::time::Instant::now();
-    SimulatedHost::new(Plan::default(), "hollow:pull-300").start().await;
+    SimulatedHost::new(SimulationPlan::default(), "hollow:pull-300").start().await;
     assert!(begun.elapsed() >= Duration::from_millis(300));
-    let slow = Plan { pull: Duration::from_secs(3600), ..Plan::default() };
+    let slow = SimulationPlan { pull: Duration::from_secs(3600), ..SimulationPlan::default() };
     let host = SimulatedHost::new(slow, "registry:5000/hollow");
     let pulling = tokio::time::timeout(Duration::from_millis(50), host.start());
     assert!(pulling.await.is_err(), "a port is no tag");
@@ -157,7 +157,7 @@ async fn the_images_tag_says_how_long_a_pull_takes() {
 
 #[tokio::test]
 async fn a_reader_of_hollow_output_waits_for_more() {
-    let plan = Plan { run: Duration::from_millis(300), log_lines: 1, ..Plan::default() };
+    let plan = SimulationPlan { run: Duration::from_millis(300), log_lines: 1, ..SimulationPlan::default() };
     let host = SimulatedHost::new(plan, "hollow");
     host.start().await;
     let (_, headers, output) = host.call("GET", "/api/logs?offset=0&wait_ms=10", "").await;

@@ -29,11 +29,11 @@ use tokio_util::sync::CancellationToken;
 
 use windlass_agent::{
     confine::DirHandle,
-    spool::{Reader, Source, Spool, Stream, Timestamps, Watcher, Writer, http},
+    spool::{Reader, Spool, Stream, StreamSource, Timestamps, Watcher, Writer, http},
 };
 use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::PullResponse};
 use windlass_testkit::rng::Rng;
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
 use crate::support::{TempDir, temp_dir};
 
@@ -103,7 +103,7 @@ async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Ve
     let mut hash = Sha256::new();
     let mut first = Vec::new();
     loop {
-        match timeout(WITHIN, socket.next()).await.expect("the tailer starves") {
+        match timeout(TIMEOUT, socket.next()).await.expect("the tailer starves") {
             Some(Ok(Message::Binary(bytes))) => {
                 hash.update(&bytes);
                 if first.len() < 100 {
@@ -208,7 +208,7 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
         socket.close(None).await.unwrap();
     };
     let crowd = async {
-        let near = served.spool.source(Stream::Job).wait(8_000_000, WITHIN).await.unwrap();
+        let near = served.spool.source(Stream::Job).wait(8_000_000, TIMEOUT).await.unwrap();
         assert!(near.end > 8_000_000);
         let sockets = join_all((0..50).map(|_| served.tail(""))).await;
         join_all(sockets.into_iter().map(|socket| whole(socket, Duration::ZERO))).await
@@ -223,7 +223,7 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
         leavers,
     );
     let expected = tokio::task::spawn_blocking(|| thread.join().unwrap()).await.unwrap();
-    assert!(started.elapsed() < WITHIN);
+    assert!(started.elapsed() < TIMEOUT);
     assert_eq!(offsets, expected);
     assert_eq!(steady.1, expected);
     assert_eq!(slow.1, expected);
@@ -237,10 +237,10 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(WITHIN, alone).await.unwrap();
+    timeout(TIMEOUT, alone).await.unwrap();
     assert_eq!(served.spool.readers().tailers(), 1, "its bytes do not fit in its sockets");
     assert_eq!(whole(never_reads, Duration::ZERO).await.1, expected);
-    timeout(WITHIN, served.spool.all_read()).await.unwrap();
+    timeout(TIMEOUT, served.spool.all_read()).await.unwrap();
 }
 
 #[tokio::test]
@@ -256,7 +256,7 @@ async fn o7_the_spool_says_when_the_server_and_the_tailers_are_done() {
     assert_eq!(whole(tailer, Duration::ZERO).await.0, b"");
     assert!(!all_read.is_finished(), "seven bytes are nowhere else yet");
     assert_eq!(served.call("POST", "/api/logs/read?stream=job&offset=12").await.0, 200);
-    timeout(WITHIN, all_read).await.unwrap().unwrap();
+    timeout(TIMEOUT, all_read).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -316,10 +316,11 @@ async fn o4_readers_in_another_process_follow_by_the_files_alone() {
     let served = SpoolServer::new("there").await;
     let dir = Arc::new(DirHandle::open(served.dir.path()).unwrap());
     let (watcher, ended) = (Watcher::default(), CancellationToken::new());
-    let there = || Source::there(Reader::new(Arc::clone(&dir), Stream::Job), watcher.clone(), ended.clone());
+    let there =
+        || StreamSource::there(Reader::new(Arc::clone(&dir), Stream::Job), watcher.clone(), ended.clone());
     let followers = join_all((0..20).map(|_| async {
         let (mut follow, mut hash) = (there().follow(0), Sha256::new());
-        while let Some(bytes) = timeout(WITHIN, follow.next()).await.unwrap().unwrap() {
+        while let Some(bytes) = timeout(TIMEOUT, follow.next()).await.unwrap().unwrap() {
             hash.update(&bytes);
         }
         hex::encode(hash.finalize())
@@ -337,11 +338,11 @@ async fn o3_a_writer_that_died_leaves_a_stream_that_ends() {
     served.writer().append(b"last words").unwrap();
     let dir = Arc::new(DirHandle::open(served.dir.path()).unwrap());
     let ended = CancellationToken::new();
-    let source = Source::there(Reader::new(dir, Stream::Job), Watcher::default(), ended.clone());
+    let source = StreamSource::there(Reader::new(dir, Stream::Job), Watcher::default(), ended.clone());
     let mut follow = source.follow(0);
     assert_eq!(follow.next().await.unwrap().unwrap(), "last words");
-    let (rest, ()) = tokio::join!(timeout(WITHIN, follow.next()), async { ended.cancel() });
+    let (rest, ()) = tokio::join!(timeout(TIMEOUT, follow.next()), async { ended.cancel() });
     assert_eq!(rest.unwrap().unwrap(), None);
-    let answer = http::read(&source, &http::Read::default()).await;
+    let answer = http::read(&source, &http::ReadQuery::default()).await;
     assert_eq!(answer.headers()[LOG_COMPLETE_HEADER], "true");
 }

@@ -10,16 +10,19 @@ use std::{
 use windlass_agent::{
     cgroup::Hierarchies,
     host::gpu::{Gpu, Vendor},
-    proc::{self, Name},
+    proc::{self, ProcessId},
     shim::{
-        process::{Process, Rules},
-        runtime::{Bind, Exit, FoundState, Handle, Limits, Lost, Prepared, Runtime, RuntimeError},
+        process::{ProcessRules, ProcessRuntime},
+        runtime::{
+            BindMount, Exit, FoundState, Handle, LossReason, PolicyLimits, PreparedTask, Runtime,
+            RuntimeError,
+        },
     },
     taskdir::TaskDir,
 };
 use windlass_api::agent::shim::ProcessMode;
 use windlass_model::id::SubmissionId;
-use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::support::{TempDir, agent, temp_dir};
 
@@ -29,9 +32,9 @@ const GRACE: Duration = Duration::from_millis(400);
 /// One home with one task in it. Everything is taken away at the end, and nothing may be left then.
 struct ProcessHost {
     home: TempDir,
-    task: Prepared,
+    task: PreparedTask,
     hierarchies: Hierarchies,
-    runtime: Process,
+    runtime: ProcessRuntime,
 }
 
 impl ProcessHost {
@@ -48,13 +51,13 @@ impl ProcessHost {
         let spec = serde_json::json!({
             "id": id, "name": "t", "image_name": "none", "process_isolation": "own",
         });
-        let task = Prepared {
+        let task = PreparedTask {
             spec: serde_json::from_value(spec).unwrap(),
             dir,
             gpus: Vec::new(),
             binds: Vec::new(),
             publish: Vec::new(),
-            limits: Limits { pids: 200, new_privileges: false, capabilities: Vec::new() },
+            limits: PolicyLimits { pids: 200, new_privileges: false, capabilities: Vec::new() },
             env: vec![("WINDLASS_DEBUG_INNER".to_owned(), script.to_owned())],
         };
         let runtime = process(home.path(), hierarchies.clone());
@@ -74,7 +77,7 @@ impl ProcessHost {
 
     async fn wait(&self) -> Exit {
         let handle = Handle { name: String::new(), id: String::new() };
-        tokio::time::timeout(WITHIN, self.runtime.wait(&self.task, &handle)).await.unwrap().unwrap()
+        tokio::time::timeout(TIMEOUT, self.runtime.wait(&self.task, &handle)).await.unwrap().unwrap()
     }
 
     fn scratch(&self, name: &str) -> PathBuf {
@@ -91,7 +94,7 @@ impl ProcessHost {
         .await
     }
 
-    async fn pid(&self, name: &str) -> Name {
+    async fn pid(&self, name: &str) -> ProcessId {
         let pid = self.line(name).await.parse().unwrap();
         proc::stat(pid).unwrap().unwrap().name
     }
@@ -101,7 +104,7 @@ impl ProcessHost {
     }
 
     fn group(&self, controller: &str) -> PathBuf {
-        let found = find(Path::new("/sys/fs/cgroup").join(controller), &self.task.spec.id.to_string());
+        let found = find_dir(Path::new("/sys/fs/cgroup").join(controller), &self.task.spec.id.to_string());
         found.unwrap_or_else(|| panic!("no {controller} group of the task"))
     }
 
@@ -112,16 +115,16 @@ impl ProcessHost {
 }
 
 /// Of tasks that may have the test's own rights.
-fn process(home: &Path, hierarchies: Hierarchies) -> Process {
-    let rules = Rules { mode: ProcessMode::Own, ..Rules::default() };
-    Process::with(home.to_owned(), agent().to_owned(), hierarchies).with_rules(rules)
+fn process(home: &Path, hierarchies: Hierarchies) -> ProcessRuntime {
+    let rules = ProcessRules { mode: ProcessMode::Own, ..ProcessRules::default() };
+    ProcessRuntime::with(home.to_owned(), agent().to_owned(), hierarchies).with_rules(rules)
 }
 
-fn find(below: PathBuf, name: &str) -> Option<PathBuf> {
+fn find_dir(below: PathBuf, name: &str) -> Option<PathBuf> {
     let entries: Vec<_> = fs::read_dir(&below).ok()?.flatten().collect();
     let directories = entries.iter().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     directories.map(fs::DirEntry::path).find_map(|path| {
-        if path.file_name().is_some_and(|last| last == name) { Some(path) } else { find(path, name) }
+        if path.file_name().is_some_and(|last| last == name) { Some(path) } else { find_dir(path, name) }
     })
 }
 
@@ -135,7 +138,7 @@ impl Drop for ProcessHost {
         let removed = removed.join().unwrap();
         if !std::thread::panicking() {
             removed.unwrap();
-            let left = find("/sys/fs/cgroup".into(), &self.task.spec.id.to_string());
+            let left = find_dir("/sys/fs/cgroup".into(), &self.task.spec.id.to_string());
             assert_eq!(left, None, "nothing is left of the task's control groups");
             let left: Vec<_> = fs::read_dir(self.task.dir.root()).unwrap().flatten().collect();
             assert_eq!(left.len(), 1, "only the run directory is left: {left:?}");
@@ -167,8 +170,10 @@ impl Drop for KillOnDrop {
     }
 }
 
-fn is_alive(name: Name) -> bool {
-    proc::stat(name.pid).unwrap().is_some_and(|stat| stat.name == name && stat.state == proc::State::Alive)
+fn is_alive(name: ProcessId) -> bool {
+    proc::stat(name.pid)
+        .unwrap()
+        .is_some_and(|stat| stat.name == name && stat.state == proc::ProcessState::Alive)
 }
 
 /// Forks twice with a session of its own in between, so that nothing ties it to whoever started it, and without
@@ -212,12 +217,12 @@ async fn f33_an_init_that_is_killed_takes_everything_along_and_is_called_lost() 
     let (away, init) = (host.pid("away").await, host.pid("init").await);
     kill(init);
     let exit = host.wait().await;
-    assert_eq!((exit.code, exit.lost), (None, Some(Lost::Vanished)));
+    assert_eq!((exit.code, exit.lost), (None, Some(LossReason::Vanished)));
     assert!(!is_alive(away));
 }
 
-fn kill(name: Name) {
-    let held = proc::Held::open(name).unwrap().unwrap();
+fn kill(name: ProcessId) {
+    let held = proc::ProcessHandle::open(name).unwrap().unwrap();
     assert!(held.signal(rustix::process::Signal::KILL).unwrap());
 }
 
@@ -237,10 +242,10 @@ async fn a_job_that_heeds_the_polite_signal_ends_with_its_own_status() {
     let host = ProcessHost::new("trap 'exit 7' TERM; echo up > up; while :; do sleep 0.01; done");
     let handle = host.start().await;
     host.line("up").await;
-    host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
+    host.runtime.stop(&host.task.dir, &handle, TIMEOUT).await.unwrap();
     let exit = host.wait().await;
     assert_eq!((exit.code, exit.lost), (Some(7), None));
-    host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
+    host.runtime.stop(&host.task.dir, &handle, TIMEOUT).await.unwrap();
 }
 
 #[tokio::test]
@@ -307,7 +312,7 @@ async fn c5_a_stranger_with_the_recorded_pid_is_never_signalled() {
     let stranger = KillOnDrop::spawn(Command::new("/bin/sleep").arg("1000"));
     let name = proc::stat(stranger.pid()).unwrap().unwrap().name;
     let boot = proc::boot_id().unwrap();
-    let reused = Name { start: name.start - 1, ..name };
+    let reused = ProcessId { start: name.start - 1, ..name };
     for (boot, process) in [(boot.as_str(), reused), ("another boot", name)] {
         let record = serde_json::json!({ "boot": boot, "process": process, "targets": [], "made": [] });
         fs::write(host.task.dir.root().join("process.json"), record.to_string()).unwrap();
@@ -333,11 +338,11 @@ async fn c5_tasks_of_another_home_are_neither_found_nor_touched() {
 async fn f15_a_task_of_another_boot_is_lost_to_the_reboot() {
     let host = ProcessHost::new("sleep 1000");
     host.runtime.create(&host.task).await.unwrap();
-    let process = Name { pid: i32::try_from(std::process::id()).unwrap(), start: 1 };
+    let process = ProcessId { pid: i32::try_from(std::process::id()).unwrap(), start: 1 };
     let record = serde_json::json!({ "boot": "before", "process": process, "targets": [], "made": [] });
     fs::write(host.task.dir.root().join("process.json"), record.to_string()).unwrap();
     let exit = host.wait().await;
-    assert_eq!((exit.code, exit.lost), (None, Some(Lost::HostRebooted)));
+    assert_eq!((exit.code, exit.lost), (None, Some(LossReason::HostRebooted)));
 }
 
 #[tokio::test]
@@ -471,8 +476,11 @@ async fn mounts_are_the_tasks_own_and_vanish_with_it() {
     let target = host.scratch("deep/at");
     fs::create_dir_all(host.task.dir.scratch()).unwrap();
     std::os::unix::fs::symlink("deep/at", host.scratch("at")).unwrap();
-    host.task.binds =
-        vec![Bind { source: source.clone(), target: target.to_str().unwrap().to_owned(), read_only: true }];
+    host.task.binds = vec![BindMount {
+        source: source.clone(),
+        target: target.to_str().unwrap().to_owned(),
+        read_only: true,
+    }];
     host.start().await;
     assert_eq!(host.line("seen").await, "inside\ninside", "{}", host.output());
     assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "the host sees an empty directory");
@@ -484,7 +492,7 @@ async fn mounts_are_the_tasks_own_and_vanish_with_it() {
 #[tokio::test]
 async fn a_mount_that_cannot_be_made_is_said_at_the_start() {
     let mut host = ProcessHost::new("sleep 1000");
-    let bind = |source: &str, target: &str| Bind {
+    let bind = |source: &str, target: &str| BindMount {
         source: source.into(),
         target: target.to_owned(),
         read_only: false,
@@ -537,7 +545,7 @@ async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
     assert_eq!(ports.len(), 1, "{}", host.output());
     assert!(std::net::TcpStream::connect(("127.0.0.1", ports[0].host)).is_ok());
     assert!(host.task.dir.run().join("runner.sock").exists());
-    host.runtime.stop(&host.task.dir, &handle, WITHIN).await.unwrap();
+    host.runtime.stop(&host.task.dir, &handle, TIMEOUT).await.unwrap();
     let exit = host.wait().await;
     assert!(exit.code.is_some_and(|code| code < 128), "{exit:?}");
     assert!(!host.task.dir.run().join("never.started").exists());
@@ -563,10 +571,10 @@ async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
     let init = proc::descendants(own).unwrap().into_iter().find(|stat| stat.parent == own).unwrap().name;
     let orphans = || {
         let all = proc::all().unwrap();
-        all.iter().filter(|one| one.parent == init.pid && one.state == proc::State::Zombie).count()
+        all.iter().filter(|one| one.parent == init.pid && one.state == proc::ProcessState::Zombie).count()
     };
     eventually_async("orphans are reaped", async || (orphans() == 0).then_some(())).await;
-    let held = proc::Held::open(init).unwrap().unwrap();
+    let held = proc::ProcessHandle::open(init).unwrap().unwrap();
     assert!(held.signal(rustix::process::Signal::TERM).unwrap());
     assert_eq!(unshare.code(), Some(9));
     let word = fs::read_to_string(host.task.dir.run().join("exit.json")).unwrap();

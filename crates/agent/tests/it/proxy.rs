@@ -18,9 +18,9 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::SubmissionId;
-use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
-use crate::support::shim::{CREDENTIAL, Setup, Shim, pass};
+use crate::support::shim::{CREDENTIAL, Setup, Shim, sign_pass};
 
 /// A running task whose runner answers.
 async fn start_task(shim: &Shim) -> SubmissionId {
@@ -145,10 +145,10 @@ async fn a_pass_reaches_the_ports_it_names_and_no_other_call() {
     });
     let tasks = std::collections::BTreeMap::from([(id, std::collections::BTreeSet::from([port]))]);
     let far = i64::from(u32::MAX);
-    let good = pass(&PortPass { instance: shim.instance, tasks: tasks.clone(), expires_at: far });
-    let old = pass(&PortPass { instance: shim.instance, tasks: tasks.clone(), expires_at: 1 });
+    let good = sign_pass(&PortPass { instance: shim.instance, tasks: tasks.clone(), expires_at: far });
+    let old = sign_pass(&PortPass { instance: shim.instance, tasks: tasks.clone(), expires_at: 1 });
     let other = windlass_model::id::InstanceId(uuid::Uuid::from_u128(1));
-    let foreign = pass(&PortPass { instance: other, tasks, expires_at: far });
+    let foreign = sign_pass(&PortPass { instance: other, tasks, expires_at: far });
     let open = |shown: String, port: u16| {
         let socket = shim.home().join("shim.sock");
         async move {
@@ -189,7 +189,7 @@ async fn output_and_states_are_told_as_they_come() {
     let mut body = response.into_body();
     run(&shim, id, "echo one; exit 0").await;
     let (mut text, mut told) = (Vec::new(), Vec::new());
-    let until = tokio::time::Instant::now() + WITHIN;
+    let until = tokio::time::Instant::now() + TIMEOUT;
     while !told.iter().any(|what| *what == "done") {
         let frame = tokio::time::timeout_at(until, body.frame()).await.expect("told in time");
         text.extend_from_slice(&frame.unwrap().unwrap().into_data().unwrap());
@@ -221,7 +221,7 @@ where
 {
     let mut got = Vec::new();
     loop {
-        let message = tokio::time::timeout(WITHIN, socket.next()).await.expect("the stream ends");
+        let message = tokio::time::timeout(TIMEOUT, socket.next()).await.expect("the stream ends");
         match message {
             Some(Ok(Message::Binary(bytes))) => got.extend_from_slice(&bytes),
             Some(Ok(Message::Close(_))) | None => break,

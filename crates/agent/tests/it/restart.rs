@@ -8,14 +8,14 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_agent::shim::journal::Kind;
+use windlass_agent::shim::journal::JournalEvent;
 use windlass_api::agent::shim::{TaskInfo, TaskStatus};
 use windlass_model::id::SubmissionId;
-use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::support::{
     shim::{Setup, Shim},
-    sweep::{assert_clean, count},
+    sweep::{assert_clean, count_records},
 };
 
 /// What F14 allows after the start of a shim.
@@ -94,8 +94,8 @@ fn with_mounts(setup: Setup) -> Setup {
 
 /// Everything that was taken was given back, once.
 fn check_released(shim: &Shim, id: SubmissionId) {
-    assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Mounted), 1);
-    assert_eq!(count(&shim.home(), id, |kind| *kind == Kind::Unmounted), 1);
+    assert_eq!(count_records(&shim.home(), id, |kind| *kind == JournalEvent::Mounted), 1);
+    assert_eq!(count_records(&shim.home(), id, |kind| *kind == JournalEvent::Unmounted), 1);
 }
 
 fn check_job_ended(info: &TaskInfo) {
@@ -120,7 +120,10 @@ async fn check_killed_before_running(setup: Setup, runtime: &str, status: &str) 
     playing.finish(&shim).await;
     check_job_ended(&shim.wait_for(id, TaskStatus::Terminated).await);
     assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
-    assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
+    assert_eq!(
+        count_records(&shim.home(), id, |kind| matches!(kind, JournalEvent::ContainerStarted { .. })),
+        1
+    );
     // What was asked for is asked again: one effect.
     shim.submit(&asked, 1).await;
     check_released(&shim, id);
@@ -143,7 +146,10 @@ async fn check_killed_while_running(setup: Setup, runtime: &str) {
     playing.finish(&shim).await;
     check_job_ended(&terminated_within(&shim, id, RECOVERY_TIMEOUT).await);
     assert_eq!(playing.output(&shim, "last").await, "first\nlast\n");
-    assert_eq!(count(&shim.home(), id, |kind| matches!(kind, Kind::ContainerStarted { .. })), 1);
+    assert_eq!(
+        count_records(&shim.home(), id, |kind| matches!(kind, JournalEvent::ContainerStarted { .. })),
+        1
+    );
     check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
@@ -199,7 +205,7 @@ async fn check_runner_killed(setup: Setup, runtime: &str) {
     let playing = RunningJob::begin(&shim, id, runtime).await;
     let runner = runner_pid(id);
     rustix::process::kill_process(runner, rustix::process::Signal::KILL).unwrap();
-    let info = terminated_within(&shim, id, WITHIN).await;
+    let info = terminated_within(&shim, id, TIMEOUT).await;
     assert_eq!(
         (info.termination_reason.as_str(), info.exit_status),
         ("container_exited_with_error", Some(137))

@@ -28,7 +28,7 @@ use windlass_agent::{
 };
 use windlass_api::agent::{LOG_END_HEADER, runner::PullResponse};
 use windlass_testkit::rng::Rng;
-use windlass_testkit::wait::{WITHIN, eventually_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async};
 
 use crate::support::{TempDir, agent, temp_dir};
 
@@ -60,7 +60,7 @@ impl OutputRunner {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(WITHIN, up).await.expect("the runner does not listen");
+        timeout(TIMEOUT, up).await.expect("the runner does not listen");
         runner
     }
 
@@ -117,7 +117,7 @@ impl OutputRunner {
         let (mut socket, _) = client_async(request, stream).await.unwrap();
         let (mut size, mut hash) = (0, Sha256::new());
         loop {
-            match timeout(WITHIN, socket.next()).await.expect("the tailer starves").unwrap().unwrap() {
+            match timeout(TIMEOUT, socket.next()).await.expect("the tailer starves").unwrap().unwrap() {
                 Message::Binary(bytes) => {
                     size += bytes.len() as u64;
                     hash.update(&bytes);
@@ -130,7 +130,7 @@ impl OutputRunner {
 
     /// Waits for the job's last state and says its word, reason and time.
     async fn ended(&self) -> (String, String) {
-        let deadline = Instant::now() + WITHIN;
+        let deadline = Instant::now() + TIMEOUT;
         // States only: a pull of the output's end would let the runner go.
         let states = self.run_dir().join("states.jsonl");
         while Instant::now() < deadline {
@@ -239,7 +239,7 @@ async fn o1_writes_of_every_size_come_back_as_they_went() {
 async fn o3_f16_a_killed_runner_leaves_every_byte_it_had_told_of() {
     let mut runner = OutputRunner::start("killed").await;
     runner.run_job("i=0; while :; do i=$((i+1)); echo line $i; done", None).await;
-    let deadline = Instant::now() + WITHIN;
+    let deadline = Instant::now() + TIMEOUT;
     let told = loop {
         let end = runner.end().await;
         if end > 300_000 {

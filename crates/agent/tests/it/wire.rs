@@ -11,7 +11,7 @@ use windlass_api::agent::{
     shim::{TaskStatus, TerminateRequest},
 };
 use windlass_model::id::SubmissionId;
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
 use crate::support::shim::{CREDENTIAL, Setup, Shim, random_uuid, sign};
 
@@ -47,7 +47,7 @@ async fn wait_for_event<T>(events: &mut ShimEvents, mut wanted: impl FnMut(ShimE
             }
         }
     };
-    timeout(WITHIN, found).await.expect("the event comes")
+    timeout(TIMEOUT, found).await.expect("the event comes")
 }
 
 async fn wait_for_status(events: &mut ShimEvents, task: SubmissionId, status: TaskStatus) {
@@ -127,7 +127,7 @@ async fn a_stop_reaches_the_job_and_code_and_archives_reach_the_runner() {
     tar.append_data(&mut header, "yesterday", &b"rain\n"[..]).unwrap();
     host.upload_archive(id, &archive, &tar.into_inner().unwrap(), 1).await.unwrap();
     host.run_job(id, 1).await.unwrap();
-    let log = host.log(id, "job", 0, 1024, WITHIN).await.unwrap();
+    let log = host.log(id, "job", 0, 1024, TIMEOUT).await.unwrap();
     assert_eq!(&log.bytes[..], b"rain\n");
     host.job_metrics(id).await.unwrap();
 

@@ -10,11 +10,11 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 
-use super::{Local, NAME};
+use super::{LocalBackend, NAME};
 use crate::{
-    Answer, BackendError, Machine,
+    BackendError, BackendFuture, BackendInstance,
     shim_process::VOLUMES_DIR,
-    volumes::{Attached, Attachment, Made, VolumeRequest, Volumes},
+    volumes::{Attachment, AttachmentState, BackendVolume, VolumeBackend, VolumeRequest},
 };
 
 /// Where the agent has it: two projects may give the same name to two volumes.
@@ -23,20 +23,24 @@ fn directory(home: &Path, name: &str, id: &str) -> PathBuf {
     home.join(VOLUMES_DIR).join(format!("{name}-{}", tag.chars().take(8).collect::<String>()))
 }
 
-fn local_volume(order: &VolumeRequest) -> Made {
-    Made { id: order.volume.to_string(), size_gb: None, zone: None, price: None, ready: true }
+fn local_volume(order: &VolumeRequest) -> BackendVolume {
+    BackendVolume { id: order.volume.to_string(), size_gb: None, zone: None, price: None, ready: true }
 }
 
-impl Volumes for Local {
-    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made> {
+impl VolumeBackend for LocalBackend {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume> {
         Box::pin(async move { Ok(local_volume(order)) })
     }
 
-    fn look<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> Answer<'a, Option<Made>> {
+    fn look<'a>(
+        &'a self,
+        order: &'a VolumeRequest,
+        _id: &'a str,
+    ) -> BackendFuture<'a, Option<BackendVolume>> {
         Box::pin(async move { Ok(Some(local_volume(order))) })
     }
 
-    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
         Box::pin(async move {
             let directory = directory(self.home().dir(), &order.name, id);
             match tokio::fs::remove_dir_all(&directory).await {
@@ -49,17 +53,30 @@ impl Volumes for Local {
         })
     }
 
-    fn attach<'a>(&'a self, _id: &'a str, _machine: &'a Machine) -> Answer<'a, Attached> {
-        Box::pin(async { Ok(Attached::Yes(Attachment::default())) })
+    fn attach<'a>(
+        &'a self,
+        _id: &'a str,
+        _machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, AttachmentState> {
+        Box::pin(async { Ok(AttachmentState::Yes(Attachment::default())) })
     }
 
-    fn detach<'a>(&'a self, _id: &'a str, _machine: &'a Machine, _force: bool) -> Answer<'a, ()> {
+    fn detach<'a>(
+        &'a self,
+        _id: &'a str,
+        _machine: &'a BackendInstance,
+        _force: bool,
+    ) -> BackendFuture<'a, ()> {
         Box::pin(async { Ok(()) })
     }
 
     /// The agent lets a volume go with the task; no backend holds it.
-    fn attached<'a>(&'a self, _id: &'a str, _machine: &'a Machine) -> Answer<'a, Attached> {
-        Box::pin(async { Ok(Attached::No) })
+    fn attached<'a>(
+        &'a self,
+        _id: &'a str,
+        _machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, AttachmentState> {
+        Box::pin(async { Ok(AttachmentState::No) })
     }
 }
 
@@ -75,7 +92,7 @@ mod tests {
     #[tokio::test]
     async fn a_volume_of_this_machine_is_a_directory_that_goes_when_it_is_deleted() {
         let home = windlass_testkit::temp_dir("local-volumes").unwrap();
-        let local = Local::new(Settings { home: home.path().to_owned(), ..Settings::default() });
+        let local = LocalBackend::new(Settings { home: home.path().to_owned(), ..Settings::default() });
         let order = |number| VolumeRequest {
             volume: VolumeId(uuid::Uuid::from_u128(number)),
             name: "data".to_owned(),
@@ -100,7 +117,7 @@ mod tests {
     #[test]
     fn an_agent_that_is_taken_away_leaves_the_volumes() {
         let dir = windlass_testkit::temp_dir("local-volumes").unwrap();
-        let home = crate::shim_process::Home::new(&dir.path().join("agent"));
+        let home = crate::shim_process::ShimHome::new(&dir.path().join("agent"));
         fs::create_dir_all(home.dir().join("tasks/one")).unwrap();
         fs::create_dir_all(home.dir().join(VOLUMES_DIR).join("data-1")).unwrap();
         fs::write(home.dir().join("enrolment.json"), "{}").unwrap();

@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Mock,
+    MockCloud,
     ledger::{InstanceRecord, now_ms},
 };
 use crate::BackendError;
@@ -13,7 +13,7 @@ const EARLY_CALLS: u64 = 4;
 /// A machine so young may not be known everywhere in the cloud.
 const STALE_WINDOW_MS: i64 = 2_000;
 
-impl Mock {
+impl MockCloud {
     /// Whether it goes wrong now, in `percent` of all times: the seed says when first, which is soon. Whoever asks
     /// holds the books.
     fn should_fail(&self, what: &str, percent: u64) -> Result<bool, BackendError> {

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use windlass_model::{
     config::yaml::{self, Node, Value},
     money::Price,
-    plan::offers::{Availability, Gpu, Host, Offer},
+    plan::offers::{Availability, Gpu, HostSpec, Offer},
     resources::{CpuArch, GpuVendor},
 };
 
@@ -29,10 +29,10 @@ pub enum ScriptError {
 /// All of it. Everything but the offers has a default: a cloud without faults.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Script {
+pub struct MockScript {
     #[serde(default)]
-    pub runtime: Runtime,
-    pub offers: Vec<Kind>,
+    pub runtime: MockRuntime,
+    pub offers: Vec<OfferScript>,
     #[serde(default)]
     pub volumes: VolumeScript,
     #[serde(default)]
@@ -68,7 +68,7 @@ pub struct FaultRates {
 /// What runs tasks on the machines of this cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Runtime {
+pub enum MockRuntime {
     /// Jobs are clocks: nothing runs.
     #[default]
     Hollow,
@@ -79,7 +79,7 @@ pub enum Runtime {
 /// A kind of machine, and how asking for one goes.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kind {
+pub struct OfferScript {
     pub instance_type: String,
     #[serde(default = "region")]
     pub region: String,
@@ -148,7 +148,7 @@ fn region() -> String {
     "nowhere".to_owned()
 }
 
-impl Script {
+impl MockScript {
     /// JSON or YAML.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         let tree = yaml::read(text).map_err(|problem| ScriptError::Yaml(problem.to_string()))?;
@@ -160,9 +160,10 @@ impl Script {
         Self::parse(&std::fs::read_to_string(path).map_err(failed)?)
     }
 
-    pub fn kind(&self, instance_type: &str, region: &str, spot: bool) -> Option<&Kind> {
-        let is =
-            |kind: &&Kind| kind.instance_type == instance_type && kind.region == region && kind.spot == spot;
+    pub fn kind(&self, instance_type: &str, region: &str, spot: bool) -> Option<&OfferScript> {
+        let is = |kind: &&OfferScript| {
+            kind.instance_type == instance_type && kind.region == region && kind.spot == spot
+        };
         self.offers.iter().find(is)
     }
 }
@@ -180,7 +181,7 @@ fn json(node: &Node) -> serde_json::Value {
     }
 }
 
-impl Kind {
+impl OfferScript {
     /// Tells kinds apart, also in the names of files.
     pub(super) fn key(&self) -> String {
         let market = if self.spot { "spot" } else { "on-demand" };
@@ -202,7 +203,7 @@ impl Kind {
             price: Price::dollars(self.price),
             availability: Availability::Available,
             reservation: None,
-            host: Host {
+            host: HostSpec {
                 cpus: self.cpus,
                 arch: Some(CpuArch::X86),
                 memory_mib: mib(self.memory_gb),
@@ -223,12 +224,12 @@ mod tests {
     #[test]
     fn a_script_is_yaml_or_json_and_strange_words_are_named() {
         let yaml = "offers:\n  - {instance_type: m, price: 0.5, cpus: 4, memory_gb: 16, spot: true}\n";
-        let script = Script::parse(yaml).unwrap();
+        let script = MockScript::parse(yaml).unwrap();
         assert!(script.kind("m", "nowhere", true).is_some());
         assert!(script.kind("m", "nowhere", false).is_none());
         let json = r#"{"offers": [], "volumes": {"attach_fails": -1}}"#;
-        assert_eq!(Script::parse(json).unwrap().volumes.attach_fails, -1);
-        let ScriptError::Shape(source) = Script::parse("offers: []\nluck: 1\n").unwrap_err() else {
+        assert_eq!(MockScript::parse(json).unwrap().volumes.attach_fails, -1);
+        let ScriptError::Shape(source) = MockScript::parse("offers: []\nluck: 1\n").unwrap_err() else {
             panic!()
         };
         assert!(source.to_string().contains("luck"), "{source}");

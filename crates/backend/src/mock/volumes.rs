@@ -1,18 +1,18 @@
 //! Network volumes of the mock cloud: they exist in its books only.
 
 use super::{
-    Mock,
+    MockCloud,
     ledger::{VolumeRecord, now_ms},
 };
 use crate::{
-    Answer, BackendError, Machine,
-    volumes::{Attached, Attachment, Made, VolumeRequest, Volumes},
+    BackendError, BackendFuture, BackendInstance,
+    volumes::{Attachment, AttachmentState, BackendVolume, VolumeBackend, VolumeRequest},
 };
 
-impl Mock {
-    fn shown(&self, volume: &VolumeRecord) -> Made {
+impl MockCloud {
+    fn shown(&self, volume: &VolumeRecord) -> BackendVolume {
         let script = &self.script.volumes;
-        Made {
+        BackendVolume {
             id: volume.id.clone(),
             size_gb: volume.size_gb,
             zone: volume.zone.clone(),
@@ -26,17 +26,17 @@ impl Mock {
         self.ledger.volume(id)?.ok_or_else(absent)
     }
 
-    fn how(&self, volume: &VolumeRecord, machine: &Machine) -> Attached {
+    fn how(&self, volume: &VolumeRecord, machine: &BackendInstance) -> AttachmentState {
         match volume.attached.get(&machine.id) {
-            None => Attached::No,
-            Some(since) if now_ms() < since + self.script.volumes.attach_ms => Attached::Coming,
-            Some(_) => Attached::Yes(Attachment { device_name: Some(format!("/dev/{}", volume.id)) }),
+            None => AttachmentState::No,
+            Some(since) if now_ms() < since + self.script.volumes.attach_ms => AttachmentState::Coming,
+            Some(_) => AttachmentState::Yes(Attachment { device_name: Some(format!("/dev/{}", volume.id)) }),
         }
     }
 }
 
-impl Volumes for Mock {
-    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Made> {
+impl VolumeBackend for MockCloud {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume> {
         Box::pin(async move {
             let _alone = self.lock_ledger().await?;
             if let Some(external) = &order.external {
@@ -59,11 +59,15 @@ impl Volumes for Mock {
         })
     }
 
-    fn look<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> Answer<'a, Option<Made>> {
+    fn look<'a>(
+        &'a self,
+        _order: &'a VolumeRequest,
+        id: &'a str,
+    ) -> BackendFuture<'a, Option<BackendVolume>> {
         Box::pin(async move { Ok(self.ledger.volume(id)?.map(|volume| self.shown(&volume))) })
     }
 
-    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
         Box::pin(async move {
             let _alone = self.lock_ledger().await?;
             if order.external.is_some() {
@@ -80,7 +84,7 @@ impl Volumes for Mock {
         })
     }
 
-    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance) -> BackendFuture<'a, AttachmentState> {
         Box::pin(async move {
             let _alone = self.lock_ledger().await?;
             let mut volume = self.known(id)?;
@@ -99,7 +103,7 @@ impl Volumes for Mock {
         })
     }
 
-    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance, force: bool) -> BackendFuture<'a, ()> {
         Box::pin(async move {
             let _alone = self.lock_ledger().await?;
             let Some(mut volume) = self.ledger.volume(id)? else { return Ok(()) };
@@ -111,10 +115,14 @@ impl Volumes for Mock {
         })
     }
 
-    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+    fn attached<'a>(
+        &'a self,
+        id: &'a str,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, AttachmentState> {
         Box::pin(async move {
             let volume = self.ledger.volume(id)?;
-            Ok(volume.map_or(Attached::No, |volume| self.how(&volume, machine)))
+            Ok(volume.map_or(AttachmentState::No, |volume| self.how(&volume, machine)))
         })
     }
 }

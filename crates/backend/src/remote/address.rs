@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use crate::{BackendError, remote::Site};
+use crate::{BackendError, remote::RemoteHost};
 
 /// Decides on the internal address: the one that was given, else the one in the given network, else the one we came to
 /// when it is private, else the host's first private one. `addresses` have prefix lengths.
 pub(super) fn select_internal_ip(
-    site: &Site,
+    site: &RemoteHost,
     addresses: &[String],
     local: &str,
 ) -> Result<Option<IpAddr>, BackendError> {
@@ -75,7 +75,7 @@ mod tests {
         let (keys, pin, via) = (Vec::new(), HostKeyPin::FirstUse, None);
         let target = SshDestination { host: "h".into(), port: 22, user: "u".into(), keys, pin, via };
         let internal_ip = given.map(|text| text.parse().unwrap());
-        let site = Site { target, internal_ip, network: network.map(str::to_owned) };
+        let site = RemoteHost { target, internal_ip, network: network.map(str::to_owned) };
         let has =
             ["203.0.113.5/24", "172.17.0.1/16", "10.1.2.3/24", "fd00::7/64", "fe80::1/64"].map(str::to_owned);
         let found = match select_internal_ip(&site, &has, local) {

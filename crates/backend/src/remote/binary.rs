@@ -33,7 +33,7 @@ pub enum BinaryError {
 
 /// Binaries by architecture. A file that is replaced is taken up with the next use.
 #[derive(Debug, Default)]
-pub struct Binaries {
+pub struct AgentBinaries {
     by_arch: BTreeMap<&'static str, BinaryFile>,
 }
 
@@ -55,7 +55,7 @@ pub struct AgentBinary {
     pub sha256: String,
 }
 
-impl Binaries {
+impl AgentBinaries {
     /// The agent at `path`, and those for other architectures that lie beside it as `NAME-x86_64` and `NAME-aarch64`.
     pub fn beside(path: &Path) -> Self {
         let named = ELF_MACHINES.iter().map(|(arch, _)| {
@@ -164,7 +164,7 @@ mod tests {
         fs::write(&agent, program(62, b"one")).unwrap();
         fs::write(dir.join("agent-aarch64"), program(183, b"")).unwrap();
         fs::write(dir.join("agent-x86_64"), b"#!/bin/sh, and no program").unwrap();
-        let binaries = Binaries::beside(&agent);
+        let binaries = AgentBinaries::beside(&agent);
         let arches = binaries.arches();
         let (first, held) = (binaries.sum("x86_64").unwrap(), binaries.load("x86_64").unwrap().unwrap());
         let same = Arc::ptr_eq(&held, &binaries.load("x86_64").unwrap().unwrap());

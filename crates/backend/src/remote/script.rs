@@ -259,7 +259,7 @@ pub(super) fn install_script(uploaded: &str) -> String {
 }
 
 /// Says to the host whose it is. A running agent takes it up at once.
-pub(super) fn enrol(enrolment: &Enrolment, also: Option<&str>) -> String {
+pub(super) fn enrol_script(enrolment: &Enrolment, also: Option<&str>) -> String {
     let Enrolment { instance, credential_sha256, server_key } = enrolment;
     let also = also.map(|hash| format!(" --credential-sha256 {}", shell_quote(hash))).unwrap_or_default();
     format!(
@@ -385,7 +385,11 @@ struct HostDescription {
     gpus: Vec<GpuInfo>,
 }
 
-pub(super) fn has(text: &str, arch: &str, runtime: &str) -> Result<HardwareInfo, serde_json::Error> {
+pub(super) fn parse_hardware(
+    text: &str,
+    arch: &str,
+    runtime: &str,
+) -> Result<HardwareInfo, serde_json::Error> {
     const MIB: u64 = 1 << 20;
     let HostDescription { host, gpus } = serde_json::from_str(text)?;
     let arch = ARCHES.iter().find(|(ours, ..)| *ours == arch).map(|(.., word)| (*word).to_owned());

@@ -11,11 +11,11 @@ use windlass_api::agent::{
 use windlass_tunnel::{Connection, TunnelError};
 
 use super::{
-    Remote, RemoteState, Site, address,
+    RemoteBackend, RemoteHost, RemoteState, address,
     script::{self, AGENT, Files, HostAccess, INCOMING, Installation, SOCKET, ScriptOutput},
     words,
 };
-use crate::{AgentEndpoint, BackendError, Machine, Order};
+use crate::{AgentEndpoint, BackendError, BackendInstance, InstanceRequest};
 
 /// A script there takes at most this long.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,18 +33,18 @@ const TASKS_TIMEOUT: Duration = Duration::from_secs(60);
 const LAST_EPOCH: i64 = i64::MAX;
 
 pub(super) struct HostSetup<'a> {
-    remote: &'a Remote,
-    order: &'a Order,
-    site: &'a Site,
+    remote: &'a RemoteBackend,
+    order: &'a InstanceRequest,
+    site: &'a RemoteHost,
     connection: Arc<Connection>,
 }
 
 impl<'a> HostSetup<'a> {
     /// Logs in.
     pub(super) async fn begin(
-        remote: &'a Remote,
-        order: &'a Order,
-        site: &'a Site,
+        remote: &'a RemoteBackend,
+        order: &'a InstanceRequest,
+        site: &'a RemoteHost,
     ) -> Result<Self, BackendError> {
         remote.tell(order, || format!("connecting to {}", site.target.name()));
         let connected = remote.hosts.control_connection(&order.instance, &site.target).await;
@@ -53,7 +53,7 @@ impl<'a> HostSetup<'a> {
     }
 
     /// From a bare host to one whose agent answers.
-    pub(super) async fn bring_up(&self) -> Result<Machine, BackendError> {
+    pub(super) async fn bring_up(&self) -> Result<BackendInstance, BackendError> {
         self.remote.tell(self.order, || "looking at the host".to_owned());
         let host = self.look().await?;
         let stock = self.probe_installation(&host).await?;
@@ -66,14 +66,14 @@ impl<'a> HostSetup<'a> {
         let text = self.run_root_script(&host, "look at the host", &script::describe_script()).await?;
         let undescribed =
             |error: serde_json::Error| refused("look at the host", format!("its agent says: {error}"));
-        let has = script::has(&text, host.arch, &stock.runtime).map_err(undescribed)?;
+        let has = script::parse_hardware(&text, host.arch, &stock.runtime).map_err(undescribed)?;
         let internal_ip = address::select_internal_ip(self.site, &has.addresses, &host.local)?;
         let files = Files::new(&stock.keeper, &self.order.env)?;
         if stock.files != files.sum() {
             self.run_root_script(&host, "write the agent's files", &files.write()).await?;
         }
         if !stock.enrolment.as_ref().is_some_and(|enrolled| enrolled.matches(&self.order.enrolment)) {
-            let enrol = script::enrol(&self.order.enrolment, None);
+            let enrol = script::enrol_script(&self.order.enrolment, None);
             self.run_root_script(&host, "enrol the host", &enrol).await?;
         }
         let health = self.start(&host).await?;
@@ -90,12 +90,12 @@ impl<'a> HostSetup<'a> {
         health: &Health,
         agent_sha256: String,
         keeper: &str,
-    ) -> Machine {
+    ) -> BackendInstance {
         let host_keys =
             self.connection.host_keys().into_iter().map(|seen| (seen.host, seen.key.to_openssh())).collect();
         let memo =
             RemoteState { agent_sha256, host_keys, keeper: script::describe_keeper(keeper).to_owned() };
-        Machine {
+        BackendInstance {
             id: self.site.target.name(),
             reach: Some(AgentEndpoint::Ssh { socket: SOCKET.to_owned() }),
             hostname: Some(self.site.target.host.clone()),
@@ -253,7 +253,7 @@ impl<'a> HostSetup<'a> {
             use sha2::Digest as _;
             hex::encode(sha2::Sha256::digest(&credential))
         };
-        let enrol = script::enrol(&self.order.enrolment, Some(&also));
+        let enrol = script::enrol_script(&self.order.enrolment, Some(&also));
         self.run_root_script(host, "enrol the host", &enrol).await?;
         let shim = self.shim(&credential).await?;
         let failed =

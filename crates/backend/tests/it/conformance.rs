@@ -5,9 +5,9 @@ use std::sync::Arc;
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::{
     Backend,
-    conformance::holds,
-    local::{Local, Runtime, Settings},
-    mock::{Mock, script::Script},
+    conformance::check_backend,
+    local::{LocalBackend, Runtime, Settings},
+    mock::{MockCloud, script::MockScript},
 };
 use windlass_testkit::temp_dir;
 
@@ -18,7 +18,7 @@ async fn this_machine_keeps_the_promises() {
     let dir = temp_dir("keeps").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let open = || -> Arc<dyn Backend> {
-        Arc::new(Local::new(Settings {
+        Arc::new(LocalBackend::new(Settings {
             home: dir.path().join("local"),
             agent: Some(agent().path().to_owned()),
             runtime: Some(Runtime::Process),
@@ -27,7 +27,7 @@ async fn this_machine_keeps_the_promises() {
         }))
     };
     let order = order(&*open(), 1).await;
-    holds(&open, &order).await;
+    check_backend(&open, &order).await;
 }
 
 #[tokio::test]
@@ -36,10 +36,10 @@ async fn the_mock_cloud_keeps_the_promises_slow_as_it_may_be() {
     let _sweep = StopOnDrop(dir.path());
     let script =
         "offers: [{instance_type: a, price: 1.5, cpus: 4, memory_gb: 16, boot_ms: 300, slow_deletes: 2}]";
-    let script = Script::parse(script).unwrap();
+    let script = MockScript::parse(script).unwrap();
     let open = || -> Arc<dyn Backend> {
-        Arc::new(Mock::new(script.clone(), dir.path(), Some(agent().path().to_owned())))
+        Arc::new(MockCloud::new(script.clone(), dir.path(), Some(agent().path().to_owned())))
     };
     let order = order(&*open(), 1).await;
-    holds(&open, &order).await;
+    check_backend(&open, &order).await;
 }

@@ -4,11 +4,11 @@ use windlass_api::agent::shim::HostInfo;
 use windlass_backend::gpus_from;
 use windlass_model::{
     config::resources::parse_gpu,
-    plan::offers::{Host, host_shortfalls},
+    plan::offers::{HostSpec, host_shortfalls},
     resources::{CpuSpec, Range, ResourcesSpec},
 };
 
-fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u32, u32)>) -> Host {
+fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u32, u32)>) -> HostSpec {
     let info = HostInfo {
         gpu_vendor: vendor.into(),
         gpu_name: name.into(),
@@ -22,11 +22,19 @@ fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u
         processes: None,
     };
     let gpus = gpus_from(&info);
-    Host { cpus: 16, arch: None, memory_mib: 131_072, disk_mib: 1_048_576, gpus, spot: false, runtimes: None }
+    HostSpec {
+        cpus: 16,
+        arch: None,
+        memory_mib: 131_072,
+        disk_mib: 1_048_576,
+        gpus,
+        spot: false,
+        runtimes: None,
+    }
 }
 
 /// What does not fit, as people read it.
-fn shortfall(host: &Host, gpu: &str, capability: Option<(u32, u32)>) -> String {
+fn shortfall(host: &HostSpec, gpu: &str, capability: Option<(u32, u32)>) -> String {
     let mut gpu = parse_gpu(gpu).unwrap();
     gpu.compute_capability = capability;
     let cpu = CpuSpec { arch: None, count: Range::ANY };

@@ -4,10 +4,10 @@ use std::{path::PathBuf, time::Duration};
 
 use windlass_api::agent::shim::{ProcessMode, TaskStatus};
 use windlass_backend::{
-    Backend, BackendError, Deleted, Found,
-    local::{Local, Runtime, Settings},
+    Backend, BackendError, DeleteProgress, InstanceState,
+    local::{LocalBackend, Runtime, Settings},
     program::NAME,
-    shim_process::Home,
+    shim_process::ShimHome,
 };
 use windlass_model::plan::offers::Availability;
 use windlass_testkit::{TempDir, temp_dir};
@@ -27,7 +27,7 @@ fn settings(dir: &TempDir) -> Settings {
 #[tokio::test]
 async fn this_machine_is_one_offer_that_costs_nothing() {
     let dir = temp_dir("local").unwrap();
-    let local = Local::new(settings(&dir));
+    let local = LocalBackend::new(settings(&dir));
     let offers = local.offers().await.unwrap();
     let [offer] = &offers[..] else { panic!("{offers:?}") };
     assert_eq!((offer.backend.as_str(), offer.price.as_dollars()), ("local", 0.0));
@@ -39,7 +39,7 @@ async fn this_machine_is_one_offer_that_costs_nothing() {
 async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
-    let local = Local::new(settings(&dir));
+    let local = LocalBackend::new(settings(&dir));
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     assert_eq!(machine.has.as_ref().unwrap().runtime, "process");
@@ -50,8 +50,8 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     drop((shim, local));
 
     // The next server: its stop leaves an agent with work alone.
-    let local = Local::new(settings(&dir));
-    let home = Home::new(&settings(&dir).home);
+    let local = LocalBackend::new(settings(&dir));
+    let home = ShimHome::new(&settings(&dir).home);
     let pid = home.pid().unwrap();
     local.rest().await.unwrap();
     assert_eq!(home.pid(), Some(pid));
@@ -61,16 +61,18 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     while home.pid().is_some() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
+    let InstanceState::Running(found) = local.find(&order, &machine).await.unwrap() else {
+        panic!("not running")
+    };
     assert_eq!(found.reach, machine.reach);
     let shim = connect(&found).await;
     wait_until(&shim, task, TaskStatus::Running).await;
 
     // Taken back: task, agent and directory.
-    assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), Deleted::Gone);
+    assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), DeleteProgress::Gone);
     assert_eq!(home.pid(), None);
     assert!(!home.dir().exists());
-    assert!(matches!(local.find(&order, &found).await.unwrap(), Found::Gone { .. }));
+    assert!(matches!(local.find(&order, &found).await.unwrap(), InstanceState::Gone { .. }));
 }
 
 #[tokio::test]
@@ -78,9 +80,9 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let with = Settings { home: dir.path().join("h".repeat(90)).join("local"), ..settings(&dir) };
-    let home = Home::new(&with.home);
+    let home = ShimHome::new(&with.home);
     assert!(home.socket().as_os_str().len() > 107);
-    let local = Local::new(with.clone());
+    let local = LocalBackend::new(with.clone());
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     let shim = connect(&machine).await;
@@ -91,10 +93,12 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
     drop((shim, local));
 
     // The next server finds it there, and takes it away with its task.
-    let local = Local::new(with);
-    let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
+    let local = LocalBackend::new(with);
+    let InstanceState::Running(found) = local.find(&order, &machine).await.unwrap() else {
+        panic!("not running")
+    };
     wait_until(&connect(&found).await, task, TaskStatus::Running).await;
-    assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), Deleted::Gone);
+    assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), DeleteProgress::Gone);
     assert_eq!(home.pid(), None);
     assert!(!home.dir().exists());
 }
@@ -103,8 +107,8 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
 async fn an_idle_agent_ends_with_the_server_and_wakes_with_the_next() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
-    let local = Local::new(settings(&dir));
-    let home = Home::new(&settings(&dir).home);
+    let local = LocalBackend::new(settings(&dir));
+    let home = ShimHome::new(&settings(&dir).home);
     local.wake().await.unwrap();
     assert_eq!(home.pid(), None, "nobody asked for this machine yet");
     let order = order(&local, 1).await;
@@ -122,8 +126,8 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
     let _sweep = StopOnDrop(dir.path());
     let program: PathBuf = dir.path().join(NAME);
     std::fs::copy(agent().path(), &program).unwrap();
-    let local = Local::new(Settings { agent: Some(program.clone()), ..settings(&dir) });
-    let home = Home::new(&settings(&dir).home);
+    let local = LocalBackend::new(Settings { agent: Some(program.clone()), ..settings(&dir) });
+    let home = ShimHome::new(&settings(&dir).home);
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     let shim = connect(&machine).await;
@@ -136,7 +140,9 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
     let newer = dir.path().join("newer");
     std::fs::copy(agent().path(), &newer).unwrap();
     std::fs::rename(&newer, &program).unwrap();
-    let Found::Running(found) = local.find(&order, &machine).await.unwrap() else { panic!("not running") };
+    let InstanceState::Running(found) = local.find(&order, &machine).await.unwrap() else {
+        panic!("not running")
+    };
     assert_ne!(home.pid(), Some(before));
     wait_until(&connect(&found).await, task, TaskStatus::Running).await;
     local.delete(&order, Some(&found)).await.unwrap();
@@ -146,7 +152,7 @@ async fn a_newer_build_replaces_the_agent_and_the_task_goes_on() {
 async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
-    let local = Local::new(settings(&dir));
+    let local = LocalBackend::new(settings(&dir));
     let first = order(&local, 1).await;
     let machine = local.create(&first).await.unwrap();
     let task = submit(&connect(&machine).await, &first, 1, "none").await;
@@ -159,7 +165,7 @@ async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
     let stranger = order(&local, 2).await;
     let taken = local.create(&stranger).await.unwrap();
     assert!(connect(&taken).await.tasks().await.unwrap().tasks.is_empty());
-    assert!(matches!(local.find(&first, &machine).await.unwrap(), Found::Gone { .. }));
+    assert!(matches!(local.find(&first, &machine).await.unwrap(), InstanceState::Gone { .. }));
     local.delete(&stranger, Some(&taken)).await.unwrap();
 }
 
@@ -167,8 +173,8 @@ async fn a_second_instance_is_refused_and_one_of_a_lost_database_makes_place() {
 async fn a_missing_agent_is_refused_with_the_place_it_should_be_at() {
     let dir = temp_dir("local").unwrap();
     let absent = dir.path().join("no-agent");
-    let known = Local::new(settings(&dir));
-    let local = Local::new(Settings { agent: Some(absent.clone()), ..settings(&dir) });
+    let known = LocalBackend::new(settings(&dir));
+    let local = LocalBackend::new(Settings { agent: Some(absent.clone()), ..settings(&dir) });
     let error = local.create(&order(&known, 1).await).await.unwrap_err();
     let BackendError::Refused { said, .. } = &error else { panic!("{error:?}") };
     assert!(said.contains(absent.to_str().unwrap()) && said.contains("WINDLASS_AGENT"), "{said}");
@@ -181,7 +187,7 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
     let dir = temp_dir("local").unwrap();
     let _sweep = StopOnDrop(dir.path());
     let with = Settings { runtime: None, docker_socket: Some(socket.clone().into()), ..settings(&dir) };
-    let local = Local::new(with);
+    let local = LocalBackend::new(with);
     let order = order(&local, 1).await;
     let machine = local.create(&order).await.unwrap();
     assert_eq!(machine.has.as_ref().unwrap().runtime, "any");
@@ -189,7 +195,7 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, &image(&socket)).await;
     wait_until(&shim, task, TaskStatus::Running).await;
-    assert_eq!(local.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+    assert_eq!(local.delete(&order, Some(&machine)).await.unwrap(), DeleteProgress::Gone);
 }
 
 /// An image of nothing but a static busybox, in the tests' engine.

@@ -2,17 +2,17 @@
 
 use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::{
-    Backend, BackendError, Found,
-    mock::{Mock, script::Script},
-    volumes::{Attached, VolumeRequest, Volumes},
+    Backend, BackendError, InstanceState,
+    mock::{MockCloud, script::MockScript},
+    volumes::{AttachmentState, VolumeBackend, VolumeRequest},
 };
 use windlass_model::id::VolumeId;
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::support::{StopOnDrop, agent, connect, order, submit, uuid, wait_until};
 
-fn cloud(dir: &TempDir, script: &str) -> Mock {
-    Mock::new(Script::parse(script).unwrap(), dir.path(), Some(agent().path().to_owned()))
+fn cloud(dir: &TempDir, script: &str) -> MockCloud {
+    MockCloud::new(MockScript::parse(script).unwrap(), dir.path(), Some(agent().path().to_owned()))
 }
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn a_machine_that_was_taken_back_is_gone_with_its_jobs() {
     wait_until(&shim, task, TaskStatus::Running).await;
     std::fs::create_dir_all(dir.path().join("preempt")).unwrap();
     std::fs::write(dir.path().join("preempt").join(order.instance.to_string()), "").unwrap();
-    assert!(matches!(cloud.find(&order, &machine).await.unwrap(), Found::Gone { .. }));
+    assert!(matches!(cloud.find(&order, &machine).await.unwrap(), InstanceState::Gone { .. }));
     assert!(shim.tasks().await.is_err(), "its agent ended with it");
     let error = cloud.create(&order).await.unwrap_err();
     assert!(matches!(error, BackendError::NoCapacity { .. }), "it does not come back: {error:?}");
@@ -89,13 +89,13 @@ async fn volumes_fail_to_attach_and_hang_as_the_script_says() {
     assert_eq!(cloud.make(&wanted).await.unwrap(), made);
     assert_eq!((made.price, made.ready), (Some(1.0), true));
     assert!(cloud.attach(&made.id, &here).await.is_err());
-    assert!(matches!(cloud.attach(&made.id, &here).await.unwrap(), Attached::Yes(_)));
+    assert!(matches!(cloud.attach(&made.id, &here).await.unwrap(), AttachmentState::Yes(_)));
     assert!(cloud.attach(&made.id, &there).await.is_err(), "it is attached elsewhere");
     assert!(cloud.remove(&wanted, &made.id).await.is_err(), "it is attached");
     cloud.detach(&made.id, &here, false).await.unwrap();
-    assert!(matches!(cloud.attached(&made.id, &here).await.unwrap(), Attached::Yes(_)), "it hangs");
+    assert!(matches!(cloud.attached(&made.id, &here).await.unwrap(), AttachmentState::Yes(_)), "it hangs");
     cloud.detach(&made.id, &here, true).await.unwrap();
-    assert_eq!(cloud.attached(&made.id, &here).await.unwrap(), Attached::No);
+    assert_eq!(cloud.attached(&made.id, &here).await.unwrap(), AttachmentState::No);
     cloud.remove(&wanted, &made.id).await.unwrap();
     assert_eq!(cloud.look(&wanted, &made.id).await.unwrap(), None);
     for order in [one, two] {

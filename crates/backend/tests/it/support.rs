@@ -14,7 +14,10 @@ use windlass_api::{
     },
     unix,
 };
-use windlass_backend::{AgentEndpoint, Backend, Enrolment, Machine, Order, Want, program::Program};
+use windlass_backend::{
+    AgentEndpoint, Backend, BackendInstance, Enrolment, InstanceRequest, InstanceSource,
+    program::AgentProgram,
+};
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_testkit::wait::eventually_ok_async;
 
@@ -30,18 +33,18 @@ fn key(seed: u8) -> Ed25519KeyPair {
 }
 
 /// The agent that the tests start: built beside them.
-pub(crate) fn agent() -> Program {
-    Program::find(None).expect("build the agent first: cargo build -p windlass-agent")
+pub(crate) fn agent() -> AgentProgram {
+    AgentProgram::find(None).expect("build the agent first: cargo build -p windlass-agent")
 }
 
 /// An order by the server with this signing key.
-pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> Order {
+pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> InstanceRequest {
     let offer = backend.offers().await.unwrap().remove(0);
     let instance = InstanceId(uuid());
-    Order {
+    InstanceRequest {
         instance,
         name: "test-0".into(),
-        want: Want::Offer(Box::new(offer)),
+        want: InstanceSource::Offer(Box::new(offer)),
         enrolment: Enrolment {
             instance,
             credential_sha256: hex::encode(Sha256::digest(CREDENTIAL.as_bytes())),
@@ -52,13 +55,18 @@ pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> Order {
     }
 }
 
-pub(crate) async fn connect(machine: &Machine) -> ShimClient {
+pub(crate) async fn connect(machine: &BackendInstance) -> ShimClient {
     let Some(AgentEndpoint::Socket { path }) = &machine.reach else { panic!("no socket: {machine:?}") };
     ShimClient::connect(unix::connect(path).await.unwrap(), CREDENTIAL).await.unwrap()
 }
 
 /// Starts a task of plain processes that does nothing until it is ended.
-pub(crate) async fn submit(shim: &ShimClient, order: &Order, seed: u8, image: &str) -> SubmissionId {
+pub(crate) async fn submit(
+    shim: &ShimClient,
+    order: &InstanceRequest,
+    seed: u8,
+    image: &str,
+) -> SubmissionId {
     let id = SubmissionId(uuid());
     let claims = json!({ "instance_id": order.instance, "epoch": 1, "expires_at": i64::MAX / 2 });
     let spec = json!({ "id": id, "name": "test", "image_name": image, "claims": claims });

@@ -10,19 +10,19 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 /// Where the engine listens; `cargo xtask bench` starts a private one.
-const VARIABLE: &str = "WINDLASS_TEST_DOCKER";
+const SOCKET_VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 const IMAGE: &str = "windlass-bench/busybox:1";
 
-pub(crate) struct Engine {
+pub(crate) struct BenchEngine {
     pub(crate) socket: PathBuf,
     pub(crate) image: String,
 }
 
-impl Engine {
+impl BenchEngine {
     /// Makes an image of nothing but a static busybox.
     pub(crate) fn from_environment(scratch: &Path) -> Result<Self> {
-        let socket =
-            std::env::var_os(VARIABLE).with_context(|| format!("{VARIABLE} names no engine's socket"))?;
+        let socket = std::env::var_os(SOCKET_VARIABLE)
+            .with_context(|| format!("{VARIABLE} names no engine's socket"))?;
         let engine = Self { socket: socket.into(), image: IMAGE.to_owned() };
         let (root, archive) = (scratch.join("image"), scratch.join("image.tar"));
         std::fs::create_dir_all(root.join("bin"))?;
@@ -56,7 +56,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for BenchEngine {
     fn drop(&mut self) {
         let _ = self.docker().args(["rmi", "--force", IMAGE]).stdout(Stdio::null()).status();
     }

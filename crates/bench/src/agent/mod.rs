@@ -14,7 +14,7 @@ use serde_json::json;
 
 use windlass_api::agent::{client::ShimClient, runner::SubmitBody, shim::ProcessIsolation};
 
-use engine::Engine;
+use engine::BenchEngine;
 use host::{ShimProcess, ShimTask};
 use windlass_testkit::{rng::Rng, temp_dir};
 
@@ -35,8 +35,8 @@ pub async fn run(agent: &Path) -> Result<()> {
     let scratch = temp_dir("agent")?;
     let mut out = std::io::stdout();
     measure_starts(agent, scratch.path(), &mut out).await?;
-    tasks(agent, scratch.path(), &mut out).await?;
-    output(agent, scratch.path(), &mut out).await?;
+    measure_tasks(agent, scratch.path(), &mut out).await?;
+    measure_output(agent, scratch.path(), &mut out).await?;
     measure_hollow_hosts(agent, scratch.path(), &mut out).await
 }
 
@@ -56,8 +56,8 @@ async fn measure_starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
 }
 
 /// From the submission of a task to its first line, beside `docker run` of the same image in the same minute.
-async fn tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
-    let engine = Engine::from_environment(scratch)?;
+async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
+    let engine = BenchEngine::from_environment(scratch)?;
     let socket = engine.socket.to_str().context("a path that is text")?.to_owned();
     let docker = ShimProcess::start(
         agent,
@@ -126,7 +126,7 @@ async fn measure_first_line(
 }
 
 /// How fast output is kept, alone and while others read it.
-async fn output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
+async fn measure_output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let noise = scratch.join("noise");
     std::fs::write(&noise, Rng::new(1).bytes(OUTPUT_BYTES))?;
     let host =

@@ -8,8 +8,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{JobsClient, POLL_INTERVAL, Plan, TIMEOUT};
-use crate::{open::Pool, runs::Binaries, sheet::BenchResults};
+use super::{JobsClient, JobsPlan, POLL_INTERVAL, TIMEOUT};
+use crate::{open::ConnectionPool, runs::Binaries, sheet::BenchResults};
 use windlass_testenv::{
     server::{Server, ServerOptions},
     stage,
@@ -31,7 +31,7 @@ struct PreemptingCloud {
 pub(super) async fn run(
     binaries: &Binaries<'_>,
     home: &Path,
-    plan: &Plan,
+    plan: &JobsPlan,
     sheet: &mut BenchResults,
 ) -> Result<()> {
     let (data, script) = (home.join("server"), home.join("cloud.yml"));
@@ -48,7 +48,7 @@ pub(super) async fn run(
         log: Some(&log),
     };
     let server = Server::start(&options).await?;
-    let jobs = JobsClient { pool: Pool::new(server.address()) };
+    let jobs = JobsClient { pool: ConnectionPool::new(server.address()) };
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "spot_policy": "spot",
         "nodes": {"min": 0, "target": 0, "max": MACHINES}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
@@ -63,7 +63,7 @@ pub(super) async fn run(
     let measured = measured.await;
     // Its machines outlive the server, as those of a cloud do.
     drop(server);
-    stage::sweep(home);
+    stage::kill_processes_of(home);
     sheet.about("");
     measured
 }
@@ -88,7 +88,7 @@ impl PreemptingCloud {
     }
 
     /// From the last thing a program does to SUCCEEDED; and, on the way, from the launch to RUNNING.
-    async fn ends(&self, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
+    async fn ends(&self, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
         let (mut running, mut noticed) = (Vec::new(), Vec::new());
         for time in 0..=plan.times {
             let (begun, go, end) = (self.file("begun")?, self.file("go")?, self.file("end")?);
@@ -118,7 +118,7 @@ impl PreemptingCloud {
     }
 
     /// From the moment a machine is gone to RECOVERING, and to RUNNING on another.
-    async fn measure_losses(&self, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
+    async fn measure_losses(&self, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
         let (mut noticed, mut again) = (Vec::new(), Vec::new());
         for _ in 0..plan.times {
             let begun = self.file("begun")?;
@@ -130,7 +130,7 @@ impl PreemptingCloud {
             let run = job.tasks.first().and_then(|task| task.runs.last()).context("no run")?;
             let instance = self.instance(run).await?;
             let lost = Instant::now();
-            stage::preempt(&self.books, &instance)?;
+            stage::preempt_machine(&self.books, &instance)?;
             let is_noticed = |job: &windlass_api::managed_jobs::ManagedJob| {
                 job.status != "RUNNING" || job.recovery_count > 0
             };

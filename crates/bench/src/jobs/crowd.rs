@@ -10,10 +10,10 @@ use serde_json::json;
 use windlass_api::managed_jobs::ManagedJob;
 use windlass_model::time::Timestamp;
 
-use super::{JobsClient, Plan};
+use super::{JobsClient, JobsPlan};
 use crate::{
     load::house::{ClusterOptions, LoadCluster},
-    open::Pool,
+    open::ConnectionPool,
     runs::Binaries,
     sheet::BenchResults,
 };
@@ -32,7 +32,7 @@ const NOT_RUNNING_STATUSES: [&str; 3] = ["PENDING", "STARTING", "RECOVERING"];
 pub(super) async fn run(
     binaries: &Binaries<'_>,
     home: &Path,
-    plan: &Plan,
+    plan: &JobsPlan,
     sheet: &mut BenchResults,
 ) -> Result<()> {
     // Room for all, and a little more: nobody waits for a host.
@@ -40,17 +40,17 @@ pub(super) async fn run(
     let hosts = plan.most.max(plan.burst).max(PEER_BURST).div_ceil(blocks) + 16;
     let opening = ClusterOptions { hosts, history: 0, postgres: plan.postgres.as_deref() };
     let house = LoadCluster::open(binaries, home, &opening).await?;
-    let jobs = JobsClient { pool: Pool::new(house.server.address()) };
+    let jobs = JobsClient { pool: ConnectionPool::new(house.server.address()) };
     let database = if plan.postgres.is_some() { "Postgres" } else { "SQLite" };
     sheet.say(&format!("{hosts} hollow hosts, {database}"))?;
     sheet.about("crowd");
     sheet.put("hosts", hosts as f64);
-    process::settle(house.server.pid()).await?;
+    process::wait_until_idle(house.server.pid()).await?;
     sheet.figure("idle_resident_mb", "server, resident, hosts idle", house.server.resident_mb()?, "MB")?;
     measure_single_jobs(&jobs, plan, sheet).await?;
     measure_burst(&jobs, "together", PEER_BURST, sheet).await?;
     measure_burst(&jobs, "burst", plan.burst, sheet).await?;
-    live(&house, &jobs, plan, sheet).await?;
+    measure_live_jobs(&house, &jobs, plan, sheet).await?;
     sheet.about("");
     house.close()
 }
@@ -62,7 +62,7 @@ fn task_file(run_ms: u64) -> String {
     )
 }
 
-async fn measure_single_jobs(jobs: &JobsClient, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_single_jobs(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for time in 0..=plan.times {
         let asked = Instant::now();
@@ -111,13 +111,18 @@ fn since_created(job: &ManagedJob, at: Option<Timestamp>) -> Option<Duration> {
 }
 
 /// A population that lives: what each costs, and its end.
-async fn live(house: &LoadCluster, jobs: &JobsClient, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_live_jobs(
+    house: &LoadCluster,
+    jobs: &JobsClient,
+    plan: &JobsPlan,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     let server = &house.server;
-    process::settle(server.pid()).await?;
+    process::wait_until_idle(server.pid()).await?;
     let before = server.resident_mb()?;
     let each = |resident: f64, count: usize| (resident - before) * 1024.0 / count as f64;
     launch_and_wait(jobs, &[("few", plan.live)], "few", sheet).await?;
-    process::settle(server.pid()).await?;
+    process::wait_until_idle(server.pid()).await?;
     let resident = server.resident_mb()?;
     sheet.say(&format!("{} live jobs", plan.live))?;
     sheet.put("live", plan.live as f64);
@@ -126,7 +131,7 @@ async fn live(house: &LoadCluster, jobs: &JobsClient, plan: &Plan, sheet: &mut B
     let rest = plan.most - plan.live - plan.cancel;
     let more = [("rest", rest), ("cancelled", plan.cancel)];
     launch_and_wait(jobs, &more, "many", sheet).await?;
-    process::settle(server.pid()).await?;
+    process::wait_until_idle(server.pid()).await?;
     let resident = server.resident_mb()?;
     sheet.say(&format!("{} live jobs", plan.most))?;
     sheet.put("most", plan.most as f64);
@@ -139,7 +144,7 @@ async fn live(house: &LoadCluster, jobs: &JobsClient, plan: &Plan, sheet: &mut B
     let asked = Instant::now();
     jobs.call("jobs/list", &json!({"limit": 1_000})).await?;
     sheet.figure("list_ms", "the queue's first 1,000", asked.elapsed().as_secs_f64() * 1e3, "ms")?;
-    cancel(jobs, plan, sheet).await
+    measure_cancel(jobs, plan, sheet).await
 }
 
 /// Launches these and waits until all of them run.
@@ -163,7 +168,7 @@ async fn launch_and_wait(
     sheet.figure(&format!("{key}_launches_per_min"), "launches a minute", count as f64 / took * 60.0, "/min")
 }
 
-async fn cancel(jobs: &JobsClient, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
+async fn measure_cancel(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
     if plan.cancel == 0 {
         return Ok(());
     }

@@ -14,9 +14,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use windlass_api::managed_jobs::{Launched, ManagedJob};
+use windlass_api::managed_jobs::{LaunchResponse, ManagedJob};
 
-use super::{flags::Flags, open::Pool, postgres_url, runs::Binaries, sheet::BenchResults};
+use super::{flags::Flags, open::ConnectionPool, postgres_url, runs::Binaries, sheet::BenchResults};
 use windlass_testkit::temp_dir;
 
 /// Between two looks at a job that is waited for.
@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// A job that takes longer is a fault.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-pub struct Plan {
+pub struct JobsPlan {
     /// Repeats of what is measured one at a time.
     pub times: usize,
     /// Jobs of one second each that are launched at once, for the rate.
@@ -37,7 +37,7 @@ pub struct Plan {
     pub postgres: Option<String>,
 }
 
-impl Plan {
+impl JobsPlan {
     pub fn read(flags: &mut Flags, postgres: Option<String>) -> Result<Self> {
         let most = flags.value("--most")?.unwrap_or(10_000);
         let live = flags.value("--live")?.unwrap_or(most / 5);
@@ -58,7 +58,7 @@ impl Plan {
     }
 }
 
-pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
+pub async fn run(binaries: &Binaries<'_>, plan: &JobsPlan) -> Result<()> {
     let scratch = temp_dir("jobs")?;
     let mut sheet = BenchResults::new("jobs")?;
     cloud::run(binaries, &scratch.path().join("cloud"), plan, &mut sheet).await?;
@@ -69,7 +69,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
 
 /// A server's managed jobs.
 struct JobsClient {
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
 }
 
 impl JobsClient {
@@ -81,7 +81,7 @@ impl JobsClient {
     async fn launch(&self, name: &str, text: &str, copies: usize) -> Result<Vec<i64>> {
         let answer =
             self.call("jobs/launch", &json!({"name": name, "text": text, "num_jobs": copies})).await?;
-        let launched: Launched = serde_json::from_value(answer)?;
+        let launched: LaunchResponse = serde_json::from_value(answer)?;
         Ok(launched.jobs.iter().map(|job| job.job_id).collect())
     }
 

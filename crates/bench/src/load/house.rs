@@ -7,16 +7,16 @@ use std::{
 
 use anyhow::Result;
 
-use super::{create_subdir, history};
+use super::{create_history, create_subdir};
 use crate::runs::{Binaries, wait_for_hosts};
 use windlass_testenv::{
-    hosts::Hosts,
+    hosts::HollowHosts,
     server::{Server, ServerOptions},
 };
 
 pub(crate) struct LoadCluster {
     pub(crate) server: Server,
-    pub(super) hosts: Hosts,
+    pub(super) hosts: HollowHosts,
     /// From the start of the server until all hosts take jobs.
     pub(super) ready: Duration,
 }
@@ -48,9 +48,9 @@ impl LoadCluster {
         };
         // The first start makes the database and its keys.
         Server::start(&options).await?.stop()?;
-        history(&data, opening).await?;
+        create_history(&data, opening).await?;
         let (postgres, count) = (opening.postgres, opening.hosts);
-        let hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
+        let hosts = HollowHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, count).await?;
         let started = Instant::now();
         let server = Server::start(&options).await?;
         wait_for_hosts(&server, "hollow", opening.hosts).await?;

@@ -20,7 +20,7 @@ use self::{
     house::{ClusterOptions, LoadCluster},
     traffic::LoadTraffic,
 };
-use super::{api, flags::Flags, open::Pool, postgres_url, runs::Binaries, sheet::BenchResults};
+use super::{api, flags::Flags, open::ConnectionPool, postgres_url, runs::Binaries, sheet::BenchResults};
 use windlass_testenv::{hosts, process};
 use windlass_testkit::temp_dir;
 
@@ -29,7 +29,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
 /// How long hosts without work are watched.
 const IDLE_TIME: Duration = Duration::from_secs(20);
 
-pub struct Plan {
+pub struct LoadPlan {
     pub hosts: usize,
     pub runs: usize,
     pub hold: Duration,
@@ -43,7 +43,7 @@ pub struct Plan {
     pub postgres: Option<String>,
 }
 
-impl Plan {
+impl LoadPlan {
     pub fn read(flags: &mut Flags, postgres: Option<String>) -> Result<Self> {
         let postgres = postgres_url(flags, postgres)?;
         let runs = flags.value("--runs")?.unwrap_or(10_000);
@@ -63,7 +63,7 @@ impl Plan {
     }
 }
 
-pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
+pub async fn run(binaries: &Binaries<'_>, plan: &LoadPlan) -> Result<()> {
     let database = if plan.postgres.is_some() { "postgres" } else { "sqlite" };
     let scratch = temp_dir("load")?;
     let mut sheet = BenchResults::new(&format!("load-{database}"))?;
@@ -82,7 +82,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
     sheet.figure("hosts_ready_s", "start until all hosts take jobs", house.ready.as_secs_f64(), "s")?;
     measure_idle(&house, &mut sheet).await?;
 
-    let pool = Pool::new(server.address());
+    let pool = ConnectionPool::new(server.address());
     let traffic = Arc::new(LoadTraffic::new(pool, plan.runs));
     traffic.fill(plan, &mut sheet).await?;
     sheet.figure("full_resident_mb", "server, resident, house full", server.resident_mb()?, "MB")?;
@@ -97,7 +97,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &Plan) -> Result<()> {
 /// What hosts cost that have nothing to do.
 async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<()> {
     let (server, hosts) = (house.server.pid(), house.hosts.pid());
-    process::settle(server).await?;
+    process::wait_until_idle(server).await?;
     let (before, before_hosts) = (process::cpu_secs(server)?, process::cpu_secs(hosts)?);
     tokio::time::sleep(IDLE_TIME).await;
     let share = |now: f64, before: f64| (now - before) / IDLE_TIME.as_secs_f64() * 1e3;
@@ -118,7 +118,7 @@ async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<(
 async fn hold(
     house: &LoadCluster,
     traffic: &Arc<LoadTraffic>,
-    plan: &Plan,
+    plan: &LoadPlan,
     sheet: &mut BenchResults,
 ) -> Result<()> {
     let (server, hosts) = (house.server.pid(), house.hosts.pid());
@@ -173,9 +173,9 @@ impl MemoryWatch {
 }
 
 /// A database with finished runs in it, for whoever starts a server on it next.
-async fn history(data: &Path, opening: &ClusterOptions<'_>) -> Result<()> {
-    let url = hosts::database(data, opening.postgres);
-    if opening.history > 0 { api::fill(&url, opening.history).await } else { Ok(()) }
+async fn create_history(data: &Path, opening: &ClusterOptions<'_>) -> Result<()> {
+    let url = hosts::database_url(data, opening.postgres);
+    if opening.history > 0 { api::insert_finished_runs(&url, opening.history).await } else { Ok(()) }
 }
 
 fn create_subdir(home: &Path, name: &str) -> Result<PathBuf> {

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use windlass_testkit::rng::Rng;
 
-use super::Plan;
+use super::LoadPlan;
 use crate::{
-    open::{ArrivalPlan, Pool, StreamLimit, Tally},
+    open::{ArrivalPlan, ConnectionPool, LatencyTally, StreamLimit},
     sheet::BenchResults,
 };
 use windlass_testenv::server::submission;
@@ -42,7 +42,7 @@ const PAGE: usize = 100;
 const SEED: u64 = 20_261_115;
 
 pub(super) struct LoadTraffic {
-    pool: Arc<Pool>,
+    pool: Arc<ConnectionPool>,
     /// The job's submission of each run of the population, for its log.
     submissions: Mutex<Vec<Option<String>>>,
     tallies: TrafficTallies,
@@ -50,25 +50,25 @@ pub(super) struct LoadTraffic {
 
 #[derive(Default)]
 struct TrafficTallies {
-    fill_submit: Tally,
-    fill_running: Tally,
-    submit: Tally,
-    running: Tally,
-    get: Tally,
-    list: Tally,
-    logs: Tally,
-    stop: Tally,
-    stopped: Tally,
-    late: Tally,
+    fill_submit: LatencyTally,
+    fill_running: LatencyTally,
+    submit: LatencyTally,
+    running: LatencyTally,
+    get: LatencyTally,
+    list: LatencyTally,
+    logs: LatencyTally,
+    stop: LatencyTally,
+    stopped: LatencyTally,
+    late: LatencyTally,
 }
 
 impl LoadTraffic {
-    pub(super) fn new(pool: Arc<Pool>, runs: usize) -> Self {
+    pub(super) fn new(pool: Arc<ConnectionPool>, runs: usize) -> Self {
         Self { pool, submissions: Mutex::new(vec![None; runs]), tallies: TrafficTallies::default() }
     }
 
     /// Submits the population and waits until all of it runs.
-    pub(super) async fn fill(self: &Arc<Self>, plan: &Plan, sheet: &mut BenchResults) -> Result<()> {
+    pub(super) async fn fill(self: &Arc<Self>, plan: &LoadPlan, sheet: &mut BenchResults) -> Result<()> {
         let began = Instant::now();
         let runs = plan.runs;
         let arrivals = ArrivalPlan {
@@ -116,7 +116,7 @@ impl LoadTraffic {
     }
 
     /// All kinds of requests beside each other.
-    pub(super) async fn hold(self: &Arc<Self>, plan: &Plan) -> Result<()> {
+    pub(super) async fn hold(self: &Arc<Self>, plan: &LoadPlan) -> Result<()> {
         let mut rng = Rng::new(SEED + 1);
         let begin = Instant::now();
         let mut arrivals = |part: f64| ArrivalPlan {

@@ -24,10 +24,10 @@ use self::dstack::DstackServer;
 use super::{runs::Binaries, sheet::BenchResults};
 use windlass_testenv::server::{Client, Server, ServerOptions, TOKEN};
 use windlass_testenv::{
-    closed::{self, Load, LoadFigures},
+    closed::{self, LoadFigures, RequestLoad},
     process,
 };
-use windlass_testkit::lab::{Host, Lab, WORKER};
+use windlass_testkit::lab::{Lab, LabHost, WORKER};
 use windlass_testkit::temp_dir;
 
 /// Where the environment with dstack in it is.
@@ -110,7 +110,7 @@ fn record_ratio(sheet: &mut BenchResults, what: &str, key: &str, better: BetterW
 impl SystemPair {
     async fn measure(&self, lab: &Lab, sheet: &mut BenchResults) -> Result<()> {
         for system in [&self.theirs, &self.ours] {
-            process::settle(system.pid).await?;
+            process::wait_until_idle(system.pid).await?;
             sheet.put(&format!("{}.idle_resident_mb", system.name), process::resident_mb(system.pid)?);
         }
         record_ratio(sheet, "idle, resident, MB", "idle_resident_mb", BetterWhen::Less)?;
@@ -191,13 +191,13 @@ impl MeasuredSystem {
     }
 
     async fn load(&self, path: &str, body: &str, connections: usize) -> Result<LoadFigures> {
-        let request = closed::post(path, TOKEN, body);
-        let load = Load { address: self.address.clone(), request, connections, lasts: DURATION };
-        closed::run(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
+        let request = closed::build_post(path, TOKEN, body);
+        let load = RequestLoad { address: self.address.clone(), request, connections, lasts: DURATION };
+        closed::run_load(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
     }
 
     /// An SSH fleet of one host, until it takes jobs.
-    async fn create_fleet(&self, host: &Host, lab: &Lab) -> Result<()> {
+    async fn create_fleet(&self, host: &LabHost, lab: &Lab) -> Result<()> {
         let mut client = self.client().await?;
         let (private, public) = lab.key_pair()?;
         let init = json!({"repo_id": "none", "repo_info": {"repo_type": "virtual"}, "repo_creds": null});

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, ensure};
 use self::parts::{PinnedProcess, WrkRun, WrkSample};
 use super::{flags::Flags, sheet::BenchResults};
 use windlass_testenv::{
-    closed::{self, Load},
+    closed::{self, RequestLoad},
     process,
 };
 use windlass_testkit::temp_dir;
@@ -32,14 +32,14 @@ const EXTRA_FILES: u64 = 1_000;
 
 /// What is measured, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct ProxyPlan {
     rounds: usize,
     lasts: Duration,
     connections: u32,
     streams: usize,
 }
 
-impl Plan {
+impl ProxyPlan {
     pub fn read(flags: &mut Flags) -> Result<Self> {
         let seconds = flags.value("--seconds")?.unwrap_or(5);
         let rounds = flags.value("--rounds")?.unwrap_or(3);
@@ -100,7 +100,7 @@ fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?)
 }
 
-pub async fn run(plan: Plan) -> Result<()> {
+pub async fn run(plan: ProxyPlan) -> Result<()> {
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
     parts::raise_file_limit(2 * plan.streams as u64 + EXTRA_FILES)?;
     let scratch = temp_dir("proxy")?;
@@ -124,7 +124,7 @@ pub async fn run(plan: Plan) -> Result<()> {
 
 /// As much as goes through, on connections that stay and on a new one for each request.
 async fn measure_throughput(
-    plan: &Plan,
+    plan: &ProxyPlan,
     upstream: &PinnedProcess,
     scratch: &Path,
     sheet: &mut BenchResults,
@@ -203,7 +203,7 @@ fn record_median(
 
 /// What a proxy adds for one caller who waits for each answer.
 async fn measure_added_latency(
-    plan: &Plan,
+    plan: &ProxyPlan,
     upstream: &PinnedProcess,
     scratch: &Path,
     sheet: &mut BenchResults,
@@ -211,8 +211,8 @@ async fn measure_added_latency(
     sheet.say("one caller, one request after the other")?;
     let ask = async |address: SocketAddr| {
         let request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".to_vec();
-        let load = Load { address: address.to_string(), request, connections: 1, lasts: plan.lasts };
-        closed::run(&load, |_, _| None).await
+        let load = RequestLoad { address: address.to_string(), request, connections: 1, lasts: plan.lasts };
+        closed::run_load(&load, |_, _| None).await
     };
     let us = |span: Duration| span.as_secs_f64() * 1e6;
     let direct = ask(upstream.address).await?;
@@ -242,6 +242,6 @@ async fn measure_added_latency(
 
 /// Resident memory now, after it has come to rest.
 async fn measure_idle_memory(proxy: &PinnedProcess) -> Result<f64> {
-    process::settle(proxy.pid()).await?;
+    process::wait_until_idle(proxy.pid()).await?;
     process::resident_mb(proxy.pid())
 }

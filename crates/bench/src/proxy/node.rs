@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use windlass_gateway::{
-    DirectConnector, Door, Gatekeeper, ListenerConfig, ListenerLimits, Nobody, Proxy, ProxyLimits, Routes,
-    Verdict,
-    route::{Replica, Service, Snapshot, Target},
+    DirectConnector, Gatekeeper, ListenerConfig, ListenerLimits, NoWaker, Proxy, ProxyLimits, RequestRouting,
+    Routes, Verdict,
+    route::{ReplicaRoute, ReplicaTarget, RouteSnapshot, Service},
     serve,
 };
 
@@ -31,26 +31,26 @@ impl Gatekeeper for AllowAll {
 
 pub(super) fn run(arguments: &[String]) -> Result<()> {
     let [listen, upstream] = arguments else { anyhow::bail!("want LISTEN UPSTREAM") };
-    let target = Target::Tcp { address: upstream.parse().context("read the upstream's address")? };
+    let target = ReplicaTarget::Tcp { address: upstream.parse().context("read the upstream's address")? };
     let service = Service {
         domains: vec!["127.0.0.1".to_owned()],
         auth: false,
-        ..Service::new("main", "bench").with_replicas(vec![Replica { id: "0".to_owned(), target }])
+        ..Service::new("main", "bench").with_replicas(vec![ReplicaRoute { id: "0".to_owned(), target }])
     };
     let routes = Arc::new(Routes::default());
-    routes.replace(Snapshot { generation: 1, services: vec![service] })?;
+    routes.replace(RouteSnapshot { generation: 1, services: vec![service] })?;
     let proxy = Proxy {
         routes,
         connector: Arc::new(DirectConnector),
         gatekeeper: Arc::new(AllowAll),
-        wake: Arc::new(Nobody),
+        wake: Arc::new(NoWaker),
         log: None,
         certificates: None,
         bounds: ProxyLimits::USUAL,
     };
     let listening = ListenerConfig {
         proxy: Arc::new(proxy),
-        door: Door::Hosts,
+        door: RequestRouting::Hosts,
         challenges: None,
         tls: None,
         patience: ListenerLimits::USUAL,

@@ -19,7 +19,7 @@ use windlass_testenv::process;
 
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// What each answer holds.
-const BODY: usize = 1024;
+const BODY_BYTES: usize = 1024;
 /// Between two events of a stream.
 pub(super) const EVENT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -129,7 +129,7 @@ pub(super) fn upstream(arguments: &[String]) -> Result<()> {
 async fn serve_requests(mut stream: TcpStream) -> Result<()> {
     let mut answer =
         format!("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {BODY}\r\n\r\n").into_bytes();
-    answer.resize(answer.len() + BODY, b'x');
+    answer.resize(answer.len() + BODY_BYTES, b'x');
     let mut asked = Vec::with_capacity(2048);
     loop {
         asked.clear();

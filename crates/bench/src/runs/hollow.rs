@@ -14,10 +14,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::{Binaries, has_active_run, live, wait_for_hosts};
+use super::{Binaries, has_active_run, measure_run, wait_for_hosts};
 use crate::sheet::BenchResults;
 use windlass_testenv::{
-    hosts::Hosts,
+    hosts::HollowHosts,
     server::{Client, Server, ServerOptions, submission},
 };
 
@@ -25,7 +25,7 @@ const HOSTS: usize = 200;
 const REPEATS: usize = 20;
 const AT_ONCE: usize = 16;
 /// Whole lives for the throughput.
-const LIVES: usize = 4_000;
+const THROUGHPUT_RUNS: usize = 4_000;
 const SUBMITTERS: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -48,7 +48,7 @@ pub(super) async fn run(
     };
     // The first start makes the database and its keys.
     drop(Server::start(&options).await?);
-    let _hosts = Hosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
+    let _hosts = HollowHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
     let server = Server::start(&options).await?;
     wait_for_hosts(&server, "hollow", HOSTS).await?;
     let (name, key) = if postgres.is_some() { ("Postgres", "postgres") } else { ("SQLite", "sqlite") };
@@ -72,8 +72,8 @@ async fn measure_single_runs(server: &Server, sheet: &mut BenchResults) -> Resul
         let mut job = empty_job(&format!("alone-{time}"));
         // Long enough to be seen running.
         job["env"]["HOLLOW_RUN_MS"] = "30".into();
-        let seen = live(&mut client, &job).await?;
-        let nothing = live(&mut client, &empty_job(&format!("empty-{time}"))).await?;
+        let seen = measure_run(&mut client, &job).await?;
+        let nothing = measure_run(&mut client, &empty_job(&format!("empty-{time}"))).await?;
         if time > 0 {
             running.extend(seen.running);
             ended.push(nothing.ended);
@@ -89,7 +89,7 @@ async fn measure_concurrent_runs(server: &Server, sheet: &mut BenchResults) -> R
     let mut lives = JoinSet::new();
     for n in 0..AT_ONCE {
         let mut client = server.client().await?;
-        lives.spawn(async move { live(&mut client, &empty_job(&format!("together-{n}"))).await });
+        lives.spawn(async move { measure_run(&mut client, &empty_job(&format!("together-{n}"))).await });
     }
     let mut ended = Vec::new();
     while let Some(life) = lives.join_next().await {
@@ -108,7 +108,7 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
         submitters.spawn(async move {
             loop {
                 let n = next.fetch_add(1, Ordering::Relaxed);
-                if n >= LIVES {
+                if n >= THROUGHPUT_RUNS {
                     return anyhow::Ok(());
                 }
                 let job = empty_job(&format!("many-{n}"));
@@ -127,14 +127,14 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let took = started.elapsed();
-    let each = (server.cpu_secs()? - cpu) / LIVES as f64;
-    let rate = |took: Duration| LIVES as f64 / took.as_secs_f64();
+    let each = (server.cpu_secs()? - cpu) / THROUGHPUT_RUNS as f64;
+    let rate = |took: Duration| THROUGHPUT_RUNS as f64 / took.as_secs_f64();
     sheet.figure("submits_per_s", "submits, while runs go on", rate(submitted), "/s")?;
     sheet.figure("lives_per_s", &format!("whole lives, of {LIVES}"), rate(took), "/s")?;
     sheet.figure("cpu_ms", "server's processor time, each", each * 1e3, "ms")?;
     sheet.figure("resident_mb", "server, resident after that", server.resident_mb()?, "MB")?;
     for (pipeline, count) in claims_by_pipeline(&mut client).await? {
-        let each = (count - before.get(&pipeline).unwrap_or(&0.0)) / LIVES as f64;
+        let each = (count - before.get(&pipeline).unwrap_or(&0.0)) / THROUGHPUT_RUNS as f64;
         if each >= 0.1 {
             sheet.figure(&format!("passes_{pipeline}"), &format!("passes of {pipeline}, each"), each, "")?;
         }

@@ -48,10 +48,10 @@ pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()
 }
 
 /// What it costs that plain processes are confined.
-pub async fn isolation(binaries: &Binaries<'_>) -> Result<()> {
+pub async fn measure_isolation(binaries: &Binaries<'_>) -> Result<()> {
     let scratch = temp_dir("isolation")?;
     let mut sheet = BenchResults::new("isolation")?;
-    real::isolation(binaries, scratch.path(), &mut sheet).await?;
+    real::measure_isolation(binaries, scratch.path(), &mut sheet).await?;
     sheet.save()?;
     Ok(())
 }
@@ -64,7 +64,7 @@ pub(super) struct RunTimes {
 }
 
 /// Submits a run and watches it to its end.
-pub(super) async fn live(client: &mut Client, configuration: &Value) -> Result<RunTimes> {
+pub(super) async fn measure_run(client: &mut Client, configuration: &Value) -> Result<RunTimes> {
     let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
     let asked = Instant::now();
     client.post("/api/project/main/runs/apply", &submission(configuration)).await?;

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
-use super::{Binaries, TIMEOUT, live, wait_for_hosts};
-use crate::{agent::engine::Engine, sheet::BenchResults};
+use super::{Binaries, TIMEOUT, measure_run, wait_for_hosts};
+use crate::{agent::engine::BenchEngine, sheet::BenchResults};
 use windlass_testenv::server::{Client, Server, ServerOptions, submission};
 
 const REPEATS: usize = 10;
@@ -19,12 +19,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
     processes(binaries, &home.join("process"), sheet).await?;
     std::fs::create_dir_all(home)?;
-    let engine = Engine::from_environment(home)?;
+    let engine = BenchEngine::from_environment(home)?;
     measure_containers(binaries, &home.join("docker"), &engine, sheet).await
 }
 
 /// Plain processes with the server's own rights and confined ones, in turns: what the borders cost.
-pub(super) async fn isolation(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchResults) -> Result<()> {
+pub(super) async fn measure_isolation(
+    binaries: &Binaries<'_>,
+    home: &Path,
+    sheet: &mut BenchResults,
+) -> Result<()> {
     let own = start_server_with(binaries, &home.join("own"), None, "own").await?;
     let confined = start_server_with(binaries, &home.join("confined"), None, "confined").await?;
     let (mut own_client, mut confined_client) = (own.client().await?, confined.client().await?);
@@ -92,7 +96,7 @@ async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut BenchResult
         let line =
             measure_first_line(&mut client, &task_config(&format!("line-{time}"), "none", "echo hello"))
                 .await?;
-        let end = live(&mut client, &task_config(&format!("end-{time}"), "none", "true")).await?.ended;
+        let end = measure_run(&mut client, &task_config(&format!("end-{time}"), "none", "true")).await?.ended;
         let exit = measure_exit_to_finished(&mut client, &format!("exit-{time}"), data).await?;
         let stop = measure_stop_to_signal(&mut client, &format!("stop-{time}"), data).await?;
         if time > 0 {
@@ -118,7 +122,7 @@ const JOB_NETWORK_ARGS: [&str; 3] = ["windlass", "--publish", "127.0.0.1::10022"
 async fn measure_containers(
     binaries: &Binaries<'_>,
     data: &Path,
-    engine: &Engine,
+    engine: &BenchEngine,
     sheet: &mut BenchResults,
 ) -> Result<()> {
     let server = start_server(binaries, data, Some(&engine.socket)).await?;

@@ -12,11 +12,12 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     follow::{
-        self, FollowOptions, JobProgress, LogPrinter, Login, OutputMode, PortForwards, Ports, job_progress,
-        ssh::{self, Place},
+        self, FollowOptions, JobProgress, LogPrinter, OutputMode, PortForwards, Ports, SshLogin,
+        job_progress,
+        ssh::{self, LoginTarget},
     },
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -75,10 +76,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             Some(file) => ssh::read_saved_server(file, args.at.project.clone())?,
             None => args.at.clone(),
         };
-        return context::with(&at, async |cx| carry(cx, args).await);
+        return context::with_context(&at, async |cx| carry(cx, args).await);
     }
     let since = args.since.as_deref().map(since).transpose()?;
-    let attached = context::with(&args.at, async |cx| {
+    let attached = context::with_context(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         if is_finished(&run.status) {
             return Err(CliError::new(format!("attach to `{}`", args.name))
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             since,
             forwards: Some(PortForwards::bind(ports).await?),
             may_stop: false,
-            login: Some(Login { at: args.at.clone(), place, identity: args.ssh_identity.clone() }),
+            login: Some(SshLogin { at: args.at.clone(), place, identity: args.ssh_identity.clone() }),
         };
         follow::follow(cx, &run, how).await
     });
@@ -106,16 +107,16 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// The job that is meant. Of replicas that nobody named, the first that runs.
-pub(super) fn place(run: &Run, replica: Option<i64>, rank: i64) -> Place {
+pub(super) fn place(run: &Run, replica: Option<i64>, rank: i64) -> LoginTarget {
     let all = job_progress(run);
     let of_rank = |job: &&JobProgress| job.job == rank;
     let any =
         all.iter().filter(of_rank).find(|job| job.status == "running").or_else(|| all.iter().find(of_rank));
     let replica = replica.unwrap_or_else(|| any.map_or(0, |job| job.replica));
-    Place { replica, job: rank }
+    LoginTarget { replica, job: rank }
 }
 
-fn find_job_spec(run: &Run, place: Place) -> serde_json::Value {
+fn find_job_spec(run: &Run, place: LoginTarget) -> serde_json::Value {
     let mut specs = run.jobs.iter().map(|job| job.job_spec.value().unwrap_or_default());
     specs
         .find(|spec| spec["replica_num"] == place.replica && spec["job_num"] == place.job)
@@ -131,7 +132,7 @@ async fn carry(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         .find(|job| place.matches(job) && job.status == "running")
         .ok_or_else(|| {
             CliError::new(format!("log in to `{}`", args.name))
-                .code(Code::UnknownName)
+                .code(ErrorCode::UnknownName)
                 .why(format!(
                     "job {} of replica {} does not run: the run is {}",
                     place.job, place.replica, run.status

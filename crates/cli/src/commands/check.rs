@@ -19,7 +19,7 @@ use windlass_model::{
         error::{Code, Diagnosis},
         resolve, unsupported,
     },
-    sky::{self, Given, Kind, Secret},
+    sky::{self, CommandLineValues, SecretValue, TaskFileKind},
 };
 
 use self::images::{ImageChecker, ImageReport};
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     pub(crate) output: OutputArgs,
 }
 
-fn assignment(text: &str) -> Result<(String, String), String> {
+fn parse_assignment(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err("want NAME=VALUE".to_owned()),
@@ -99,7 +99,7 @@ impl Dialect {
 }
 
 /// A file that is right.
-struct Valid {
+struct ValidFile {
     kind: &'static str,
     /// The same for people.
     described: String,
@@ -115,7 +115,7 @@ struct Valid {
 
 /// The verdict on one file.
 enum CheckResult {
-    Valid { dialect: Dialect, source: String, valid: Box<Valid> },
+    ValidFile { dialect: Dialect, source: String, valid: Box<ValidFile> },
     Invalid { dialect: Dialect, source: String, problems: Vec<Diagnosis> },
     Unreadable { problem: String },
 }
@@ -167,25 +167,33 @@ fn check(file: &Path, args: &Args, images: Option<&ImageChecker>) -> CheckResult
     }
 }
 
-fn valid(kind: &'static str, unset: Vec<String>) -> Valid {
-    Valid { kind, described: kind.to_owned(), unset, warnings: Vec::new(), refusals: Vec::new(), image: None }
+fn valid(kind: &'static str, unset: Vec<String>) -> ValidFile {
+    ValidFile {
+        kind,
+        described: kind.to_owned(),
+        unset,
+        warnings: Vec::new(),
+        refusals: Vec::new(),
+        image: None,
+    }
 }
 
 /// What `jobs launch` would find.
-fn check_task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
+fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis>> {
     let envs: BTreeMap<String, String> = args.env.iter().cloned().collect();
-    let secrets = args.secret.iter().map(|(name, value)| (name.clone(), Secret(value.clone()))).collect();
-    let parsed = sky::parse(source, &Given { envs, secrets })?;
+    let secrets =
+        args.secret.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone()))).collect();
+    let parsed = sky::parse_task_file(source, &CommandLineValues { envs, secrets })?;
     let tasks = words::count(parsed.plan.tasks.len(), "task");
     let described = match parsed.kind {
-        Kind::Single => "SkyPilot task".to_owned(),
-        Kind::Pipeline => format!("SkyPilot pipeline of {tasks}"),
-        Kind::Dag => format!("SkyPilot graph of {tasks}"),
-        Kind::JobGroup => format!("SkyPilot job group of {tasks}"),
-        Kind::Service => "SkyPilot service".to_owned(),
-        Kind::Pool => "SkyPilot pool".to_owned(),
+        TaskFileKind::Single => "SkyPilot task".to_owned(),
+        TaskFileKind::Pipeline => format!("SkyPilot pipeline of {tasks}"),
+        TaskFileKind::Dag => format!("SkyPilot graph of {tasks}"),
+        TaskFileKind::JobGroup => format!("SkyPilot job group of {tasks}"),
+        TaskFileKind::Service => "SkyPilot service".to_owned(),
+        TaskFileKind::Pool => "SkyPilot pool".to_owned(),
     };
-    Ok(Valid {
+    Ok(ValidFile {
         kind: parsed.kind.as_str(),
         described,
         unset: Vec::new(),
@@ -198,11 +206,12 @@ fn check_task_file(source: &str, args: &Args) -> Result<Valid, Vec<Diagnosis>> {
 /// What `apply` would do with references and variables. A variable that is taken from the environment need
 /// not be set where a file is only checked.
 fn resolved(
-    mut parsed: config::Parsed,
+    mut parsed: config::ParsedConfiguration,
     env: &[(String, String)],
     images: Option<&ImageChecker>,
-) -> Result<Valid, Vec<Diagnosis>> {
-    let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
+) -> Result<ValidFile, Vec<Diagnosis>> {
+    let context =
+        unsupported::ReviewContext { node: Some(&parsed.node), ..unsupported::ReviewContext::default() };
     let review = unsupported::review(&parsed.configuration, context);
     if !review.refusals.is_empty() {
         return Err(review.refusals);
@@ -225,7 +234,7 @@ fn resolved(
         Ok(()) => {
             let run = parsed.configuration.run();
             let image = images.zip(run).and_then(|(images, run)| images.check(run));
-            Ok(Valid { image, ..valid(kind, unset) })
+            Ok(ValidFile { image, ..valid(kind, unset) })
         }
         Err(error) => Err(vec![Diagnosis::new(Code::Interpolation, parsed.node.span, error.to_string())]),
     }
@@ -246,7 +255,7 @@ fn tell(file: &str, checked: &CheckResult) {
     };
     match checked {
         CheckResult::Valid { source, valid, .. } => {
-            let Valid { described, unset, warnings, refusals, image, .. } = &**valid;
+            let ValidFile { described, unset, warnings, refusals, image, .. } = &**valid;
             let verdict = if refusals.is_empty() { "" } else { ", which cannot be launched here" };
             output::print_message(&output::printable(&format!("{file}: valid {described}{verdict}")));
             if !unset.is_empty() {
@@ -281,7 +290,7 @@ fn tell(file: &str, checked: &CheckResult) {
 fn document(file: &str, checked: &CheckResult) -> Value {
     match checked {
         CheckResult::Valid { dialect, valid, .. } => {
-            let Valid { kind, unset, warnings, refusals, image, .. } = &**valid;
+            let ValidFile { kind, unset, warnings, refusals, image, .. } = &**valid;
             let mut document = json!({
                 "file": file, "valid": true, "dialect": dialect.as_str(), "type": kind, "problems": refusals,
                 "unset": unset,
@@ -299,7 +308,7 @@ fn document(file: &str, checked: &CheckResult) -> Value {
             json!({ "file": file, "valid": false, "dialect": dialect.as_str(), "problems": problems })
         }
         CheckResult::Unreadable { problem } => {
-            json!({ "file": file, "valid": false, "problems": [{ "code": problem::Code::Failed.id(), "message": format!("read the file: {problem}") }] })
+            json!({ "file": file, "valid": false, "problems": [{ "code": problem::ErrorCode::Failed.id(), "message": format!("read the file: {problem}") }] })
         }
     }
 }

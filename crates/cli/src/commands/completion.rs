@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let mut script = Vec::new();
     // By name, not by path: whichever `windlass` is first in the path answers, also after an update.
     shell
-        .write_registration(complete::VARIABLE, "windlass", "windlass", "windlass", &mut script)
+        .write_registration(complete::COMPLETE_VARIABLE, "windlass", "windlass", "windlass", &mut script)
         .map_err(|error| CliError::from_error("write the script", &error))?;
     output::raw(&script);
     Ok(Exit::Done)

@@ -1,7 +1,7 @@
 //! `windlass container`: the container queue, for people.
 
 use serde_json::{Value, json};
-use windlass_api::queue::{Client, QueueError, encoded};
+use windlass_api::queue::{QueueError, QueueHttpClient, percent_encode};
 
 use crate::{
     cli::{OutputArgs, ServerArgs},
@@ -83,13 +83,14 @@ fn problem(error: &QueueError) -> CliError {
     CliError::from_error("ask the container queue", error)
 }
 
-pub(crate) fn client(cx: &Context) -> Result<Client, CliError> {
-    Client::with_certificate(&cx.url, &cx.token, cx.certificate.as_deref()).map_err(|error| problem(&error))
+pub(crate) fn client(cx: &Context) -> Result<QueueHttpClient, CliError> {
+    QueueHttpClient::with_certificate(&cx.url, &cx.token, cx.certificate.as_deref())
+        .map_err(|error| problem(&error))
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         let client = client(cx)?;
         match &args.action {
             None => list(&client, false, format).await,
@@ -110,18 +111,18 @@ fn text(record: &Value, name: &str) -> String {
     }
 }
 
-async fn fetch_items(client: &Client, path: &str) -> Result<Vec<Value>, CliError> {
+async fn fetch_items(client: &QueueHttpClient, path: &str) -> Result<Vec<Value>, CliError> {
     let page = client.get(path).await.map_err(|error| problem(&error))?;
     Ok(page["items"].as_array().cloned().unwrap_or_default())
 }
 
-async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<Exit, CliError> {
+async fn list(client: &QueueHttpClient, all: bool, format: crate::cli::Format) -> Result<Exit, CliError> {
     let states = if all { json!([]) } else { json!([["state", "in", ["Queued", "Locked", "Running"]]]) };
-    let order = encoded(&json!(["priority desc", "created_at"]).to_string());
-    let path = format!("containers?limit=1000&filters={}&order={order}", encoded(&states.to_string()));
+    let order = percent_encode(&json!(["priority desc", "created_at"]).to_string());
+    let path = format!("containers?limit=1000&filters={}&order={order}", percent_encode(&states.to_string()));
     let found = fetch_items(client, &path).await?;
     let names: Vec<String> = found.iter().map(|one| text(one, "uuid")).collect();
-    output::one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
+    output::print_one(format, &json!({ "containers": found }), &names.join("\n"), |_| {
         let mut table = Table::new(vec!["CONTAINER", "STATE", "PRIORITY", "IMAGE", "EXIT", "WHY"]);
         for one in &found {
             let told = |name: &str| one["runtime_status"][name].as_str().map(str::to_owned);
@@ -140,12 +141,13 @@ async fn list(client: &Client, all: bool, format: crate::cli::Format) -> Result<
     Ok(Exit::Done)
 }
 
-async fn show(client: &Client, uuid: &str, format: crate::cli::Format) -> Result<Exit, CliError> {
+async fn show(client: &QueueHttpClient, uuid: &str, format: crate::cli::Format) -> Result<Exit, CliError> {
     let record = client.get(&format!("containers/{uuid}")).await.map_err(|error| problem(&error))?;
-    let filters = encoded(&json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string());
+    let filters =
+        percent_encode(&json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string());
     let said = fetch_items(client, &format!("logs?filters={filters}&order=id&limit=100")).await?;
     let document = json!({ "container": record, "dispatch": said });
-    output::one(format, &document, uuid, |_| {
+    output::print_one(format, &document, uuid, |_| {
         let mut facts = DetailView::new();
         facts.add("Container", uuid);
         facts.status("State", text(&record, "state"));
@@ -196,7 +198,7 @@ fn format_usage(usage: &Value) -> String {
     parts.join(", ")
 }
 
-async fn logs(client: &Client, uuid: &str, stderr: bool) -> Result<Exit, CliError> {
+async fn logs(client: &QueueHttpClient, uuid: &str, stderr: bool) -> Result<Exit, CliError> {
     let stream = if stderr { "stderr" } else { "stdout" };
     let mut from = 0;
     loop {
@@ -210,8 +212,9 @@ async fn logs(client: &Client, uuid: &str, stderr: bool) -> Result<Exit, CliErro
 }
 
 /// The priority of a container is that of its requests.
-async fn set_priority(client: &Client, uuid: &str, priority: u64) -> Result<Exit, CliError> {
-    let filters = encoded(&json!([["container_uuid", "=", uuid], ["state", "=", "Committed"]]).to_string());
+async fn set_priority(client: &QueueHttpClient, uuid: &str, priority: u64) -> Result<Exit, CliError> {
+    let filters =
+        percent_encode(&json!([["container_uuid", "=", uuid], ["state", "=", "Committed"]]).to_string());
     let requests = fetch_items(client, &format!("container_requests?filters={filters}&limit=1000")).await?;
     if requests.is_empty() {
         return Err(CliError::new(format!("no request of yours waits for {uuid}"))

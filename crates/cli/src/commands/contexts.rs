@@ -8,8 +8,8 @@ use crate::{
     exit::Exit,
     home::Home,
     login::{self, DEFAULT_PROJECT, Login},
-    output::{self, List, table::Table},
-    problem::{CliError, Code},
+    output::{self, ListView, table::Table},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List servers
     #[command(after_help = "Examples:\n  windlass context list -o json")]
-    List,
+    ListView,
     /// Choose the server that commands talk to
     #[command(after_help = "Examples:\n  windlass context use lab\n  windlass context use local")]
     Use {
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         None | Some(Action::List) => {
             let all = list_contexts(&home)?;
             let name = |one: &ContextRow| one.name.clone();
-            let list = List { project: None, kind: "contexts", name, none: "" };
+            let list = ListView { project: None, kind: "contexts", name, none: "" };
             list.print(&all, args.output.format, |_| table(&all))?;
         }
         Some(Action::Use { name }) => use_context(&home, name)?,
@@ -156,7 +156,7 @@ fn find_context(home: &Home, name: &str) -> Result<Login, CliError> {
         return Ok(all.swap_remove(at));
     }
     let names: Vec<String> = all.iter().map(Login::context_name).collect();
-    let problem = CliError::new(format!("no context named `{name}`")).code(Code::UnknownName);
+    let problem = CliError::new(format!("no context named `{name}`")).code(ErrorCode::UnknownName);
     Err(match closest_name(name, names.iter().map(String::as_str)) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
         None => {

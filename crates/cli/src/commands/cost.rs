@@ -74,10 +74,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         return Err(CliError::usage("the period ends before it begins")
             .hint("`--since` is the beginning, `--until` the end"));
     }
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         let listing = cx.call::<ListCosts>(&request).await?;
         match args.output.format {
-            Format::Json => output::one(Format::Json, &listing, "", |_| {})?,
+            Format::Json => output::print_one(Format::Json, &listing, "", |_| {})?,
             Format::Jsonl => output::print_jsonl(&listing.items)?,
             Format::Name => {
                 listing.items.iter().for_each(|item| output::data(&output::printable(&item.name)))

@@ -15,13 +15,13 @@ use windlass_api::{
 };
 use windlass_model::config::Configuration;
 
-use super::{apply::described, fleet, gateway, is_finished, volume, wait_for_end};
+use super::{apply::parse_file, fleet, gateway, is_finished, volume, wait_for_end};
 use crate::{
     cli::ServerArgs,
     context::{self, Context},
     exit::Exit,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -56,7 +56,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     match &args.file {
         Some(file) => delete_from_file(args, file),
-        None => context::with(&args.at, async |cx| finished(cx, &args.names, args.yes).await),
+        None => context::with_context(&args.at, async |cx| finished(cx, &args.names, args.yes).await),
     }
 }
 
@@ -76,7 +76,7 @@ async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, Cli
             "cannot delete runs that are not finished: {}",
             listed.join(", ")
         ))
-        .code(Code::Refused)
+        .code(ErrorCode::Refused)
         .hint(format!("`windlass stop --wait {first}` first")));
     }
     if !output::confirm_delete(yes, &names.join(", "))? {
@@ -97,7 +97,7 @@ fn delete_from_file(args: &Args, file: &Path) -> Result<Exit, CliError> {
         return Err(CliError::usage("the file comes from standard input, where the answer would come from")
             .hint("pass `-y`"));
     }
-    let configuration = described(file)?;
+    let configuration = parse_file(file)?;
     let Some(name) = configuration.name().map(str::to_owned) else {
         return Err(CliError::usage(format!(
             "`{}` gives its {} no name",
@@ -106,12 +106,12 @@ fn delete_from_file(args: &Args, file: &Path) -> Result<Exit, CliError> {
         ))
         .hint("`windlass ps`, `windlass fleet` and the like show the name that it was given"));
     };
-    context::with(&args.at, async |cx| match &configuration {
+    context::with_context(&args.at, async |cx| match &configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
             active(cx, args, &name).await
         }
         Configuration::Fleet(_) => {
-            fleet::remove(
+            fleet::delete_and_wait(
                 cx,
                 std::slice::from_ref(&name),
                 &[],
@@ -154,7 +154,7 @@ async fn delete_volume(cx: &Context, args: &Args, name: &str) -> Result<Exit, Cl
     let exit =
         output::delete(&names, args.yes, "Deleting", async |name| volume::find(cx, name).await, call).await?;
     if args.wait && exit == Exit::Done {
-        wait_until_gone::<ReadVolume>(cx, &volumes::NameRequest { name: name.to_owned() }).await?;
+        wait_until_deleted::<ReadVolume>(cx, &volumes::NameRequest { name: name.to_owned() }).await?;
     }
     Ok(exit)
 }
@@ -166,13 +166,13 @@ async fn delete_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, C
     let exit = output::delete(&names, args.yes, "Deleting", async |name| gateway::find(cx, name).await, call)
         .await?;
     if args.wait && exit == Exit::Done {
-        wait_until_gone::<ReadGateway>(cx, &gateways::NameRequest { name: name.to_owned() }).await?;
+        wait_until_deleted::<ReadGateway>(cx, &gateways::NameRequest { name: name.to_owned() }).await?;
     }
     Ok(exit)
 }
 
 /// Until the server has no such thing.
-async fn wait_until_gone<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), CliError> {
+async fn wait_until_deleted<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), CliError> {
     loop {
         match cx.try_call::<O>(request).await {
             Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,

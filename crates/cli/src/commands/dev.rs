@@ -10,11 +10,11 @@ use windlass_api::{
     operations::{ListRuns, StopRuns},
     runs::{ListRequest, StopRequest},
 };
-use windlass_server::config::{Given, Settings};
+use windlass_server::config::{Settings, SettingsSource};
 
-use super::server::{LogFormat, LogLevel, Start, log, serve, turn};
+use super::server::{LogFormat, LogLevel, StartMode, block_on_workers, log, serve};
 use crate::{
-    context::{Context, name_of},
+    context::{Context, run_name},
     exit::Exit,
     local,
     login::{DEFAULT_PROJECT, ServerTarget},
@@ -66,7 +66,7 @@ impl DataDir {
         if let Some(path) = given {
             return Ok(Self { path: path.to_owned(), kept: true });
         }
-        let name = format!("windlass-dev-{}-{}", std::process::id(), &local::draw()?[..8]);
+        let name = format!("windlass-dev-{}-{}", std::process::id(), &local::generate_token()?[..8]);
         let path = std::env::temp_dir().join(name);
         // It must be new: in a shared /tmp somebody else may have put something there.
         std::fs::DirBuilder::new()
@@ -88,19 +88,19 @@ impl Drop for DataDir {
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     log(args.log_level, LogFormat::Text);
     let place = DataDir::new(args.data_dir.as_deref())?;
-    let token = local::draw()?;
-    let given = Given {
+    let token = local::generate_token()?;
+    let given = SettingsSource {
         port: Some(args.port),
         data_dir: Some(place.path.clone()),
         admin_token: Some(token.clone()),
         agent: args.agent.clone(),
         local_runtime: args.local_runtime.clone(),
         local_processes: args.local_processes.clone(),
-        ..Given::default()
+        ..SettingsSource::default()
     };
     let settings =
         Settings::new(given, None).map_err(|error| CliError::from_error("read the settings", &error))?;
-    turn(serve(settings, Start::Dev { token, kept: place.kept }))?;
+    block_on_workers(serve(settings, StartMode::Dev { token, kept: place.kept }))?;
     Ok(Exit::Done)
 }
 
@@ -125,7 +125,7 @@ async fn try_stop_runs(url: &str, token: &str) -> Result<(), CliError> {
     let cx = Context::new(chosen)?;
     let request = ListRequest { only_active: true, include_jobs: false, ..ListRequest::default() };
     loop {
-        let runs_names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(name_of).collect();
+        let runs_names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(run_name).collect();
         if runs_names.is_empty() {
             return Ok(());
         }

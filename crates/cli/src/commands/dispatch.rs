@@ -7,20 +7,20 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::Instant,
 };
-use windlass_api::queue::Client;
+use windlass_api::queue::QueueHttpClient;
 use windlass_dispatch::{
-    hook::{self, Hook},
-    local::{self, Local},
+    hook::{self, WakeSocket},
+    local::{self, LocalScheduler},
     metrics::Metrics,
-    news::News,
-    queue::{Door, Name},
+    news::QueueEvents,
+    queue::{DispatcherName, QueueClient},
     rounds::{Dispatcher, RoundError, Settings},
     scheduler::Scheduler,
     slurm::{self, Slurm},
 };
 use windlass_model::{causes::chain, time::Span};
 
-use super::server::{LogFormat, LogLevel, log, turn};
+use super::server::{LogFormat, LogLevel, block_on_workers, log};
 use crate::{cli::ServerArgs, context, exit::Exit, login, output, problem::CliError};
 
 const EXAMPLES: &str = "\
@@ -114,7 +114,7 @@ pub(crate) enum Action {
     #[command(
         after_help = "Examples:\n  windlass dispatch local --token-file dispatch.token --dir /var/lib/windlass/containers"
     )]
-    Local {
+    LocalScheduler {
         #[command(flatten)]
         common: CommonArgs,
         /// Where attempts are kept, so that a dispatcher that comes back finds them
@@ -170,8 +170,8 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
             check_flags(&common)?;
             log(LogLevel::Info, LogFormat::Auto);
             let settings = local::Settings { dir, executor: executor(&common)?, size: None, gpus };
-            let scheduler = Local::new(settings, begun);
-            Ok(turn(serve(common, scheduler, begun, None))?)
+            let scheduler = LocalScheduler::new(settings, begun);
+            Ok(block_on_workers(serve(common, scheduler, begun, None))?)
         }
         Action::Slurm { common, slurm_conf, tag, name, partition, account, preemptible_qos, rest_socket } => {
             check_flags(&common)?;
@@ -185,7 +185,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
                 ..slurm::Settings::new(tag, executor(&common)?)
             };
             let scheduler = Slurm::since(settings, begun);
-            Ok(turn(serve(common, scheduler, begun, Some(Name::of_slurm(name))))?)
+            Ok(block_on_workers(serve(common, scheduler, begun, Some(DispatcherName::of_slurm(name))))?)
         }
     }
 }
@@ -222,7 +222,7 @@ fn executor(common: &CommonArgs) -> Result<PathBuf, CliError> {
 }
 
 fn token(at: &ServerArgs) -> Result<Exit, CliError> {
-    context::with(at, async |cx| {
+    context::with_context(at, async |cx| {
         let client = super::container::client(cx)?;
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
         let made = client.post("api_client_authorizations", &body).await;
@@ -253,7 +253,7 @@ async fn serve(
     common: CommonArgs,
     scheduler: impl Scheduler + Sync,
     begun: Instant,
-    name: Option<Name>,
+    name: Option<DispatcherName>,
 ) -> anyhow::Result<Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -261,15 +261,15 @@ async fn serve(
         .map_err(|error| anyhow::anyhow!("read {}: {error}", common.token_file.display()))?;
     let certificate = login::certificate(common.server_cert.as_deref())
         .map_err(|problem| anyhow::anyhow!(problem.parts().0))?;
-    let client = Client::with_certificate(&common.server, &token, certificate.as_deref())?;
+    let client = QueueHttpClient::with_certificate(&common.server, &token, certificate.as_deref())?;
     let pause = Duration::from_secs_f64(common.poll.clamp(0.05, 3600.0));
-    let news = News::listen(client.clone());
+    let news = QueueEvents::listen(client.clone());
     let hook = common.hook_socket.as_deref().map(|path| {
-        Hook::bind(path).map_err(|error| anyhow::anyhow!("listen at {}: {error}", path.display()))
+        WakeSocket::bind(path).map_err(|error| anyhow::anyhow!("listen at {}: {error}", path.display()))
     });
     let hook = hook.transpose()?;
     let door = loop {
-        match Door::open(client.clone()).await {
+        match QueueClient::open(client.clone()).await {
             Ok(door) => break door.named(name),
             Err(error) if common.once || error.is_refusal() => return Err(error.into()),
             Err(error) => tracing::warn!(error = %chain(&error), "reach the queue"),

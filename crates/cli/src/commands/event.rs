@@ -9,7 +9,7 @@ use uuid::Uuid;
 use windlass_api::{
     events::{Event, ListRequest},
     operations::{ListEvents, ReadProject},
-    server::Nothing,
+    server::EmptyRequest,
 };
 use windlass_model::time::{Span, Timestamp};
 
@@ -19,7 +19,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         style::{Colour, Style},
         table::{Cell, Table},
         words,
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.follow && args.output.format == Format::Json {
         return Err(CliError::usage("`-f` has no end, and one document has").hint("`-o jsonl`"));
     }
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         let asked = asked(cx, args).await?;
         let events = match from {
             Some(from) => after(cx, &asked, from).await?,
@@ -114,20 +114,20 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         };
         if !args.follow {
             let name = |event: &Event| event.id.to_string();
-            List { project: Some(&cx.project), kind: "events", name, none: "No events." }.print(
+            ListView { project: Some(&cx.project), kind: "events", name, none: "No events." }.print(
                 &events,
                 args.output.format,
                 |wide| table(&events, wide),
             )?;
             return Ok(Exit::Done);
         }
-        print(&events, args.output.format)?;
+        print_events(&events, args.output.format)?;
         // To begin after the last one, it has to be known even if it is not shown.
         let last = if events.is_empty() { newest(cx, &asked, 1).await? } else { events };
         let mut feed = EventFeed::after(asked, &last);
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            print(&feed.look(cx).await?, args.output.format)?;
+            print_events(&feed.look(cx).await?, args.output.format)?;
         }
     })
 }
@@ -168,7 +168,7 @@ async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
     }
     // Within one project, unless it is within something in it.
     if request.within_runs.is_none() && request.within_fleets.is_none() {
-        request.within_projects = Some(vec![cx.call::<ReadProject>(&Nothing {}).await?.project_id]);
+        request.within_projects = Some(vec![cx.call::<ReadProject>(&EmptyRequest {}).await?.project_id]);
     }
     request.include_target_types =
         (!args.include_target_type.is_empty()).then(|| args.include_target_type.clone());
@@ -177,7 +177,7 @@ async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
 
 /// The project's events, all of them.
 pub(crate) async fn project_request(cx: &Context) -> Result<ListRequest, CliError> {
-    let project = cx.call::<ReadProject>(&Nothing {}).await?.project_id;
+    let project = cx.call::<ReadProject>(&EmptyRequest {}).await?.project_id;
     Ok(ListRequest { within_projects: Some(vec![project]), limit: PAGE, ..ListRequest::default() })
 }
 
@@ -246,7 +246,7 @@ impl EventFeed {
 }
 
 /// `2026-11-20 09:00:01`, UTC.
-pub(crate) fn time(event: &Event) -> String {
+pub(crate) fn format_time(event: &Event) -> String {
     event.recorded_at.to_string().chars().take(19).collect::<String>().replace('T', " ")
 }
 
@@ -256,20 +256,20 @@ pub(crate) fn about(event: &Event) -> String {
     event.targets.iter().map(named).collect::<Vec<_>>().join(", ")
 }
 
-pub(crate) fn by(event: &Event) -> &str {
+pub(crate) fn actor_name(event: &Event) -> &str {
     event.actor_user.as_deref().unwrap_or("system")
 }
 
 /// One after the other: nobody knows how wide the next will be.
-fn print(events: &[Event], format: Format) -> Result<(), CliError> {
+fn print_events(events: &[Event], format: Format) -> Result<(), CliError> {
     let style = Style::stdout();
     match format {
         Format::Json | Format::Jsonl => output::print_jsonl(events)?,
         Format::Name => events.iter().for_each(|event| output::data(&event.id.to_string())),
         Format::Table | Format::Wide => events.iter().for_each(|event| {
-            let line = format!("{:<10}  {:<28}  {}", by(event), about(event), event.message);
+            let line = format!("{:<10}  {:<28}  {}", actor_name(event), about(event), event.message);
             let line = output::printable(&line).replace(['\n', '\t'], " ");
-            output::data(&format!("{}  {line}", style.paint(Colour::Dim, &time(event))));
+            output::data(&format!("{}  {line}", style.paint(Colour::Dim, &format_time(event))));
         }),
     }
     Ok(())
@@ -284,8 +284,8 @@ fn table(events: &[Event], wide: bool) -> Table {
     let now = words::now();
     for event in events {
         let mut row = vec![
-            Cell::coloured(time(event), Colour::Dim),
-            by(event).into(),
+            Cell::coloured(format_time(event), Colour::Dim),
+            actor_name(event).into(),
             about(event).into(),
             event.message.as_str().into(),
         ];

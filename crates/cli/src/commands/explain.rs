@@ -6,8 +6,8 @@ use crate::{
     cli::OutputArgs,
     context::closest_name,
     exit::Exit,
-    output::{self, List, table::Table},
-    problem::{CliError, Code},
+    output::{self, ListView, table::Table},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -64,12 +64,12 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     let Some(wanted) = &args.code else {
         let name = |page: &Page| page.code.to_owned();
-        List { project: None, kind: "errors", name, none: "" }.print(&PAGES, format, |_| table())?;
+        ListView { project: None, kind: "errors", name, none: "" }.print(&PAGES, format, |_| table())?;
         return Ok(Exit::Done);
     };
     let code = wanted.trim().to_ascii_uppercase();
     let page = PAGES.iter().find(|page| page.code == code).ok_or_else(|| unknown(wanted, &code))?;
-    output::one(format, page, page.code, |_| output::data(page.text.trim_end()))?;
+    output::print_one(format, page, page.code, |_| output::data(page.text.trim_end()))?;
     Ok(Exit::Done)
 }
 
@@ -86,7 +86,7 @@ fn table() -> Table {
 }
 
 fn unknown(wanted: &str, code: &str) -> CliError {
-    let problem = CliError::usage(format!("no error has the code `{wanted}`")).code(Code::UnknownName);
+    let problem = CliError::usage(format!("no error has the code `{wanted}`")).code(ErrorCode::UnknownName);
     match closest_name(code, PAGES.iter().map(|page| page.code)) {
         Some(near) => problem.hint(format!("`windlass explain {near}`?")),
         None => problem.hint("`windlass explain` lists them"),
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn every_code_has_a_page_and_a_line_in_the_list() {
         let configurations = windlass_model::config::error::Code::ALL.map(|code| (code.id(), code.name()));
-        let ours = Code::ALL.map(|code| (code.id(), code.name()));
+        let ours = ErrorCode::ALL.map(|code| (code.id(), code.name()));
         let codes: BTreeSet<_> = configurations.into_iter().chain(ours).collect();
         let pages: BTreeSet<_> = PAGES.iter().map(|page| (page.code, page.name())).collect();
         assert_eq!(pages, codes);

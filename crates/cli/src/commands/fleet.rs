@@ -11,13 +11,13 @@ use windlass_api::{
 };
 use windlass_model::config::{Configuration, error};
 
-use super::{apply, instance::trouble};
+use super::{apply, instance::status_reason};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         table::{Cell, Table},
         words,
     },
@@ -51,7 +51,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List fleets and their instances
     #[command(after_help = "Examples:\n  windlass fleet list -w")]
-    List(WatchArgs),
+    ListView(WatchArgs),
     /// Show one fleet
     #[command(after_help = "Examples:\n  windlass fleet get rack -o json")]
     Get {
@@ -106,19 +106,19 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if let Some(Action::Add { name, yes }) = &args.action {
         return add_local(args, name, *yes);
     }
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let name = |fleet: &Fleet| fleet.name.clone();
-            let list = List { project: Some(&cx.project), kind: "fleets", name, none: NO_FLEETS };
+            let list = ListView { project: Some(&cx.project), kind: "fleets", name, none: NO_FLEETS };
             list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
             let fleet = find(cx, name).await?;
-            output::one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
+            output::print_one(format, &fleet, &fleet.name, |_| show(std::slice::from_ref(&fleet), format))?;
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, instance, yes, force, wait }) => {
-            remove(cx, names, instance, DeleteOptions { yes: *yes, force: *force }, *wait).await
+            delete_and_wait(cx, names, instance, DeleteOptions { yes: *yes, force: *force }, *wait).await
         }
         // It is applied, and was done above.
         Some(Action::Add { .. }) => Ok(Exit::Done),
@@ -133,7 +133,7 @@ pub(super) struct DeleteOptions {
 }
 
 /// Deletes fleets, or single instances of one.
-pub(super) async fn remove(
+pub(super) async fn delete_and_wait(
     cx: &Context,
     names: &[String],
     nums: &[i64],
@@ -163,7 +163,8 @@ fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, CliError> {
     let configuration = Configuration::from_json(&document)
         .map_err(|problems| CliError::new("describe the fleet").why(error::summary(&problems)))?;
     let applied = apply::Args::plain(args.at.clone(), args.output, yes);
-    let source = apply::complete(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
+    let source =
+        apply::with_overrides(&applied, "the command line".to_owned(), PathBuf::from("."), configuration)?;
     apply::submit(&applied, &source)
 }
 
@@ -239,17 +240,17 @@ pub(crate) fn show(fleets: &[Fleet], format: Format) {
         table.whole().print();
     } else {
         table.print();
-        for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(hindrance) {
+        for line in fleets.iter().flat_map(|fleet| &fleet.instances).filter_map(format_unusable_reason) {
             output::print_message(&output::printable(&line));
         }
     }
 }
 
 /// Why an instance cannot be used, in a line of its own: it is longer than a column.
-fn hindrance(instance: &Instance) -> Option<String> {
+fn format_unusable_reason(instance: &Instance) -> Option<String> {
     let is_hindered = instance.unreachable
         || matches!(instance.status.as_str(), "pending" | "provisioning" | "terminating");
-    let why = trouble(instance);
+    let why = status_reason(instance);
     if !is_hindered || why.is_empty() {
         return None;
     }
@@ -331,7 +332,7 @@ fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Time
         words::ago(instance.created, now).into(),
     ]);
     if wide {
-        row.push(trouble(instance).into());
+        row.push(status_reason(instance).into());
     }
     row
 }
@@ -372,9 +373,9 @@ mod tests {
     fn a_host_that_is_not_ready_or_not_reached_says_why() {
         let why = "connect to 10.0.0.7: no route to host";
         let told = format!("rack-0 (10.0.0.7): {why}");
-        assert_eq!(hindrance(&instance("pending", Some(why), false)), Some(told.clone()));
-        assert_eq!(hindrance(&instance("idle", Some(why), true)), Some(told));
-        assert_eq!(hindrance(&instance("idle", None, false)), None);
-        assert_eq!(hindrance(&instance("pending", None, false)), None);
+        assert_eq!(format_unusable_reason(&instance("pending", Some(why), false)), Some(told.clone()));
+        assert_eq!(format_unusable_reason(&instance("idle", Some(why), true)), Some(told));
+        assert_eq!(format_unusable_reason(&instance("idle", None, false)), None);
+        assert_eq!(format_unusable_reason(&instance("pending", None, false)), None);
     }
 }

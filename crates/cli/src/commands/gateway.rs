@@ -17,7 +17,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         facts::DetailView,
         table::{Cell, Table},
         words,
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List gateways
     #[command(after_help = "Examples:\n  windlass gateway list")]
-    List(WatchArgs),
+    ListView(WatchArgs),
     /// Show one gateway
     #[command(after_help = "Examples:\n  windlass gateway get entry")]
     Get {
@@ -111,21 +111,23 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::List(listing)) => listing,
         _ => &args.listing,
     };
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let none = "No gateways. `windlass apply -f FILE` makes one.";
             let name = |gateway: &Gateway| gateway.name.clone();
-            let list = List { project: Some(&cx.project), kind: "gateways", name, none };
+            let list = ListView { project: Some(&cx.project), kind: "gateways", name, none };
             list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
             let gateway = find(cx, name).await?;
-            output::one(format, &gateway, name, |_| facts(&gateway).print())?;
+            output::print_one(format, &gateway, name, |_| facts(&gateway).print())?;
             Ok(Exit::Done)
         }
         Some(Action::Update { name, set_default, domain }) => {
             let gateway = update(cx, name, *set_default, domain.clone()).await?;
-            output::one(format, &gateway, name, |_| output::print_message(&format!("Updated `{name}`.")))?;
+            output::print_one(format, &gateway, name, |_| {
+                output::print_message(&format!("Updated `{name}`."))
+            })?;
             Ok(Exit::Done)
         }
         Some(Action::Token { name }) => {

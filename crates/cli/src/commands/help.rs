@@ -7,7 +7,7 @@ use crate::{
     context::closest_name,
     exit::Exit,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -104,7 +104,7 @@ pub(crate) fn list_topics() -> impl Iterator<Item = &'static str> {
 }
 
 fn unknown(word: &str, names: &[String]) -> CliError {
-    let problem = CliError::usage(format!("there is no command `{word}`")).code(Code::UnknownName);
+    let problem = CliError::usage(format!("there is no command `{word}`")).code(ErrorCode::UnknownName);
     let mut all: Vec<&str> = names.iter().map(String::as_str).collect();
     list_topics().for_each(|topic| all.push(topic));
     match closest_name(word, all.into_iter()) {

@@ -8,7 +8,7 @@ use windlass_api::{
     operations::{ListInstances, ReadInstance},
 };
 use windlass_backend::processes_of;
-use windlass_model::plan::runs_in::Processes;
+use windlass_model::plan::runs_in::ProcessSupport;
 
 use super::instance_status;
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         facts::DetailView,
         table::{Cell, Table},
         words,
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) action: Option<Action>,
     #[command(flatten)]
-    pub(crate) listing: Listing,
+    pub(crate) listing: ListArgs,
     #[command(flatten)]
     pub(crate) at: ServerArgs,
     #[command(flatten)]
@@ -48,7 +48,7 @@ pub(crate) struct Args {
 
 /// What to list, and how often.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Listing {
+pub(crate) struct ListArgs {
     /// Terminated ones too
     #[arg(short, long)]
     pub(crate) all: bool,
@@ -63,7 +63,7 @@ pub(crate) struct Listing {
 pub(crate) enum Action {
     /// List instances
     #[command(after_help = "Examples:\n  windlass instance list -a")]
-    List(Listing),
+    ListView(ListArgs),
     /// Show one instance, by name or id
     #[command(after_help = "Examples:\n  windlass instance get rack-0")]
     Get {
@@ -79,22 +79,22 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::List(listing)) => listing,
         _ => &args.listing,
     };
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let none = "No instances. `windlass apply -f FLEET.yml` makes a fleet of them.";
             let name = |instance: &Instance| instance.name.clone();
-            let list = List { project: Some(&cx.project), kind: "instances", name, none };
+            let list = ListView { project: Some(&cx.project), kind: "instances", name, none };
             list.show(format, listing.often.watch, async || chosen(cx, listing).await, table).await
         }
         Some(Action::Get { name }) => {
             let instance = find(cx, name).await?;
-            output::one(format, &instance, &instance.name, |_| facts(&instance).print())?;
+            output::print_one(format, &instance, &instance.name, |_| facts(&instance).print())?;
             Ok(Exit::Done)
         }
     })
 }
 
-async fn chosen(cx: &Context, asked: &Listing) -> Result<Vec<Instance>, CliError> {
+async fn chosen(cx: &Context, asked: &ListArgs) -> Result<Vec<Instance>, CliError> {
     let mut fleets = Vec::new();
     for name in &asked.fleet {
         fleets.push(super::fleet::find(cx, name).await?.id);
@@ -139,7 +139,7 @@ fn kind(instance: &Instance) -> Value {
     instance.instance_type.as_ref().and_then(|kind| kind.value().ok()).unwrap_or_default()
 }
 
-pub(crate) fn backend(instance: &Instance) -> &str {
+pub(crate) fn format_backend(instance: &Instance) -> &str {
     let region = instance.region.as_deref().unwrap_or_default();
     instance.backend.as_deref().map(|name| words::backend(name, region)).unwrap_or_default()
 }
@@ -157,7 +157,7 @@ fn format_blocks(instance: &Instance) -> String {
 }
 
 /// What is wrong with it, or why it ended.
-pub(crate) fn trouble(instance: &Instance) -> String {
+pub(crate) fn status_reason(instance: &Instance) -> String {
     let ended = instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
     let engine = || engine_away(instance).map(|why| format!("its container engine is away: {why}"));
     ended.or_else(|| instance.status_message.clone()).or_else(engine).unwrap_or_default()
@@ -169,10 +169,10 @@ pub(crate) fn engine_away(instance: &Instance) -> Option<String> {
 }
 
 /// What it does with plain processes; `None` where its agent has not said that.
-pub(crate) fn processes(instance: &Instance) -> Option<Processes> {
+pub(crate) fn processes(instance: &Instance) -> Option<ProcessSupport> {
     let kind = kind(instance);
     if kind["runtime"] == "docker" {
-        return Some(Processes::None);
+        return Some(ProcessSupport::None);
     }
     let told: ProcessesInfo = serde_json::from_value(kind["processes"].clone()).ok()?;
     Some(processes_of(Some(&told), told.mode))
@@ -185,7 +185,7 @@ pub(crate) fn facts(instance: &Instance) -> DetailView {
     let mut facts = DetailView::new();
     facts.add("Name", &instance.name);
     facts.status("Status", instance_status(instance));
-    facts.add("Why", trouble(instance));
+    facts.add("Why", status_reason(instance));
     if instance.unreachable {
         facts.add("Unreachable", ago(instance.unreachable_since));
         facts.add("Hint", unreachable_hint(instance));
@@ -195,7 +195,7 @@ pub(crate) fn facts(instance: &Instance) -> DetailView {
     facts.add("Fleet", text(&instance.fleet_name));
     facts.add("Job", text(&instance.job_name));
     facts.add("Blocks", format_blocks(instance));
-    facts.add("Backend", backend(instance));
+    facts.add("Backend", format_backend(instance));
     facts.add("Region", text(&instance.region));
     facts.add("Host", text(&instance.hostname));
     facts.add("Type", kind(instance)["name"].as_str().unwrap_or_default());
@@ -212,7 +212,7 @@ pub(crate) fn facts(instance: &Instance) -> DetailView {
 
 fn unreachable_hint(instance: &Instance) -> String {
     match instance.hostname.as_deref() {
-        Some(host) if backend(instance) == "ssh" => {
+        Some(host) if format_backend(instance) == "ssh" => {
             format!("is the host up, and does `ssh {host}` work from the server?")
         }
         Some(_) | None => "`windlass event --within-fleet FLEET` shows what happened to it".to_owned(),
@@ -231,7 +231,7 @@ fn table(instances: &[Instance], wide: bool) -> Table {
         let mut row = vec![
             instance.name.as_str().into(),
             text(&instance.fleet_name),
-            backend(instance).into(),
+            format_backend(instance).into(),
             resources(instance).into(),
             instance.price.map(words::price).unwrap_or_default().into(),
             Cell::status(instance_status(instance)),
@@ -247,7 +247,7 @@ fn table(instances: &[Instance], wide: bool) -> Table {
                 text(&driver),
                 instance.seen_at.map(|time| words::ago(time, now)).unwrap_or_default().into(),
                 words::ago(instance.created, now).into(),
-                trouble(instance).into(),
+                status_reason(instance).into(),
             ]);
         }
         table.row(row);

@@ -7,7 +7,7 @@ use windlass_api::{
     client::{ApiClient, CallError},
     operations::{ListProjects, ReadMyUser, ReadProject},
     projects,
-    server::Nothing,
+    server::EmptyRequest,
 };
 
 use crate::{
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             token: args.token.clone(),
             server_cert: args.server_cert.clone(),
         };
-        return context::with(&at, async |cx| {
+        return context::with_context(&at, async |cx| {
             output::data(&cx.token);
             Ok(Exit::Done)
         });
@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     // The token stays where it was written.
     let document = json!({ "url": login.0.url, "user": login.1, "project": login.0.project });
     let project = login.0.project.as_deref().unwrap_or(DEFAULT_PROJECT);
-    output::one(args.output.format, &document, project, |_| {})?;
+    output::print_one(args.output.format, &document, project, |_| {})?;
     Ok(Exit::Done)
 }
 
@@ -118,11 +118,11 @@ async fn check_token(args: &Args, url: String, token: String) -> Result<(Login, 
     let chosen =
         ServerTarget { url: url.clone(), token: token.clone(), certificate: certificate.clone(), project };
     let context = Context::new(chosen)?;
-    let user = context.call::<ReadMyUser>(&Nothing {}).await?;
+    let user = context.call::<ReadMyUser>(&EmptyRequest {}).await?;
     let project = match &args.project {
         Some(name) => {
             // Refused with the names that there are.
-            context.call::<ReadProject>(&Nothing {}).await?;
+            context.call::<ReadProject>(&EmptyRequest {}).await?;
             Some(name.clone())
         }
         None => default_project(&context.client).await.map_err(|error| CliError::call(&url, &error))?,
@@ -134,7 +134,7 @@ async fn check_token(args: &Args, url: String, token: String) -> Result<(Login, 
 async fn default_project(client: &ApiClient) -> Result<Option<String>, CallError> {
     let request = projects::ListRequest { include_not_joined: false, ..projects::ListRequest::default() };
     let all = match client.call::<ListProjects>(&[], &request).await? {
-        projects::Listing::Plain(all) | projects::Listing::Counted { projects: all, .. } => all,
+        projects::ProjectList::Plain(all) | projects::ProjectList::Counted { projects: all, .. } => all,
     };
     let mut names: Vec<String> = all.into_iter().map(|project| project.project_name).collect();
     if names.iter().any(|name| name == DEFAULT_PROJECT) {

@@ -19,11 +19,11 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     follow::{
-        LogChunk, LogMux, LogPrinter, LogRange, LogTail, OutputMode, Pages, PollBackoff, ProgressTree,
+        LogChunk, LogMux, LogPages, LogPrinter, LogRange, LogTail, OutputMode, PollBackoff, ProgressTree,
         PumpEnd, find_last_lines, ssh::parse_job_name,
     },
     output::{self, words},
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         until: args.until.as_deref().map(since).transpose()?,
         grep,
     };
-    context::with(&args.at, async |cx| wanted.print(cx).await)
+    context::with_context(&args.at, async |cx| wanted.print(cx).await)
 }
 
 /// What the jobs of one run wrote: all there is, or until its end.
@@ -205,7 +205,7 @@ impl LogQuery<'_> {
         let mut sources = Vec::new();
         for (place, part) in parts {
             let part = self.apply_tail(cx, part).await?;
-            sources.push(JobLog { pages: Pages::new(&part), pieces: Vec::new().into_iter(), place });
+            sources.push(JobLog { pages: LogPages::new(&part), pieces: Vec::new().into_iter(), place });
         }
         // The oldest piece of all is next.
         let mut heads: BinaryHeap<Reverse<(Timestamp, usize, LogChunk)>> = BinaryHeap::new();
@@ -297,7 +297,7 @@ impl LogQuery<'_> {
             (None, Some(job)) => format!("job {job}"),
             (Some(replica), Some(job)) => format!("job {job} of replica {replica}"),
         };
-        let problem = CliError::new(format!("find {which} of `{name}`")).code(Code::UnknownName);
+        let problem = CliError::new(format!("find {which} of `{name}`")).code(ErrorCode::UnknownName);
         if run.jobs.is_empty() {
             return problem.why(format!("the run has no job yet: it is {}", run.status));
         }
@@ -313,7 +313,7 @@ impl LogQuery<'_> {
 /// One job's log, piece by piece.
 struct JobLog {
     place: (i64, i64),
-    pages: Pages,
+    pages: LogPages,
     pieces: std::vec::IntoIter<LogChunk>,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
-    output::{self, List, live, spark, style::Style, table::Table, words},
+    output::{self, ListView, live, spark, style::Style, table::Table, words},
     problem::CliError,
 };
 
@@ -66,14 +66,14 @@ struct JobUsage {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
         if args.requests {
-            return requests(cx, args).await;
+            return show_requests(cx, args).await;
         }
         let jobs = jobs(&run, args)?;
         if args.watch {
-            return live::watch(args.output.format, async |_| {
+            return live::watch_table(args.output.format, async |_| {
                 Ok(table(&used(cx, args, &jobs).await?, words::now()))
             })
             .await;
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             args.name, run.status
         );
         let name = |one: &JobUsage| format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
-        List { project: Some(&cx.project), kind: "metrics", name, none: &none }.print(
+        ListView { project: Some(&cx.project), kind: "metrics", name, none: &none }.print(
             &known,
             args.output.format,
             |_| table(&known, words::now()),
@@ -95,18 +95,20 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 /// The service as a whole.
-async fn requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
+async fn show_requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let query = ServiceQuery { seconds: 60 };
     let ask = async || match cx.client.call::<ReadServiceMetrics>(&[&cx.project, &args.name], &query).await {
         Ok(asked) => Ok(asked),
         Err(error) => Err(cx.explain(&error).await),
     };
     if args.watch {
-        return live::watch(args.output.format, async |_| Ok(requests_table(&args.name, &ask().await?)))
-            .await;
+        return live::watch_table(args.output.format, async |_| {
+            Ok(requests_table(&args.name, &ask().await?))
+        })
+        .await;
     }
     let asked = ask().await?;
-    output::one(args.output.format, &asked, &args.name, |_| {
+    output::print_one(args.output.format, &asked, &args.name, |_| {
         let lines = requests_table(&args.name, &asked).lines(Style::stdout());
         lines.iter().for_each(|line| output::data(line));
     })?;
@@ -198,7 +200,7 @@ fn latest_value(metrics: &[Metric], name: &str) -> Option<f64> {
 fn chart(metric: &Metric, full: f64, (from, until): (i64, i64)) -> String {
     let points = metric.timestamps.iter().zip(&metric.values);
     let points: Vec<(i64, f64)> = points.filter_map(|(at, value)| Some((at.0, value.as_f64()?))).collect();
-    spark::line(&points, from, until, CHART_WIDTH, full)
+    spark::sparkline(&points, from, until, CHART_WIDTH, full)
 }
 
 /// Against the most there was, where nobody knows how much there is.

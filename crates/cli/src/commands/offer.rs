@@ -16,7 +16,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         style::Colour,
         table::{Cell, Table},
         words,
@@ -57,7 +57,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let spec = spec(&args.wants)?;
     let by = group_by(&args.group_by)?;
-    context::with(&args.at, async |cx| match by {
+    context::with_context(&args.at, async |cx| match by {
         Some(by) => show_groups(cx, args, spec.clone(), by.clone()).await,
         None => offers(cx, args, spec.clone()).await,
     })
@@ -135,7 +135,7 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, C
                 total_offers: job.total_offers,
                 why,
             };
-            output::one(Format::Json, &answer, "", |_| {})?;
+            output::print_one(Format::Json, &answer, "", |_| {})?;
         }
         Format::Jsonl => output::print_jsonl(&job.offers)?,
         Format::Name => {
@@ -176,7 +176,7 @@ fn print_notes(job: &JobPlan, why: Option<&Value>) {
 }
 
 /// What is free is green; what is not says so.
-fn availability(word: &str) -> Cell {
+fn format_availability(word: &str) -> Cell {
     let colour = match word {
         "idle" | "available" => Colour::Green,
         "busy" => Colour::Yellow,
@@ -200,7 +200,7 @@ fn table(offers: &[Offer], wide: bool) -> Table {
             words::resources(&resources).into(),
             offer.instance.name.as_str().into(),
             words::price(offer.price).into(),
-            availability(&offer.availability),
+            format_availability(&offer.availability),
         ];
         if wide {
             row.extend([
@@ -230,7 +230,7 @@ async fn show_groups(
     gpus.truncate(args.max_offers.into());
     let name = |gpu: &Value| gpu["name"].as_str().unwrap_or("?").to_owned();
     let none = "No GPU fits. `windlass offer` with the same flags says why.";
-    List { project: Some(&cx.project), kind: "gpus", name, none }.print(
+    ListView { project: Some(&cx.project), kind: "gpus", name, none }.print(
         &gpus,
         args.output.format,
         |wide| gpu_table(&gpus, wide || by.iter().any(|word| word == "region")),

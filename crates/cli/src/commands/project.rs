@@ -7,10 +7,10 @@ use windlass_api::{
         RevokeBackend, SetMemberRights, SetMembers,
     },
     projects::{
-        CreateRequest, DeleteRequest, ListRequest, Listing, Member, MemberRightsRequest, MemberSetting,
-        MembersRequest, Project, ProjectRole, RemoveMembersRequest,
+        CreateRequest, DeleteRequest, ListRequest, Member, MemberRightsRequest, MemberSetting,
+        MembersRequest, Project, ProjectList, ProjectRole, RemoveMembersRequest,
     },
-    server::Nothing,
+    server::EmptyRequest,
     users::GlobalRole,
 };
 
@@ -21,7 +21,7 @@ use crate::{
     home::Home,
     login,
     output::{
-        self, List,
+        self, ListView,
         facts::DetailView,
         table::{Cell, Table},
         words,
@@ -55,7 +55,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List projects
     #[command(after_help = "Examples:\n  windlass project list -o wide")]
-    List,
+    ListView,
     /// Show one project
     #[command(after_help = "Examples:\n  windlass project get lab")]
     Get {
@@ -146,18 +146,18 @@ fn setting(text: &str) -> Result<(String, ProjectRole), String> {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
             let projects = list(cx).await?;
             let name = |project: &Project| project.project_name.clone();
             let none = "No projects. `windlass project add NAME` makes one.";
-            List { project: None, kind: "projects", name, none }
+            ListView { project: None, kind: "projects", name, none }
                 .print(&projects, format, |wide| table(&projects, &cx.project, wide))?;
             Ok(Exit::Done)
         }
         Some(Action::Get { name }) => {
             let project = find(cx, name).await?;
-            output::one(format, &project, name, |_| facts(&project).print())?;
+            output::print_one(format, &project, name, |_| facts(&project).print())?;
             Ok(Exit::Done)
         }
         Some(Action::Add { name, public }) => {
@@ -166,28 +166,28 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let project = cx.call::<CreateProject>(&request).await?;
             let said =
                 format!("Added `{name}`. `windlass project set-default {name}` works in it from now on.");
-            output::one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::SetDefault { name }) => {
             let project = find(cx, name).await?;
             let file = login::set_default_project(&Home::find()?, name)?;
             let said = format!("Commands work in `{name}` from now on (written to {}).", file.display());
-            output::one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::GrantBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<GrantBackend>(&request).await?;
             let said = format!("Fleets of `{name}` may use `{backend}` from now on.");
-            output::one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::RevokeBackend { name, backend }) => {
             let request = GrantRequest { project_name: name.clone(), backend: backend.clone() };
             let project = cx.call::<RevokeBackend>(&request).await?;
             let said = format!("Fleets of `{name}` may no longer use `{backend}`. Instances there stay.");
-            output::one(format, &project, name, |_| output::print_message(&said))?;
+            output::print_one(format, &project, name, |_| output::print_message(&said))?;
             Ok(Exit::Done)
         }
         Some(Action::Members { name, set, remove, allow_ssh_fleets, deny_ssh_fleets }) => {
@@ -207,7 +207,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             }
             let who = |member: &Member| member.user.username.clone();
             let members = &project.members;
-            List { project: Some(name), kind: "members", name: who, none: "No members." }.print(
+            ListView { project: Some(name), kind: "members", name: who, none: "No members." }.print(
                 members,
                 format,
                 |wide| members_table(members, wide),
@@ -224,13 +224,13 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 
 async fn list(cx: &Context) -> Result<Vec<Project>, CliError> {
     Ok(match cx.call::<ListProjects>(&ListRequest { ascending: true, ..ListRequest::default() }).await? {
-        Listing::Plain(projects) | Listing::Counted { projects, .. } => projects,
+        ProjectList::Plain(projects) | ProjectList::Counted { projects, .. } => projects,
     })
 }
 
 /// The same way to the server, in another project. Names that there are not are said there.
 async fn find(cx: &Context, name: &str) -> Result<Project, CliError> {
-    cx.in_project(name).call::<ReadProject>(&Nothing {}).await
+    cx.in_project(name).call::<ReadProject>(&EmptyRequest {}).await
 }
 
 async fn change(
@@ -240,7 +240,7 @@ async fn change(
     remove: &[String],
 ) -> Result<Project, CliError> {
     let cx = cx.in_project(name);
-    let mut project = cx.call::<ReadProject>(&Nothing {}).await?;
+    let mut project = cx.call::<ReadProject>(&EmptyRequest {}).await?;
     if !set.is_empty() {
         let is_member = |user: &str| project.members.iter().any(|member| member.user.username == user);
         let setting = |(user, role): &(String, ProjectRole)| MemberSetting {

@@ -6,18 +6,18 @@ use serde_json::Value;
 use windlass_api::{
     operations::{ListRuns, ReadProject},
     runs::{Job, JobSubmission, ListRequest, Run},
-    server::Nothing,
+    server::EmptyRequest,
 };
 use windlass_model::time::Timestamp;
 
 use super::is_finished;
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
-    context::{self, Context, name_of},
+    context::{self, Context, run_name},
     exit::Exit,
     follow::rollout,
     output::{
-        self, List,
+        self, ListView,
         table::{Cell, Table},
         words,
     },
@@ -71,7 +71,7 @@ impl Args {
     }
 
     fn includes(&self, run: &Run) -> bool {
-        let name = name_of(run);
+        let name = run_name(run);
         (self.status.is_empty() || self.status.contains(&run.status))
             && (self.names.is_empty() || self.names.iter().any(|pattern| matches(pattern, &name)))
     }
@@ -107,17 +107,16 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     if args.watch && !matches!(args.output.format, Format::Table | Format::Wide) {
         return Err(CliError::usage("`-w` shows tables only").hint("leave out `-o`"));
     }
-    context::with(
-        &args.at,
-        async |cx| if args.watch { watch(cx, args).await } else { print_once(cx, args).await },
-    )
+    context::with_context(&args.at, async |cx| {
+        if args.watch { watch(cx, args).await } else { print_once(cx, args).await }
+    })
 }
 
 async fn print_once(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let runs = list(cx, args).await?;
     if runs.is_empty() {
         // The list of a project that does not exist is empty too.
-        cx.call::<ReadProject>(&Nothing {}).await?;
+        cx.call::<ReadProject>(&EmptyRequest {}).await?;
     }
     let none = if args.is_filtered() {
         "No such runs. `windlass ps -a` lists all."
@@ -126,7 +125,7 @@ async fn print_once(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     } else {
         "No active runs. `windlass ps -a` shows finished ones too."
     };
-    List { project: Some(&cx.project), kind: "runs", name: name_of, none }.print(
+    ListView { project: Some(&cx.project), kind: "runs", name: name_of, none }.print(
         &runs,
         args.output.format,
         |wide| table(&runs, wide, &cx.url),
@@ -143,7 +142,7 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         let table = table(&runs, wide, &cx.url);
         let lines = if wide { table.whole().screen() } else { table.screen() };
         // Ages grow all the time; in a pipe that is no news.
-        let news = if is_live { lines.clone() } else { runs.iter().flat_map(state).collect() };
+        let news = if is_live { lines.clone() } else { runs.iter().flat_map(change_key).collect() };
         if before.as_ref() != Some(&news) {
             if is_live {
                 draw(&lines);
@@ -160,7 +159,7 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, CliError> {
 }
 
 /// What of a run is news.
-fn state(run: &Run) -> Vec<String> {
+fn change_key(run: &Run) -> Vec<String> {
     let jobs = run.jobs.iter().filter_map(|job| job.job_submissions.last());
     let jobs = jobs.map(|last| format!("{} {}", last.id, last.status_message));
     std::iter::once(format!("{} {}", run.id, run.status_message)).chain(jobs).collect()
@@ -278,7 +277,7 @@ fn table(runs: &[Run], wide: bool, server: &str) -> Table {
     table.keep("URL");
     for run in runs {
         let shown = RunRows { run, columns: &columns, now: words::now() };
-        let (url, name) = (url(run, server).unwrap_or_default(), name_of(run));
+        let (url, name) = (url(run, server).unwrap_or_default(), run_name(run));
         match run.jobs.as_slice() {
             [job] => table.row(shown.row(Some(job), &name, url)),
             jobs => {
@@ -340,7 +339,7 @@ impl RunRows<'_> {
             row.push(message.into());
         }
         if columns.wide {
-            row.push(error(run, latest).into());
+            row.push(error_message(run, latest).into());
         }
         row
     }
@@ -351,7 +350,7 @@ fn provisioned(submission: &JobSubmission) -> Option<Value> {
 }
 
 /// The most precise thing that was said.
-fn error(run: &Run, latest: Option<&JobSubmission>) -> String {
+fn error_message(run: &Run, latest: Option<&JobSubmission>) -> String {
     let job =
         latest.and_then(|latest| latest.termination_reason_message.clone().or_else(|| latest.error.clone()));
     job.or_else(|| run.error.clone()).unwrap_or_default()

@@ -6,7 +6,7 @@ use serde_json::json;
 use windlass_model::config::{Configuration, error, ports::PortMapping, shell};
 
 use super::{
-    apply::{self, complete, submit, variable},
+    apply::{self, parse_variable, submit, with_overrides},
     wants::Overrides,
 };
 use crate::{
@@ -85,7 +85,7 @@ fn start(args: &Args) -> Result<Exit, CliError> {
         overrides: args.overrides.clone(),
         ..apply::Args::plain(args.at.clone(), args.output, args.yes)
     };
-    let source = complete(&applied, COMMAND_SOURCE.to_owned(), PathBuf::from("."), configuration)?;
+    let source = with_overrides(&applied, COMMAND_SOURCE.to_owned(), PathBuf::from("."), configuration)?;
     submit(&applied, &source)
 }
 

@@ -6,14 +6,14 @@ use serde::Serialize;
 use windlass_api::{
     operations::{DeleteSecrets, ListSecrets, ReadSecret, SetSecret},
     secrets::{DeleteRequest, NameRequest, Secret, SecretGroup, SecretUsers, SetRequest},
-    server::Nothing,
+    server::EmptyRequest,
 };
 
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
     exit::Exit,
-    output::{self, List, table::Table},
+    output::{self, ListView, table::Table},
     problem::CliError,
 };
 
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List names of secrets
     #[command(after_help = "Examples:\n  windlass secret list -o name")]
-    List,
+    ListView,
     /// Print the value of a secret
     #[command(after_help = "Examples:\n  windlass secret get TOKEN > token.txt")]
     Get {
@@ -114,14 +114,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::Set { name, value, .. }) => Some(read_value(name, value.as_deref())?),
         _ => None,
     };
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
             let listed = list(cx).await?.into_iter();
             let secrets: Vec<SecretRow> =
                 listed.map(|Secret { id, name, users, .. }| SecretRow { id, name, users }).collect();
             let none = "No secrets. `windlass secret set NAME` stores one.";
             let name = |secret: &SecretRow| secret.name.clone();
-            List { project: Some(&cx.project), kind: "secrets", name, none }.print(
+            ListView { project: Some(&cx.project), kind: "secrets", name, none }.print(
                 &secrets,
                 format,
                 |wide| table(&secrets, wide),
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let secret = find(cx, name).await?;
             let value = secret.value.clone().unwrap_or_default();
             // What people stored is theirs: it comes back as it is, and a line for a terminal.
-            output::one(format, &secret, name, |_| output::data(&value))?;
+            output::print_one(format, &secret, name, |_| output::data(&value))?;
             Ok(Exit::Done)
         }
         Some(Action::Set { name, users, .. }) => {
@@ -140,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             let request = SetRequest { name: name.clone(), value, users: users.clone() };
             let secret = cx.call::<SetSecret>(&request).await?;
             let named = SecretRow { id: secret.id, name: secret.name, users: secret.users };
-            output::one(format, &named, name, |_| {
+            output::print_one(format, &named, name, |_| {
                 output::print_message(&format!("Stored `{name}`; runs of {} may use it.", named.users))
             })?;
             Ok(Exit::Done)
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 pub(crate) async fn list(cx: &Context) -> Result<Vec<Secret>, CliError> {
-    cx.call::<ListSecrets>(&Nothing {}).await
+    cx.call::<ListSecrets>(&EmptyRequest {}).await
 }
 
 pub(crate) async fn find(cx: &Context, name: &str) -> Result<Secret, CliError> {

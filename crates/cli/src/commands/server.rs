@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::filter::LevelFilter;
 use windlass_server::{
     Server,
-    config::{Given, Settings, read_token_file},
+    config::{Settings, SettingsSource, read_token_file},
 };
 
 use crate::{
@@ -174,7 +174,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) output: OutputArgs,
     #[command(flatten)]
-    pub(crate) limits: limits::Flags,
+    pub(crate) limits: limits::LimitArgs,
 }
 
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -183,7 +183,7 @@ pub(crate) enum Action {
     #[command(
         after_help = "Examples:\n  windlass server start    as the first command does when no server is configured"
     )]
-    Start,
+    StartMode,
     /// Make a new sealing key, seal everything with it and forget the old ones
     #[command(after_help = "Examples:\n  windlass server stop && windlass server rotate-keys")]
     RotateKeys,
@@ -250,8 +250,8 @@ pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
     log(args.log_level, args.log_format);
     let settings = settings(args)?;
     match action {
-        None | Some(Action::Start) => turn(serve(settings, Start::Plain))?,
-        Some(Action::RotateKeys) => turn(rotate_keys(settings))?,
+        None | Some(Action::Start) => block_on_workers(serve(settings, StartMode::Plain))?,
+        Some(Action::RotateKeys) => block_on_workers(rotate_keys(settings))?,
         Some(Action::Stop) => stop(&settings.data_dir)?,
         Some(Action::Status) => return status(&settings.data_dir, format),
         Some(Action::Backup { file }) => copies::back_up(&settings, &file, format)?,
@@ -261,7 +261,7 @@ pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
 }
 
 /// On a runtime of its own, to the end.
-pub(crate) fn turn<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub(crate) fn block_on_workers<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let workers = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, WORKERS_MAX);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
@@ -390,7 +390,7 @@ fn status(data_dir: &Path, format: Format) -> Result<Exit, CliError> {
         "log": log.exists().then_some(log),
     });
     let name = running.as_ref().map_or("", |running| &running.url);
-    output::one(format, &document, name, |_| match &running {
+    output::print_one(format, &document, name, |_| match &running {
         Some(running) => output::data(&format!("running at {} (process {})", running.url, running.pid)),
         None => output::data("not running"),
     })?;
@@ -398,7 +398,7 @@ fn status(data_dir: &Path, format: Format) -> Result<Exit, CliError> {
 }
 
 fn settings(args: Args) -> anyhow::Result<Settings> {
-    let given = Given {
+    let given = SettingsSource {
         host: args.host,
         port: args.port,
         usual_port: args.usual_port,
@@ -436,7 +436,7 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
 }
 
 /// Who starts the server, and so what it says.
-pub(crate) enum Start {
+pub(crate) enum StartMode {
     Plain,
     /// `windlass dev`: the token was drawn for it.
     Dev {
@@ -445,7 +445,7 @@ pub(crate) enum Start {
     },
 }
 
-pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()> {
+pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Result<()> {
     // Asked for before anything else, so that a signal during start ends it in good order too.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -463,8 +463,8 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
         running.write(&data_dir).context("write down where the server is")?;
     }
     match &start {
-        Start::Plain => {}
-        Start::Dev { token, kept } => print_dev_help(&url, token, &data_dir, *kept),
+        StartMode::Plain => {}
+        StartMode::Dev { token, kept } => print_dev_help(&url, token, &data_dir, *kept),
     }
     if let Some(address) = server.tls_address() {
         let certificate = data_dir.join("tls/cert.pem");
@@ -477,7 +477,7 @@ pub(crate) async fn serve(settings: Settings, start: Start) -> anyhow::Result<()
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        if let Start::Dev { token, kept: false } = start {
+        if let StartMode::Dev { token, kept: false } = start {
             super::dev::stop_runs(&url, &token).await;
         }
     };
@@ -519,7 +519,7 @@ async fn rotate_keys(mut settings: Settings) -> anyhow::Result<()> {
     settings.address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     settings.address.set_port(0);
     let server = Server::start(settings).await?;
-    windlass_server::services::secrets::turn_keys(server.app()).await?;
+    windlass_server::services::secrets::rotate_keys(server.app()).await?;
     server.run(async {}).await;
     output::print_message("Everything is sealed with a new key; the old ones are gone.");
     Ok(())

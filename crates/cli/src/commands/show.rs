@@ -6,7 +6,7 @@ use windlass_api::runs::{Job, JobSubmission, Run};
 use super::{apply::resources, is_finished};
 use crate::{
     cli::{OutputArgs, ServerArgs},
-    context::{self, name_of},
+    context::{self, run_name},
     exit::Exit,
     follow::{reasons, rollout},
     output::{
@@ -37,9 +37,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         let run = cx.run(&args.name).await?;
-        output::one(args.output.format, &run, &args.name, |wide| {
+        output::print_one(args.output.format, &run, &args.name, |wide| {
             facts(&run, &cx.url).print();
             let table = jobs(&run, wide);
             if !run.jobs.is_empty() {
@@ -57,7 +57,7 @@ fn facts(run: &Run, server: &str) -> DetailView {
     let configuration = &spec["configuration"];
     let (word, sentence) = words::status(&run.status, &run.status_message);
     let mut facts = DetailView::new();
-    facts.add("Name", name_of(run));
+    facts.add("Name", run_name(run));
     facts.status("Status", word);
     facts.add("Message", sentence);
     facts.add("Why", if is_finished(&run.status) { reasons(run).join("\n") } else { String::new() });
@@ -66,10 +66,10 @@ fn facts(run: &Run, server: &str) -> DetailView {
     facts.add("User", &run.user);
     facts.add(
         "Submitted",
-        format!("{} ({})", words::stamp(run.submitted_at), words::ago(run.submitted_at, now)),
+        format!("{} ({})", words::timestamp(run.submitted_at), words::ago(run.submitted_at, now)),
     );
     facts.add("Next start", rollout::next_start(run, now).unwrap_or_default());
-    let address = rollout::address(run, server).filter(|_| !is_finished(&run.status));
+    let address = rollout::format_address(run, server).filter(|_| !is_finished(&run.status));
     facts.add("Address", address.unwrap_or_default());
     facts.add("File", field_text(&spec["configuration_path"]));
     facts.add("Image", field_text(&configuration["image"]));

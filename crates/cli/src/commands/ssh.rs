@@ -14,7 +14,7 @@ use crate::{
     exit::Exit,
     follow::{
         job_progress,
-        ssh::{self, Place, parse_job_name},
+        ssh::{self, LoginTarget, parse_job_name},
     },
     home::Home,
     problem::CliError,
@@ -98,7 +98,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Exit, CliError> {
 
 /// This process becomes OpenSSH.
 fn exec_ssh(which: &JobArgs, at: &ServerArgs, tty: bool, line: Option<String>) -> Result<Exit, CliError> {
-    let host = context::with(at, async |cx| host(cx, at, which).await)?;
+    let host = context::with_context(at, async |cx| host(cx, at, which).await)?;
     let config = Home::find()?.ssh_dir().join("config");
     let mut command = Command::new("ssh");
     command.arg("-F").arg(config).arg(if tty { "-t" } else { "-T" });
@@ -123,11 +123,11 @@ async fn host(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, 
             ))
             .hint(format!("`windlass why {name}` says more")));
     }
-    ssh::write(cx, at, &run, &name, place, &which.ssh_identity).await
+    ssh::write_entry(cx, at, &run, &name, place, &which.ssh_identity).await
 }
 
 /// A run by its name, or a job by its own.
-async fn find_job(cx: &Context, which: &JobArgs) -> Result<(Run, String, Place), CliError> {
+async fn find_job(cx: &Context, which: &JobArgs) -> Result<(Run, String, LoginTarget), CliError> {
     let unknown = match cx.run(&which.name).await {
         Ok(run) => {
             let place = attach::place(&run, which.replica, which.job.unwrap_or(0));
@@ -138,6 +138,6 @@ async fn find_job(cx: &Context, which: &JobArgs) -> Result<(Run, String, Place),
     let Some((name, place)) = parse_job_name(&which.name) else { return Err(unknown) };
     let Ok(run) = cx.run(name).await else { return Err(unknown) };
     let place =
-        Place { replica: which.replica.unwrap_or(place.replica), job: which.job.unwrap_or(place.job) };
+        LoginTarget { replica: which.replica.unwrap_or(place.replica), job: which.job.unwrap_or(place.job) };
     Ok((run, name.to_owned(), place))
 }

@@ -9,9 +9,9 @@ use windlass_api::{
 
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
-    context::{self, Context, name_of},
+    context::{self, Context, run_name},
     exit::Exit,
-    output::{self, List, table::Table},
+    output::{self, ListView, table::Table},
     problem::CliError,
 };
 
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    context::with(&args.at, async |cx| stop(cx, args).await)
+    context::with_context(&args.at, async |cx| stop(cx, args).await)
 }
 
 async fn stop(cx: &Context, args: &Args) -> Result<Exit, CliError> {
@@ -69,7 +69,7 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         cx.call::<StopRuns>(&runs::StopRequest { runs_names: active, abort: args.abort }).await?;
     }
     for run in runs.iter_mut().filter(|run| !is_finished(&run.status)) {
-        let name = name_of(run);
+        let name = run_name(run);
         if args.wait {
             *run = wait_for_end(cx, run.id).await?;
             output::print_message(&format!("`{name}` has ended: {}.", run.status_message));
@@ -79,7 +79,7 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         }
     }
     if !matches!(args.output.format, Format::Table | Format::Wide) {
-        let list = List { project: Some(&cx.project), kind: "runs", name: name_of, none: "" };
+        let list = ListView { project: Some(&cx.project), kind: "runs", name: name_of, none: "" };
         list.print(&runs, args.output.format, |_| Table::new([]))?;
     }
     Ok(Exit::Done)

@@ -5,10 +5,10 @@ use windlass_api::{
         CreateToken, CreateUser, DeleteUsers, ListTokens, ListUsers, ReadUser, RefreshToken, RevokeTokens,
         UpdateUser,
     },
-    server::Nothing,
+    server::EmptyRequest,
     users::{
-        CreateRequest, CreateTokenRequest, DeleteRequest, GlobalRole, ListRequest, Listing, NameRequest,
-        NamedToken, RevokeTokensRequest, TokenScope, User, UserWithCreds,
+        CreateRequest, CreateTokenRequest, DeleteRequest, GlobalRole, ListRequest, NameRequest, NamedToken,
+        RevokeTokensRequest, TokenScope, User, UserList, UserWithCreds,
     },
 };
 use windlass_model::config::units::parse_duration;
@@ -18,12 +18,12 @@ use crate::{
     context::{self, Context, closest_name},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         facts::DetailView,
         table::{Cell, Table},
         words,
     },
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List users: everyone for an admin, else yourself
     #[command(after_help = "Examples:\n  windlass user list -o wide")]
-    List,
+    ListView,
     /// Show one user
     #[command(after_help = "Examples:\n  windlass user get ada")]
     Get {
@@ -145,7 +145,7 @@ open with a token end when it is revoked.";
 pub(crate) enum TokenAction {
     /// List your tokens beside the first one
     #[command(after_help = "Examples:\n  windlass user token list -o json")]
-    List,
+    ListView,
     /// Make a token and print it
     #[command(
         after_help = "Examples:\n  windlass user token create ci --scope read --expires 30d > ci.token"
@@ -192,7 +192,7 @@ impl From<ScopeArg> for TokenScope {
     }
 }
 
-fn expires(text: &str) -> Result<i64, String> {
+fn parse_expiry(text: &str) -> Result<i64, String> {
     parse_duration(text).and_then(|seconds| match seconds {
         1.. => Ok(seconds),
         _ => Err("expected a time such as 12h or 30d".to_owned()),
@@ -201,17 +201,20 @@ fn expires(text: &str) -> Result<i64, String> {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List) => {
             let users = list(cx).await?;
             let name = |user: &User| user.username.clone();
-            List { project: None, kind: "users", name, none: "No users." }
-                .print(&users, format, |wide| table(&users, wide))?;
+            ListView { project: None, kind: "users", name, none: "No users." }.print(
+                &users,
+                format,
+                |wide| table(&users, wide),
+            )?;
             Ok(Exit::Done)
         }
         Some(Action::Get { name }) => {
             let user = shown(cx, name).await?;
-            output::one(format, &user, name, |_| facts(&user).print())?;
+            output::print_one(format, &user, name, |_| facts(&user).print())?;
             Ok(Exit::Done)
         }
         Some(Action::Create { name, admin, email, queue }) => {
@@ -254,9 +257,9 @@ async fn run_token_action(
 ) -> Result<Exit, CliError> {
     match action {
         None | Some(TokenAction::List) => {
-            let tokens = cx.call::<ListTokens>(&Nothing {}).await?;
+            let tokens = cx.call::<ListTokens>(&EmptyRequest {}).await?;
             let name = |token: &NamedToken| token.name.clone();
-            List { project: None, kind: "tokens", name, none: "No tokens beside the first one." }.print(
+            ListView { project: None, kind: "tokens", name, none: "No tokens beside the first one." }.print(
                 &tokens,
                 format,
                 |_| token_table(&tokens),
@@ -276,15 +279,15 @@ async fn run_token_action(
             } else {
                 format!("{until} This is the token; it is not shown again:")
             });
-            output::one(format, &made, name, |_| output::data(&made.token))?;
+            output::print_one(format, &made, name, |_| output::data(&made.token))?;
             Ok(Exit::Done)
         }
         Some(TokenAction::Revoke { names, yes }) => {
-            let all = cx.call::<ListTokens>(&Nothing {}).await?;
+            let all = cx.call::<ListTokens>(&EmptyRequest {}).await?;
             let find = async |name: &str| match all.iter().find(|token| token.name == name) {
                 Some(token) => Ok(token.clone()),
                 None => Err(CliError::new(format!("you have no token named `{name}`"))
-                    .code(Code::UnknownName)
+                    .code(ErrorCode::UnknownName)
                     .hint("`windlass user token` lists them")),
             };
             let request = RevokeTokensRequest { names: names.clone() };
@@ -312,7 +315,7 @@ fn token_table(tokens: &[NamedToken]) -> Table {
 
 async fn list(cx: &Context) -> Result<Vec<User>, CliError> {
     Ok(match cx.call::<ListUsers>(&ListRequest { ascending: true, ..ListRequest::default() }).await? {
-        Listing::Plain(users) | Listing::Counted { users, .. } => users,
+        UserList::Plain(users) | UserList::Counted { users, .. } => users,
     })
 }
 
@@ -333,7 +336,7 @@ async fn shown(cx: &Context, name: &str) -> Result<User, CliError> {
         Err(error) if error.is_not_found() => {
             let all = list(cx).await?;
             let problem =
-                CliError::new(format!("no user named `{name}` on the server")).code(Code::UnknownName);
+                CliError::new(format!("no user named `{name}` on the server")).code(ErrorCode::UnknownName);
             Err(match closest_name(name, all.iter().map(|user| user.username.as_str())) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),
                 None => problem.hint("`windlass user` lists them"),
@@ -368,7 +371,7 @@ async fn change(
         (false, false) => format!("`{name}` may not ask for containers of the queue any more."),
         (false, true) => format!("`{name}` is an admin, and may ask for containers all the same."),
     });
-    output::one(format, &user, name, |_| ())?;
+    output::print_one(format, &user, name, |_| ())?;
     Ok(Exit::Done)
 }
 
@@ -381,7 +384,7 @@ fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, CliEr
         format!("{done} This is the token; it is not shown again:")
     });
     let document = serde_json::json!({ "username": name, "token": user.creds.token });
-    output::one(format, &document, name, |_| output::data(&user.creds.token))?;
+    output::print_one(format, &document, name, |_| output::data(&user.creds.token))?;
     Ok(Exit::Done)
 }
 

@@ -2,7 +2,7 @@
 
 use windlass_api::{
     operations::{DeleteVolumes, ListProjectVolumes, ReadVolume},
-    server::Nothing,
+    server::EmptyRequest,
     volumes::{DeleteRequest, NameRequest, Volume},
 };
 
@@ -11,7 +11,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         facts::DetailView,
         table::{Cell, Table},
         words,
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List volumes
     #[command(after_help = "Examples:\n  windlass volume list -o wide")]
-    List(WatchArgs),
+    ListView(WatchArgs),
     /// Show one volume
     #[command(after_help = "Examples:\n  windlass volume get checkpoints")]
     Get {
@@ -69,16 +69,16 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::List(listing)) => listing,
         _ => &args.listing,
     };
-    context::with(&args.at, async |cx| match &args.action {
+    context::with_context(&args.at, async |cx| match &args.action {
         None | Some(Action::List(_)) => {
             let none = "No volumes. `windlass apply -f FILE` makes one.";
             let name = |volume: &Volume| volume.name.clone();
-            let list = List { project: Some(&cx.project), kind: "volumes", name, none };
+            let list = ListView { project: Some(&cx.project), kind: "volumes", name, none };
             list.show(format, listing.watch, async || self::list(cx).await, table).await
         }
         Some(Action::Get { name }) => {
             let volume = find(cx, name).await?;
-            output::one(format, &volume, name, |_| facts(&volume).print())?;
+            output::print_one(format, &volume, name, |_| facts(&volume).print())?;
             Ok(Exit::Done)
         }
         Some(Action::Delete { names, yes }) => {
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 async fn list(cx: &Context) -> Result<Vec<Volume>, CliError> {
-    cx.call::<ListProjectVolumes>(&Nothing {}).await
+    cx.call::<ListProjectVolumes>(&EmptyRequest {}).await
 }
 
 pub(crate) async fn find(cx: &Context, name: &str) -> Result<Volume, CliError> {

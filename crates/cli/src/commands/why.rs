@@ -9,7 +9,7 @@ use windlass_api::{
 use super::{apply, jobs, stop::is_finished};
 use crate::{
     cli::{OutputArgs, ServerArgs},
-    context::{self, Context, name_of},
+    context::{self, Context, run_name},
     exit::Exit,
     follow::{self, rollout},
     output::{self, words},
@@ -38,12 +38,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         let Some(run) = find_run(cx, &args.name).await? else {
-            return jobs::why::show(cx, &args.name, args.output.format).await;
+            return jobs::why::explain_job(cx, &args.name, args.output.format).await;
         };
         let plan = if waits_for_capacity(&run) { Some(plan(cx, &run).await?) } else { None };
-        let name = name_of(&run);
+        let name = run_name(&run);
         let document = json!({
             "name": name,
             "status": run.status,
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             "shortfalls": shortfalls(&run),
             "job_plans": plan.as_ref().map(|plan| &plan.job_plans),
         });
-        output::one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref(), &cx.url))?;
+        output::print_one(args.output.format, &document, &name, |_| tell(&run, plan.as_ref(), &cx.url))?;
         if let Some(job) = jobs::why::find_job_named(cx, &args.name).await {
             output::print_message(&format!("A managed job has this name too: `windlass why {job}`."));
         }
@@ -124,7 +124,7 @@ async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, CliError> {
 }
 
 fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
-    let name = name_of(run);
+    let name = run_name(run);
     let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
     let since = words::ago(run.last_processed_at, words::now());
     output::data(&output::printable(&format!("{name}: {status} (last looked at {since})")));
@@ -140,13 +140,13 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     if let Some(next) = rollout::next_start(run, words::now()) {
         output::data(&format!("  next start: {next}"));
     }
-    if let Some(address) = rollout::address(run, server).filter(|_| !is_finished(&run.status)) {
+    if let Some(address) = rollout::format_address(run, server).filter(|_| !is_finished(&run.status)) {
         output::data(&output::printable(&format!("  address: {address}")));
     }
     if let Some(line) = rollout::words(run) {
         output::data(&output::printable(&format!("  {line}")));
     }
-    for line in rollout::scaling(run) {
+    for line in rollout::format_scaling(run) {
         output::data(&output::printable(&format!("  scaling: {line}")));
     }
     for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {

@@ -8,11 +8,11 @@ use windlass_api::runs::Run;
 use windlass_model::time::Timestamp;
 
 use super::{
-    events::Events,
+    events::EventWriter,
     progress::job_progress,
     tail::{LogChunk, LogRange, LogTail, TailEvent},
     tree::ProgressTree,
-    voices::{LogPrinter, Place},
+    voices::{JobIndex, LogPrinter},
 };
 use crate::{context::Context, problem::CliError};
 
@@ -36,12 +36,12 @@ pub(crate) enum PumpEnd {
 pub(crate) enum OutputMode {
     Text(LogPrinter),
     /// As events for machines.
-    Events,
+    EventWriter,
 }
 
 pub(crate) struct LogMux<'a> {
     manner: OutputMode,
-    tails: Vec<(Place, LogTail<'a>)>,
+    tails: Vec<(JobIndex, LogTail<'a>)>,
     /// Whose turn it is, so that one who shouts does not drown the others.
     turn: usize,
 }
@@ -64,18 +64,18 @@ impl<'a> LogMux<'a> {
     }
 
     /// Which submission of a job is heard.
-    pub(crate) fn submission_of(&self, place: Place) -> Option<Uuid> {
+    pub(crate) fn submission_of(&self, place: JobIndex) -> Option<Uuid> {
         self.tails.iter().find(|(other, _)| *other == place).map(|(_, tail)| tail.submission())
     }
 
     /// What stands in front of the lines of a job, instead of its place.
-    pub(crate) fn set_label(&mut self, place: Place, label: String) {
+    pub(crate) fn set_label(&mut self, place: JobIndex, label: String) {
         if let OutputMode::Text(voices) = &mut self.manner {
             voices.labels.insert(place, label);
         }
     }
 
-    pub(crate) fn add(&mut self, place: Place, tail: LogTail<'a>) {
+    pub(crate) fn add(&mut self, place: JobIndex, tail: LogTail<'a>) {
         self.tails.push((place, tail));
         if let OutputMode::Text(voices) = &mut self.manner {
             voices.several |= self.tails.len() > 1;
@@ -146,7 +146,11 @@ impl<'a> LogMux<'a> {
     }
 
     /// Writes the rest of what is heard of a job, and listens no longer. False when nobody reads it.
-    pub(crate) async fn remove(&mut self, place: Place, tree: &mut ProgressTree) -> Result<bool, CliError> {
+    pub(crate) async fn remove(
+        &mut self,
+        place: JobIndex,
+        tree: &mut ProgressTree,
+    ) -> Result<bool, CliError> {
         let Some(index) = self.tails.iter().position(|(other, _)| *other == place) else { return Ok(true) };
         let is_read = self.drain_stream(index, tree).await?;
         self.tails.remove(index);
@@ -194,7 +198,7 @@ impl<'a> LogMux<'a> {
         let (place, tail) = &self.tails[index];
         match &mut self.manner {
             OutputMode::Events => {
-                pieces.iter().for_each(|piece| Events::log(*place, tail.submission(), piece));
+                pieces.iter().for_each(|piece| EventWriter::log(*place, tail.submission(), piece));
                 true
             }
             OutputMode::Text(voices) => {

@@ -11,26 +11,26 @@ use super::{
     tail::LogChunk,
 };
 use crate::{
-    context::name_of,
+    context::run_name,
     exit::Exit,
     output::{self, words},
 };
 
 /// Tells each thing once.
 #[derive(Default)]
-pub(crate) struct Events {
+pub(crate) struct EventWriter {
     status: Option<(String, String)>,
     jobs: Vec<JobProgress>,
     deployment: Option<Deployment>,
 }
 
-impl Events {
+impl EventWriter {
     pub(crate) fn plan(plan: &RunPlan, action: &str) {
         emit("plan", json!({ "action": action, "plan": plan }));
     }
 
     pub(crate) fn submitted(run: &Run) {
-        emit("submitted", json!({ "id": run.id, "name": name_of(run), "project": run.project_name }));
+        emit("submitted", json!({ "id": run.id, "name": run_name(run), "project": run.project_name }));
     }
 
     /// What changed since the last look.

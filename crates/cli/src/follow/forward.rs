@@ -16,7 +16,7 @@ use uuid::Uuid;
 use windlass_api::{client::ApiClient, runs::ConnectRequest};
 use windlass_model::config::ports::PortMapping;
 
-use super::{events::Events, progress::JobProgress};
+use super::{events::EventWriter, progress::JobProgress};
 use crate::{context::Context, output, problem::CliError};
 
 /// Connections open at once.
@@ -74,7 +74,7 @@ impl PortForwards {
         for (port, listener) in self.bound.drain(..) {
             let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
             if as_events {
-                Events::port(port, &address);
+                EventWriter::port(port, &address);
             } else {
                 output::print_message(&format!("Port {port} of the job: http://{address}"));
             }

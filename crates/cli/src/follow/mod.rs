@@ -27,18 +27,18 @@ use windlass_model::time::Timestamp;
 use self::wish::{InterruptListener, UserRequest};
 pub(crate) use self::{
     chorus::{LogMux, OutputMode, PumpEnd},
-    events::Events,
+    events::EventWriter,
     forward::{ForwardSpec as Ports, PortForwards},
     outcome::{hint, indent_lines, reasons},
     progress::{JobProgress, job_progress},
-    tail::{LogChunk, LogRange, LogTail, Pages, PollBackoff, find_last_lines},
+    tail::{LogChunk, LogPages, LogRange, LogTail, PollBackoff, find_last_lines},
     tree::ProgressTree,
     voices::LogPrinter,
 };
 use crate::{
     cli::ServerArgs,
     commands::is_finished,
-    context::{Context, name_of},
+    context::{Context, run_name},
     exit::Exit,
     output::{
         self,
@@ -59,20 +59,20 @@ pub(crate) struct FollowOptions {
     /// Whether an interrupt may stop the run. If not, it only ends the following.
     pub(crate) may_stop: bool,
     /// How people log in, where that is wanted.
-    pub(crate) login: Option<Login>,
+    pub(crate) login: Option<SshLogin>,
 }
 
 /// How people log in to a job of the run.
-pub(crate) struct Login {
+pub(crate) struct SshLogin {
     pub(crate) at: ServerArgs,
-    pub(crate) place: ssh::Place,
+    pub(crate) place: ssh::LoginTarget,
     pub(crate) identity: ssh::Identity,
 }
 
-impl Login {
+impl SshLogin {
     /// Writes the entry for `ssh`, and says how to use it.
     async fn open(&self, cx: &Context, run: &Run, name: &str) -> Result<(), CliError> {
-        let host = ssh::write(cx, &self.at, run, name, self.place, &self.identity).await?;
+        let host = ssh::write_entry(cx, &self.at, run, name, self.place, &self.identity).await?;
         output::print_message(&format!("Log in: `ssh {host}`"));
         let of_place = run.jobs.iter().find(|job| {
             let spec = job.job_spec.value().unwrap_or_default();
@@ -93,9 +93,9 @@ struct RunFollower<'a> {
     chorus: Option<LogMux<'a>>,
     since: Option<Timestamp>,
     /// Where progress goes, when machines read it.
-    events: Option<Events>,
+    events: Option<EventWriter>,
     forwards: Option<PortForwards>,
-    login: Option<Login>,
+    login: Option<SshLogin>,
     is_open: bool,
     pace: PollBackoff,
     seen: String,
@@ -106,7 +106,7 @@ struct RunFollower<'a> {
 }
 
 pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Result<Exit, CliError> {
-    let name = name_of(run);
+    let name = run_name(run);
     let as_events = matches!(how.output, Some(OutputMode::Events));
     let chorus = how.output.map(LogMux::new);
     let mut following = RunFollower {
@@ -115,13 +115,13 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
         name,
         chorus,
         since: how.since,
-        events: as_events.then(Events::default),
+        events: as_events.then(EventWriter::default),
         forwards: how.forwards,
         login: how.login,
         is_open: false,
         pace: PollBackoff::new(),
         seen: String::new(),
-        rollout: if rollout::is_over(run) { rollout::words(run) } else { None },
+        rollout: if rollout::is_complete(run) { rollout::words(run) } else { None },
         wish: InterruptListener::listen()?,
         may_stop: how.may_stop,
     };
@@ -271,7 +271,7 @@ impl RunFollower<'_> {
             UserRequest::Abort => self.stop(true).await?,
             UserRequest::Detach => {
                 if self.events.is_some() {
-                    Events::detached();
+                    EventWriter::detached();
                 } else {
                     let name = &self.name;
                     output::print_message(&format!(
@@ -303,13 +303,13 @@ impl RunFollower<'_> {
 
     fn end(&mut self, run: &Run) -> Exit {
         self.tree.erase();
-        let exit = outcome::exit(run);
+        let exit = outcome::exit_for(run);
         if let Some(login) = &self.login {
-            ssh::remove(&self.name, login.place);
+            ssh::remove_entry(&self.name, login.place);
         }
         let reasons = outcome::reasons(run);
         if self.events.is_some() {
-            Events::end(run, &reasons, exit);
+            EventWriter::end(run, &reasons, exit);
             return exit;
         }
         let style = Style::stderr();

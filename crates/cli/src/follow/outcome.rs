@@ -5,7 +5,7 @@ use windlass_api::runs::{JobSubmission, Run};
 use crate::exit::{Exit, OWN_CODES_MIN};
 
 /// The exit code of a command that waited for the run.
-pub(crate) fn exit(run: &Run) -> Exit {
+pub(crate) fn exit_for(run: &Run) -> Exit {
     match run.status.as_str() {
         "done" => Exit::Done,
         _ if is_stopped_by_limit(run) => Exit::RunLimit,
@@ -121,7 +121,7 @@ mod tests {
         let ended = |status: &str, job: serde_json::Value| {
             let mut run = run(&[job]);
             run.status = status.to_owned();
-            exit(&run)
+            exit_for(&run)
         };
         let limit = json!({"status": "terminated", "termination_reason": "max_duration_exceeded", "exit_status": 143});
         assert_eq!(ended("terminated", limit.clone()), Exit::RunLimit);

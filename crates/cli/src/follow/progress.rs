@@ -79,10 +79,10 @@ pub(crate) fn is_coming(run: &Run, jobs: &[JobProgress]) -> bool {
 
 /// The newest submission of each job.
 pub(crate) fn job_progress(run: &Run) -> Vec<JobProgress> {
-    run.jobs.iter().filter_map(standing).collect()
+    run.jobs.iter().filter_map(progress_of).collect()
 }
 
-fn standing(job: &Job) -> Option<JobProgress> {
+fn progress_of(job: &Job) -> Option<JobProgress> {
     let latest = job.job_submissions.last()?;
     let spec = job.job_spec.value().unwrap_or_default();
     let pull = pull(latest);

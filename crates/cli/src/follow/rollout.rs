@@ -3,7 +3,7 @@
 use windlass_api::runs::{Deployment, Run};
 use windlass_model::time::Timestamp;
 
-use crate::output::words::{span, stamp};
+use crate::output::words::{span, timestamp};
 
 /// The newest deployment, once the server has looked at it.
 pub(crate) fn deployment(run: &Run) -> Option<&Deployment> {
@@ -42,7 +42,7 @@ pub(crate) fn url(run: &Run, server: &str) -> Option<String> {
 }
 
 /// The same, and how it is asked.
-pub(crate) fn address(run: &Run, server: &str) -> Option<String> {
+pub(crate) fn format_address(run: &Run, server: &str) -> Option<String> {
     let url = url(run, server)?;
     let spec = run.run_spec.value().unwrap_or_default();
     let is_open = spec["configuration"]["auth"] == false;
@@ -53,11 +53,11 @@ pub(crate) fn address(run: &Run, server: &str) -> Option<String> {
 /// When a run with a schedule starts next.
 pub(crate) fn next_start(run: &Run, now: Timestamp) -> Option<String> {
     let next = run.next_triggered_at.filter(|_| run.status == "pending")?;
-    Some(format!("{} (in {})", stamp(next), span(next.since(now))))
+    Some(format!("{} (in {})", timestamp(next), span(next.since(now))))
 }
 
 /// Whether it came to its end some time ago: that is no news.
-pub(crate) fn is_over(run: &Run) -> bool {
+pub(crate) fn is_complete(run: &Run) -> bool {
     deployment(run).is_some_and(|one| one.state == "complete")
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn is_scaled_to_zero(run: &Run) -> bool {
 }
 
 /// How many replicas each group shall have, and what was measured.
-pub(crate) fn scaling(run: &Run) -> Vec<String> {
+pub(crate) fn format_scaling(run: &Run) -> Vec<String> {
     let line = |group: &windlass_api::runs::GroupScaling| {
         let said = group.message.as_ref()?;
         Some(format!(
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(told("asleep", Value::Null, Value::Null), None);
         // What the server has not looked at yet is not told as if it had.
         let before = run(3, json!({"num": 2, "state": "complete", "ready": 1, "wanted": 1, "old": 0}));
-        assert_eq!((words(&before), is_over(&before)), (None, false));
+        assert_eq!((words(&before), is_complete(&before)), (None, false));
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
         .unwrap();
         assert!(is_scaled_to_zero(&run));
         assert_eq!(
-            scaling(&run),
+            format_scaling(&run),
             ["group 0: 0 replicas wanted; 0.00 requests per second over 60 s (target 1 each)"]
         );
         run.status = "running".to_owned();

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use windlass_api::{operations::ReadMyUser, runs::Run, server::Nothing};
+use windlass_api::{operations::ReadMyUser, runs::Run, server::EmptyRequest};
 
 use super::progress::JobProgress;
 use crate::{
@@ -32,24 +32,24 @@ struct SavedServer {
 
 /// Where in a run people log in.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct LoginTarget {
     pub(crate) replica: i64,
     pub(crate) job: i64,
 }
 
-impl Place {
+impl LoginTarget {
     pub(crate) fn matches(self, job: &JobProgress) -> bool {
         (self.replica, self.job) == (job.replica, job.job)
     }
 }
 
 /// Writes the entry and gives the name for `ssh`.
-pub(crate) async fn write(
+pub(crate) async fn write_entry(
     cx: &Context,
     at: &ServerArgs,
     run: &Run,
     name: &str,
-    place: Place,
+    place: LoginTarget,
     identity: &Identity,
 ) -> Result<String, CliError> {
     let home = Home::find()?;
@@ -94,7 +94,7 @@ pub(crate) async fn write(
 }
 
 /// The run is over: nobody can log in any more.
-pub(crate) fn remove(name: &str, place: Place) {
+pub(crate) fn remove_entry(name: &str, place: LoginTarget) {
     let Ok(home) = Home::find() else { return };
     let host = host(name, place);
     for kind in ["conf", "json"] {
@@ -115,7 +115,7 @@ pub(crate) fn read_saved_server(file: &Path, project: Option<String>) -> Result<
 }
 
 /// The run's name for its first job, else the job's: `RUN-RANK-REPLICA`.
-fn host(name: &str, place: Place) -> String {
+fn host(name: &str, place: LoginTarget) -> String {
     match (place.replica, place.job) {
         (0, 0) => name.to_owned(),
         (replica, job) => format!("{name}-{job}-{replica}"),
@@ -123,14 +123,14 @@ fn host(name: &str, place: Place) -> String {
 }
 
 /// The run and the job that a name of a job means: `RUN-RANK-REPLICA`.
-pub(crate) fn parse_job_name(name: &str) -> Option<(&str, Place)> {
+pub(crate) fn parse_job_name(name: &str) -> Option<(&str, LoginTarget)> {
     let (rest, replica) = name.rsplit_once('-')?;
     let (run, job) = rest.rsplit_once('-')?;
-    Some((run, Place { replica: replica.parse().ok()?, job: job.parse().ok()? }))
+    Some((run, LoginTarget { replica: replica.parse().ok()?, job: job.parse().ok()? }))
 }
 
 /// Anybody but root is the job's user there; its real name makes prompts and paths right.
-fn user(run: &Run, place: Place) -> String {
+fn user(run: &Run, place: LoginTarget) -> String {
     let of_place = run.jobs.iter().find(|job| {
         let spec = job.job_spec.value().unwrap_or_default();
         spec["replica_num"].as_i64().unwrap_or(0) == place.replica
@@ -148,7 +148,7 @@ fn user(run: &Run, place: Place) -> String {
 
 /// The private half of the key that the server put into the job.
 async fn write_private_key(cx: &Context, dir: &Path) -> Result<PathBuf, CliError> {
-    let me = cx.call::<ReadMyUser>(&Nothing {}).await?;
+    let me = cx.call::<ReadMyUser>(&EmptyRequest {}).await?;
     let private = me.ssh_private_key.ok_or_else(|| {
         CliError::new("log in to the job")
             .why("the server keeps no SSH key for you")
@@ -168,7 +168,7 @@ struct SshConfigEntry<'a> {
     program: &'a Path,
     project: &'a str,
     run: &'a str,
-    place: Place,
+    place: LoginTarget,
     door: Option<&'a Path>,
 }
 
@@ -233,12 +233,12 @@ mod tests {
 
     #[test]
     fn a_job_is_called_by_its_rank_and_then_its_replica() {
-        let place = Place { replica: 2, job: 0 };
+        let place = LoginTarget { replica: 2, job: 0 };
         assert_eq!(host("svc", place), "svc-0-2");
         let (run, found) = parse_job_name("my-svc-0-2").unwrap();
         assert_eq!((run, found.job, found.replica), ("my-svc", 0, 2));
         assert!(parse_job_name("svc").is_none() && parse_job_name("my-svc").is_none());
-        assert_eq!(host("svc", Place { replica: 0, job: 0 }), "svc");
+        assert_eq!(host("svc", LoginTarget { replica: 0, job: 0 }), "svc");
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
             program: Path::new("/opt/100%/it's/windlass"),
             project: "main",
             run: "train",
-            place: Place { replica: 0, job: 1 },
+            place: LoginTarget { replica: 0, job: 1 },
             door: None,
         };
         let text = entry.text();

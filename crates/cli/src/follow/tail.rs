@@ -13,7 +13,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 use windlass_api::{
-    log_stream::{LogStream, News},
+    log_stream::{LogStream, LogStreamEvent},
     logs::{PollRequest, StreamRequest},
     operations::PollLogs,
 };
@@ -118,7 +118,7 @@ enum StreamState {
         since: Instant,
     },
     Open(LogStream),
-    Pages(Pages),
+    LogPages(LogPages),
 }
 
 struct LogReader<'a> {
@@ -141,11 +141,11 @@ impl LogReader<'_> {
                     self.open(since).await?;
                 }
                 StreamState::Open(stream) => match stream.next().await {
-                    Ok(Some(News::Bytes { offset, at, bytes })) => {
+                    Ok(Some(LogStreamEvent::Bytes { offset, at, bytes })) => {
                         self.request.offset = stream.offset();
                         return Ok(TailEvent::Chunks(vec![LogChunk { offset: Some(offset), at, bytes }]));
                     }
-                    Ok(Some(News::End { .. })) => return Ok(TailEvent::Over),
+                    Ok(Some(LogStreamEvent::End { .. })) => return Ok(TailEvent::Over),
                     Ok(None) => self.way = StreamState::Closed { since: Instant::now() },
                     Err(error) if error.is_unconfirmed() => {
                         self.way = StreamState::Closed { since: Instant::now() }
@@ -172,7 +172,7 @@ impl LogReader<'_> {
             }
             Err(error) if error.is_unconfirmed() => return Err(self.cx.explain(&error).await),
             // What is wrong with the question itself, the answer to the other one says.
-            Err(_) => self.way = StreamState::Pages(Pages::from(&self.request)),
+            Err(_) => self.way = StreamState::Pages(LogPages::from(&self.request)),
         }
         Ok(())
     }
@@ -180,13 +180,13 @@ impl LogReader<'_> {
 
 /// A log page by page.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct LogPages {
     request: PollRequest,
     /// Bytes read so far, when reading began at a known one.
     read: Option<u64>,
 }
 
-impl From<&StreamRequest> for Pages {
+impl From<&StreamRequest> for LogPages {
     fn from(asked: &StreamRequest) -> Self {
         let StreamRequest { run_name, job_submission_id, offset, start_time, diagnose, .. } = asked;
         Self::new(&LogRange {
@@ -200,7 +200,7 @@ impl From<&StreamRequest> for Pages {
     }
 }
 
-impl Pages {
+impl LogPages {
     pub(crate) fn new(part: &LogRange) -> Self {
         let request = PollRequest {
             run_name: part.run.clone(),
@@ -250,7 +250,7 @@ pub(crate) async fn find_last_lines(
     part: &LogRange,
     lines: usize,
 ) -> Result<Option<u64>, CliError> {
-    let mut request = Pages::new(part).request;
+    let mut request = LogPages::new(part).request;
     (request.descending, request.next_token) = (true, None);
     let mut ends = 0;
     let mut is_first = true;

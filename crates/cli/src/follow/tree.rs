@@ -9,7 +9,7 @@ use windlass_model::time::Span;
 
 use super::{
     progress::{JobProgress, PullProgress},
-    voices::Place,
+    voices::JobIndex,
 };
 use crate::output::{
     self,
@@ -25,7 +25,7 @@ const JOBS_DRAWN_MAX: usize = 12;
 const DEFAULT_COLUMNS: usize = 80;
 
 /// What was said of the job at a place.
-type ReportedStep = (Place, (String, Option<u64>));
+type ReportedStep = (JobIndex, (String, Option<u64>));
 
 /// Where progress is shown.
 pub(crate) struct ProgressTree {
@@ -87,7 +87,7 @@ impl ProgressTree {
 
     /// When, where lines stay for others to read.
     fn stamp(&self) -> String {
-        if self.is_live { String::new() } else { format!("{} ", words::stamp(words::now())) }
+        if self.is_live { String::new() } else { format!("{} ", words::timestamp(words::now())) }
     }
 
     /// Something about the run as a whole. The tree is off the screen.

@@ -19,7 +19,7 @@ const LINE_MAX: usize = 64 * 1024;
 const COLOURS: [Colour; 5] = [Colour::Cyan, Colour::Magenta, Colour::Blue, Colour::Green, Colour::Yellow];
 
 /// Replica and rank.
-pub(crate) type Place = (i64, i64);
+pub(crate) type JobIndex = (i64, i64);
 
 pub(crate) struct LogPrinter {
     raw: bool,
@@ -29,8 +29,8 @@ pub(crate) struct LogPrinter {
     timestamps: bool,
     grep: Option<Regex>,
     /// What stands in front of lines, where it is not the place.
-    pub(super) labels: BTreeMap<Place, String>,
-    each: BTreeMap<Place, JobWriter>,
+    pub(super) labels: BTreeMap<JobIndex, String>,
+    each: BTreeMap<JobIndex, JobWriter>,
     /// Ends with half a line.
     pub(super) mid_line: bool,
 }
@@ -66,7 +66,7 @@ impl LogPrinter {
     }
 
     /// What was written at that time. False when nobody reads it.
-    pub(crate) fn write(&mut self, place: Place, at: Timestamp, bytes: &[u8]) -> bool {
+    pub(crate) fn write(&mut self, place: JobIndex, at: Timestamp, bytes: &[u8]) -> bool {
         let (raw, is_by_lines) = (self.raw, self.is_by_lines());
         let label = self.labels.get(&place);
         let voice = self.each.entry(place).or_insert_with(|| JobWriter::new(place, label, raw));
@@ -84,7 +84,7 @@ impl LogPrinter {
     }
 
     /// What a job wrote last may have no line end; the next line of another must not follow on it.
-    pub(super) fn finish_job(&mut self, place: Place) -> bool {
+    pub(super) fn finish_job(&mut self, place: JobIndex) -> bool {
         let shown =
             LineFormat { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
         let Some(JobWriter { prefix, lines, out }) = self.each.get_mut(&place) else { return true };
@@ -95,13 +95,13 @@ impl LogPrinter {
 
     /// The same for all of them.
     pub(crate) fn end(&mut self) -> bool {
-        let places: Vec<Place> = self.each.keys().copied().collect();
+        let places: Vec<JobIndex> = self.each.keys().copied().collect();
         places.into_iter().all(|place| self.finish_job(place))
     }
 }
 
 impl JobWriter {
-    fn new(place: Place, label: Option<&String>, raw: bool) -> Self {
+    fn new(place: JobIndex, label: Option<&String>, raw: bool) -> Self {
         let at = usize::try_from(place.0 * 7 + place.1).unwrap_or(0) % COLOURS.len();
         let label =
             label.map_or_else(|| format!("{}-{}", place.1, place.0), |label| output::printable(label));
@@ -125,7 +125,7 @@ impl LineFormat<'_> {
             return;
         }
         if self.timestamps {
-            text.extend_from_slice(words::stamp(at).as_bytes());
+            text.extend_from_slice(words::timestamp(at).as_bytes());
             text.push(b' ');
         }
         if self.several {

@@ -7,7 +7,7 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use super::{print_message, printable};
 use crate::{
     exit::Exit,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// Whether somebody is there to answer a question.
@@ -22,7 +22,7 @@ pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, CliError> {
     }
     if !can_prompt() {
         return Err(CliError::usage("confirmation needed")
-            .code(Code::ConfirmationRequired)
+            .code(ErrorCode::ConfirmationRequired)
             .why(question)
             .hint("pass `-y`: there is no terminal to ask on"));
     }
@@ -63,7 +63,7 @@ pub(crate) async fn delete<T>(
 pub(crate) fn prompt_secret(what: &str, flag: &str) -> Result<String, CliError> {
     if !can_prompt() {
         return Err(CliError::usage("no terminal to ask on")
-            .code(Code::ConfirmationRequired)
+            .code(ErrorCode::ConfirmationRequired)
             .why(format!("{what}?"))
             .hint(format!("`{flag}` reads it from standard input")));
     }

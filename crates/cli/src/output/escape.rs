@@ -27,7 +27,7 @@ const fn turns(letter: char) -> bool {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum FilterState {
     Text,
     /// After `ESC`.
     Escape,
@@ -39,16 +39,16 @@ enum State {
 
 /// Takes a stream in pieces. A sequence or letter that is cut between two of them is one all the same.
 #[derive(Debug)]
-pub(crate) struct Filter {
-    state: State,
+pub(crate) struct TerminalFilter {
+    state: FilterState,
     held: Vec<u8>,
     /// Whether a colour is on: it would go on after the end.
     painted: bool,
 }
 
-impl Filter {
+impl TerminalFilter {
     pub(crate) const fn new() -> Self {
-        Self { state: State::Text, held: Vec::new(), painted: false }
+        Self { state: FilterState::Text, held: Vec::new(), painted: false }
     }
 
     /// The harmless form of the next piece.
@@ -70,27 +70,27 @@ impl Filter {
 
     fn byte(&mut self, byte: u8, out: &mut Vec<u8>) {
         match self.state {
-            State::Text => self.text(byte, out),
-            State::Escape if byte == b'[' => {
+            FilterState::Text => self.text(byte, out),
+            FilterState::Escape if byte == b'[' => {
                 self.held.push(byte);
-                self.state = State::Sequence;
+                self.state = FilterState::Sequence;
             }
-            State::Escape => {
+            FilterState::Escape => {
                 self.flush_as_text(out);
                 self.text(byte, out);
             }
-            State::Sequence => self.push_sequence_byte(byte, out),
-            State::Utf8(more) if (0x80..0xc0).contains(&byte) => {
+            FilterState::Sequence => self.push_sequence_byte(byte, out),
+            FilterState::Utf8(more) if (0x80..0xc0).contains(&byte) => {
                 self.held.push(byte);
                 if more > 1 {
-                    self.state = State::Utf8(more - 1);
+                    self.state = FilterState::Utf8(more - 1);
                 } else {
                     let held = std::mem::take(&mut self.held);
-                    self.state = State::Text;
+                    self.state = FilterState::Text;
                     letter(&held, out);
                 }
             }
-            State::Utf8(_) => {
+            FilterState::Utf8(_) => {
                 self.flush_as_text(out);
                 self.text(byte, out);
             }
@@ -99,17 +99,17 @@ impl Filter {
 
     fn text(&mut self, byte: u8, out: &mut Vec<u8>) {
         match byte {
-            ESC => self.hold(byte, State::Escape),
+            ESC => self.hold(byte, FilterState::Escape),
             b'\n' | b'\r' | b'\t' | 0x20..=0x7e => out.push(byte),
-            0xc2..=0xdf => self.hold(byte, State::Utf8(1)),
-            0xe0..=0xef => self.hold(byte, State::Utf8(2)),
-            0xf0..=0xf4 => self.hold(byte, State::Utf8(3)),
+            0xc2..=0xdf => self.hold(byte, FilterState::Utf8(1)),
+            0xe0..=0xef => self.hold(byte, FilterState::Utf8(2)),
+            0xf0..=0xf4 => self.hold(byte, FilterState::Utf8(3)),
             0x00..=0x1f | 0x7f => out.extend([b'^', byte ^ 0x40]),
             0x80..=0xc1 | 0xf5..=0xff => push_replacement(out),
         }
     }
 
-    fn hold(&mut self, byte: u8, state: State) {
+    fn hold(&mut self, byte: u8, state: FilterState) {
         self.held.push(byte);
         self.state = state;
     }
@@ -127,7 +127,7 @@ impl Filter {
                     out.push(byte);
                 }
                 self.held.clear();
-                self.state = State::Text;
+                self.state = FilterState::Text;
             }
             _ => {
                 self.flush_as_text(out);
@@ -140,14 +140,14 @@ impl Filter {
     fn flush_as_text(&mut self, out: &mut Vec<u8>) {
         let held = std::mem::take(&mut self.held);
         match self.state {
-            State::Text => {}
-            State::Escape | State::Sequence => {
+            FilterState::Text => {}
+            FilterState::Escape | FilterState::Sequence => {
                 out.extend_from_slice(b"^[");
                 out.extend_from_slice(&held[1..]);
             }
-            State::Utf8(_) => push_replacement(out),
+            FilterState::Utf8(_) => push_replacement(out),
         }
-        self.state = State::Text;
+        self.state = FilterState::Text;
     }
 }
 
@@ -175,11 +175,11 @@ mod tests {
     /// In one piece, and byte by byte: it must be the same.
     #[track_caller]
     fn check(bytes: &[u8], shown: &str) {
-        let mut filter = Filter::new();
+        let mut filter = TerminalFilter::new();
         let mut whole = filter.push(bytes);
         whole.extend(filter.end());
         assert_eq!(String::from_utf8_lossy(&whole), shown);
-        let mut filter = Filter::new();
+        let mut filter = TerminalFilter::new();
         let mut cut: Vec<u8> = bytes.chunks(1).flat_map(|piece| filter.push(piece)).collect();
         cut.extend(filter.end());
         assert_eq!(String::from_utf8_lossy(&cut), shown, "in pieces");
@@ -289,7 +289,7 @@ mod tests {
                     _ => input.extend_from_slice(rng.pick::<&[u8]>(PIECES)),
                 }
             }
-            let mut filter = Filter::new();
+            let mut filter = TerminalFilter::new();
             let mut shown = Vec::new();
             let mut rest = input.as_slice();
             while !rest.is_empty() {

@@ -12,7 +12,7 @@ use crate::{cli::Format, exit::Exit, problem::CliError};
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
 /// A list of things of one kind.
-pub(crate) struct List<'a, T> {
+pub(crate) struct ListView<'a, T> {
     /// The project that they are in; things of the whole server have none.
     pub(crate) project: Option<&'a str>,
     /// The key of the rows in the document: the plural noun.
@@ -23,7 +23,7 @@ pub(crate) struct List<'a, T> {
     pub(crate) none: &'a str,
 }
 
-impl<T: Serialize> List<'_, T> {
+impl<T: Serialize> ListView<'_, T> {
     /// `table` is asked whether every column is wanted.
     pub(crate) fn print(
         &self,
@@ -51,7 +51,7 @@ impl<T: Serialize> List<'_, T> {
         table: fn(&[T], bool) -> Table,
     ) -> Result<Exit, CliError> {
         if watch {
-            return live::watch(format, async |wide| Ok(table(&fetch().await?, wide))).await;
+            return live::watch_table(format, async |wide| Ok(table(&fetch().await?, wide))).await;
         }
         let rows = fetch().await?;
         self.print(&rows, format, |wide| table(&rows, wide))?;
@@ -63,19 +63,19 @@ impl<T: Serialize> List<'_, T> {
         document.extend(self.project.map(|project| ("project".to_owned(), project.into())));
         let rows = serde_json::to_value(rows).map_err(|error| CliError::from_error("write JSON", &error))?;
         document.insert(self.kind.to_owned(), rows);
-        json(&document)
+        print_json(&document)
     }
 }
 
 /// One thing: the object itself in JSON, else what `show` prints.
-pub(crate) fn one<T: Serialize>(
+pub(crate) fn print_one<T: Serialize>(
     format: Format,
     thing: &T,
     name: &str,
     show: impl FnOnce(bool),
 ) -> Result<(), CliError> {
     match format {
-        Format::Json => json(thing)?,
+        Format::Json => print_json(thing)?,
         Format::Jsonl => print_jsonl(std::slice::from_ref(thing))?,
         Format::Name => data(&super::printable(name)),
         Format::Table | Format::Wide => show(format == Format::Wide),
@@ -92,7 +92,7 @@ struct VersionedDocument<'a, T> {
 }
 
 /// A document that programs read.
-fn json<T: Serialize>(value: &T) -> Result<(), CliError> {
+fn print_json<T: Serialize>(value: &T) -> Result<(), CliError> {
     data(&text(value, |value| serde_json::to_string_pretty(value))?);
     Ok(())
 }

@@ -8,7 +8,7 @@ use crate::{cli::Format, exit::Exit, problem::CliError};
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Until somebody ends it. On a terminal each table takes the place of the one before; in a pipe they follow each other.
-pub(crate) async fn watch(
+pub(crate) async fn watch_table(
     format: Format,
     mut look: impl AsyncFnMut(bool) -> Result<Table, CliError>,
 ) -> Result<Exit, CliError> {

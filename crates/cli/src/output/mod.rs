@@ -17,13 +17,13 @@ use std::io::{IsTerminal as _, Write as _};
 pub(crate) use self::{
     ask::{can_prompt, confirm, confirm_delete, delete, prompt_secret},
     escape::printable,
-    list::{List, one, print_json_array, print_jsonl},
+    list::{ListView, print_json_array, print_jsonl, print_one},
 };
 
 /// One line of data. On a terminal nothing in it but colours has an effect.
 pub(crate) fn data(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = if is_for_a_screen() { out.write_all(&line(text)) } else { writeln!(out, "{text}") };
+    let _ = if is_for_a_screen() { out.write_all(&filter_line(text)) } else { writeln!(out, "{text}") };
 }
 
 /// Where stdout leads.
@@ -69,14 +69,14 @@ pub(crate) fn raw(bytes: &[u8]) -> bool {
 
 /// What a job wrote, on its way to stdout: harmless where a person reads it, to the byte elsewhere.
 pub(crate) struct UntrustedWriter {
-    filter: Option<escape::Filter>,
+    filter: Option<escape::TerminalFilter>,
 }
 
 impl UntrustedWriter {
     /// With `raw`, a terminal gets every byte too.
     pub(crate) fn new(raw: bool) -> Self {
         let filter = is_for_a_screen() && !raw;
-        Self { filter: filter.then(escape::Filter::new) }
+        Self { filter: filter.then(escape::TerminalFilter::new) }
     }
 
     /// False when nobody reads any more.
@@ -117,11 +117,11 @@ pub(crate) fn is_same_screen() -> bool {
 
 /// One line of talk, in which nothing but colours has an effect.
 pub(crate) fn print_message(text: &str) {
-    let _ = std::io::stderr().lock().write_all(&line(text));
+    let _ = std::io::stderr().lock().write_all(&filter_line(text));
 }
 
-fn line(text: &str) -> Vec<u8> {
-    let mut filter = escape::Filter::new();
+fn filter_line(text: &str) -> Vec<u8> {
+    let mut filter = escape::TerminalFilter::new();
     let mut bytes = filter.push(text.as_bytes());
     bytes.extend(filter.end());
     bytes.push(b'\n');

@@ -4,7 +4,7 @@ const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█']
 
 /// One bar for each of `width` equal parts of the period, oldest first; the mean of what falls in it, against `full`.
 /// Parts without a value are blank.
-pub(crate) fn line(points: &[(i64, f64)], from: i64, until: i64, width: usize, full: f64) -> String {
+pub(crate) fn sparkline(points: &[(i64, f64)], from: i64, until: i64, width: usize, full: f64) -> String {
     let mut sums = vec![(0.0, 0_u32); width];
     let length = until.saturating_sub(from).max(1);
     for (at, value) in points {
@@ -29,19 +29,19 @@ fn bar(value: f64, full: f64) -> char {
 
 #[cfg(test)]
 mod tests {
-    use super::line;
+    use super::filter_line;
 
     #[test]
     fn a_series_is_drawn_against_what_there_is() {
         let points = [(0, 0.0), (10, 50.0), (20, 100.0), (40, 400.0)];
-        assert_eq!(line(&points, 0, 50, 5, 100.0), "▁▅█ █");
+        assert_eq!(sparkline(&points, 0, 50, 5, 100.0), "▁▅█ █");
     }
 
     #[test]
     fn what_falls_together_is_the_mean_and_what_falls_outside_is_nothing() {
-        assert_eq!(line(&[(0, 0.0), (1, 100.0), (-5, 100.0), (99, 100.0)], 0, 10, 2, 100.0), "▅ ");
-        assert_eq!(line(&[(10, 100.0)], 0, 10, 2, 100.0), " █");
-        assert_eq!(line(&[], 0, 0, 3, 0.0), "   ");
-        assert_eq!(line(&[(0, 5.0)], 0, 0, 1, 0.0), "▁");
+        assert_eq!(sparkline(&[(0, 0.0), (1, 100.0), (-5, 100.0), (99, 100.0)], 0, 10, 2, 100.0), "▅ ");
+        assert_eq!(sparkline(&[(10, 100.0)], 0, 10, 2, 100.0), " █");
+        assert_eq!(sparkline(&[], 0, 0, 3, 0.0), "   ");
+        assert_eq!(sparkline(&[(0, 5.0)], 0, 0, 1, 0.0), "▁");
     }
 }

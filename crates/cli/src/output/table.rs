@@ -119,7 +119,7 @@ impl Table {
 }
 
 /// A text of at most so many letters.
-pub(crate) fn cut(text: &str, width: usize) -> String {
+pub(crate) fn truncate(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
@@ -129,7 +129,7 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
 fn line(row: &[Cell], widths: &[usize], style: Style) -> String {
     let mut line = String::new();
     for (at, (cell, width)) in row.iter().zip(widths).enumerate() {
-        let text = cut(&cell.text, *width);
+        let text = truncate(&cell.text, *width);
         line.push_str(&style.paint(cell.colour, &text));
         if at + 1 < row.len() {
             line.push_str(&" ".repeat(width - text.chars().count() + GAP));

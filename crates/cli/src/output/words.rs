@@ -26,7 +26,7 @@ pub(crate) fn ago(time: Timestamp, now: Timestamp) -> String {
 }
 
 /// `2026-11-20T09:00:01Z`: a moment to the second.
-pub(crate) fn stamp(time: Timestamp) -> String {
+pub(crate) fn timestamp(time: Timestamp) -> String {
     Timestamp::from_secs(time.0.div_euclid(1_000_000)).to_string()
 }
 

@@ -4,7 +4,7 @@
 //! a page in `docs/errors/`, which `windlass explain CODE` shows.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Code {
+pub(crate) enum ErrorCode {
     /// Something of this machine: a file, a directory, a process.
     Failed,
     Usage,
@@ -27,7 +27,7 @@ pub(crate) enum Code {
     UnfitKey,
 }
 
-impl Code {
+impl ErrorCode {
     #[cfg(test)]
     pub(crate) const ALL: [Self; 19] = [
         Self::Failed,

@@ -226,7 +226,7 @@ fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
             home.command(&["server", "--port", port, "--admin-token", "a-token-for-this-test-only"]);
         command.arg("--data-dir").arg(data).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
         let log = std::fs::File::create(home.path().join("server.log")).unwrap();
-        Server(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
+        ServerGuard(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
     };
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = free.local_addr().unwrap().port().to_string();
@@ -257,16 +257,16 @@ fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
 }
 
 /// Stopped with its test, in good order: it takes its agent along.
-struct Server(std::process::Child);
+struct ServerGuard(std::process::Child);
 
-impl Server {
+impl ServerGuard {
     fn crash(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerGuard {
     fn drop(&mut self) {
         let _ = Command::new("kill").args(["-TERM", &self.0.id().to_string()]).stderr(Stdio::null()).status();
         let began = Instant::now();

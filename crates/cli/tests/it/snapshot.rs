@@ -2,13 +2,13 @@
 
 use std::{path::Path, process::Command};
 
-pub(crate) use windlass_testkit::story::{CliSnapshot, Ground};
+pub(crate) use windlass_testkit::story::{CliSnapshot, SnapshotEnv};
 
 use crate::{TestHome, stage::CliEnv};
 
 const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
 
-impl Ground for CliEnv {
+impl SnapshotEnv for CliEnv {
     const PROGRAM: &'static str = "windlass";
 
     fn home(&self) -> &Path {
@@ -29,7 +29,7 @@ impl Ground for CliEnv {
 }
 
 /// No server is named: a command that wants one starts it.
-impl Ground for TestHome {
+impl SnapshotEnv for TestHome {
     const PROGRAM: &'static str = "windlass";
 
     fn home(&self) -> &Path {

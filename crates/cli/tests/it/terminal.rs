@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use windlass_testkit::wait::eventually_ok;
 
-use crate::{TestHome, snapshot::Ground, stage::CliEnv};
+use crate::{TestHome, snapshot::SnapshotEnv, stage::CliEnv};
 
 pub(crate) struct Terminal {
     socket: String,
@@ -12,11 +12,11 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     /// Runs `windlass ARGS` in a terminal of 120 columns and 40 lines. What it exits with is shown as `exit: N`.
-    pub(crate) fn run(ground: &impl Ground, args: &[&str]) -> Self {
+    pub(crate) fn run(ground: &impl SnapshotEnv, args: &[&str]) -> Self {
         Self::command(ground, &ground.command(args))
     }
 
-    pub(crate) fn command(ground: &impl Ground, command: &Command) -> Self {
+    pub(crate) fn command(ground: &impl SnapshotEnv, command: &Command) -> Self {
         let mut name = [0_u8; 4];
         getrandom::fill(&mut name).unwrap();
         let socket = ground.home().join(format!("tmux-{:08x}", u32::from_be_bytes(name)));

@@ -11,7 +11,7 @@ use crate::{
     CommandOutput,
     attached::require_agent,
     ran, server,
-    snapshot::{CliSnapshot, Ground},
+    snapshot::{CliSnapshot, SnapshotEnv},
     stage::{CliEnv, TOKEN},
 };
 
@@ -30,7 +30,7 @@ fn run_with_input(command: &mut Command, input: &str) -> CommandOutput {
 
 const FORMATS: [&str; 5] = ["table", "wide", "json", "jsonl", "name"];
 
-fn run_in_all_formats<G: Ground>(story: &mut CliSnapshot<'_, G>, args: &[&str]) {
+fn run_in_all_formats<G: SnapshotEnv>(story: &mut CliSnapshot<'_, G>, args: &[&str]) {
     for format in FORMATS {
         story.run(&[args, &["-o", format]].concat());
     }

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::Stdio, time::Duration};
 
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
-use crate::scheduler::Unknown;
+use crate::scheduler::SchedulerError;
 
 /// Of its own environment: who it is, and where programs are.
 const USER_VARIABLES: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
@@ -22,7 +22,7 @@ impl SlurmCommands {
     }
 
     /// What a program prints when all goes well.
-    pub(super) async fn read(&self, program: &'static str, args: &[&str]) -> Result<String, Unknown> {
+    pub(super) async fn read(&self, program: &'static str, args: &[&str]) -> Result<String, SchedulerError> {
         let mut command = self.command(program);
         command.args(args);
         self.run(program, command, "").await
@@ -34,7 +34,7 @@ impl SlurmCommands {
         args: &[String],
         environment: &[(String, String)],
         script: &str,
-    ) -> Result<String, Unknown> {
+    ) -> Result<String, SchedulerError> {
         let mut command = self.command("sbatch");
         command.env_clear().envs(self.config.iter().map(|config| ("SLURM_CONF", config)));
         // Jobs are the same user's, and engines ask for his directory.
@@ -50,8 +50,13 @@ impl SlurmCommands {
         command
     }
 
-    async fn run(&self, program: &'static str, mut command: Command, input: &str) -> Result<String, Unknown> {
-        let start = |source| Unknown::Start { program, source };
+    async fn run(
+        &self,
+        program: &'static str,
+        mut command: Command,
+        input: &str,
+    ) -> Result<String, SchedulerError> {
+        let start = |source| SchedulerError::Start { program, source };
         let ran = async {
             let mut child = command.spawn().map_err(start)?;
             if let Some(mut stdin) = child.stdin.take() {
@@ -60,7 +65,7 @@ impl SlurmCommands {
             }
             child.wait_with_output().await.map_err(start)
         };
-        let late = || Unknown::Late { program, within: self.within };
+        let late = || SchedulerError::Late { program, within: self.within };
         let output = timeout(self.within, ran).await.map_err(|_| late())??;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -68,6 +73,6 @@ impl SlurmCommands {
         let said = String::from_utf8_lossy(&output.stderr);
         let said: String = said.trim().chars().take(ERROR_TEXT_MAX).collect();
         let said = if said.is_empty() { output.status.to_string() } else { said };
-        Err(Unknown::Failed { program, said })
+        Err(SchedulerError::Failed { program, said })
     }
 }

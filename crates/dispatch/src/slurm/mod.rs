@@ -14,14 +14,14 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_model::{
     dispatch::{
-        Attempt, Needs, SchedulerSnapshot,
-        room::{Cluster, Node},
+        Attempt, ContainerNeeds, SchedulerSnapshot,
+        room::{ClusterCapacity, ClusterNode},
     },
     time::Timestamp,
 };
 
 use crate::{
-    scheduler::{Order, Scheduler, StopMode, SubmitError, Unknown},
+    scheduler::{Scheduler, SchedulerError, StopMode, SubmitError, SubmitRequest},
     slurm::{command::SlurmCommands, rest::RestClient},
 };
 
@@ -95,35 +95,35 @@ impl Slurm {
     }
 
     /// The REST daemon, where there is one that is understood.
-    async fn spoken(&self) -> Result<Option<&RestClient>, Unknown> {
+    async fn spoken(&self) -> Result<Option<&RestClient>, SchedulerError> {
         let Some(rest) = &self.rest else { return Ok(None) };
         Ok(rest.version().await?.map(|_| rest))
     }
 
-    async fn list_nodes(&self) -> Result<String, Unknown> {
+    async fn list_nodes(&self) -> Result<String, SchedulerError> {
         self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await
     }
 
     /// How this cluster calls the GPUs that are wished for.
-    fn gpu_type(&self, needs: &Needs) -> Option<String> {
+    fn gpu_type(&self, needs: &ContainerNeeds) -> Option<String> {
         let nodes = read::nodes(&self.nodes.lock()).unwrap_or_default();
-        let cluster = Cluster { nodes, open: 1 };
+        let cluster = ClusterCapacity { nodes, open: 1 };
         cluster.gpu_type(needs).map(str::to_owned)
     }
 
     /// Changes a job. For one that is over there is nothing to change.
-    async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), Unknown> {
+    async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), SchedulerError> {
         match self.commands.read(program, args).await {
-            Err(Unknown::Failed { said, .. }) if read::is_already_finished(&said) => Ok(()),
+            Err(SchedulerError::Failed { said, .. }) if read::is_already_finished(&said) => Ok(()),
             other => other.map(drop),
         }
     }
 }
 
 impl Scheduler for Slurm {
-    type Room = Cluster;
+    type Room = ClusterCapacity;
 
-    async fn look(&self) -> Result<SchedulerSnapshot, Unknown> {
+    async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
         // A dead controller answers this at once, and the others after ten seconds.
         self.commands.read("scontrol", &["ping"]).await?;
         let asked_at = self.now();
@@ -139,25 +139,29 @@ impl Scheduler for Slurm {
         Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
     }
 
-    async fn room(&self, lower: &SchedulerSnapshot) -> Result<Cluster, Unknown> {
+    async fn room(&self, lower: &SchedulerSnapshot) -> Result<ClusterCapacity, SchedulerError> {
         let waiting = lower.jobs.iter().filter(|job| !job.life.is_over()).count();
         let nodes = read::nodes(&self.nodes.lock())?;
-        Ok(Cluster { nodes, open: PENDING_JOBS_MAX.saturating_sub(waiting) })
+        Ok(ClusterCapacity { nodes, open: PENDING_JOBS_MAX.saturating_sub(waiting) })
     }
 
-    async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+    async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
         let gpu_type = self.gpu_type(&order.needs);
         if let Some(rest) = self.spoken().await.map_err(SubmitError::Unclear)? {
-            return rest.submit(&translate::submission(order, gpu_type.as_deref(), &self.settings)).await;
+            return rest
+                .submit(&translate::rest_submission(order, gpu_type.as_deref(), &self.settings))
+                .await;
         }
         let args = translate::sbatch_arguments(order, gpu_type.as_deref(), &self.settings);
         let script = translate::script(order, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
             Ok(said) => match read::job_id(&said) {
                 Some(id) => Ok(id),
-                None => Err(SubmitError::Unclear(Unknown::InvalidOutput { program: "sbatch", line: said })),
+                None => {
+                    Err(SubmitError::Unclear(SchedulerError::InvalidOutput { program: "sbatch", line: said }))
+                }
             },
-            Err(Unknown::Failed { said, .. }) if read::is_refusal(&said) => {
+            Err(SchedulerError::Failed { said, .. }) if read::is_refusal(&said) => {
                 Err(SubmitError::Refused { why: said })
             }
             Err(unclear) => Err(SubmitError::Unclear(unclear)),
@@ -168,7 +172,7 @@ impl Scheduler for Slurm {
         true
     }
 
-    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), Unknown> {
+    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), SchedulerError> {
         // A job that waits has no executor that could be asked.
         self.update_job("scancel", &["--state=PENDING", job]).await?;
         match pressure {
@@ -177,11 +181,11 @@ impl Scheduler for Slurm {
         }
     }
 
-    async fn nodes(&self) -> Result<Vec<Node>, Unknown> {
+    async fn nodes(&self) -> Result<Vec<ClusterNode>, SchedulerError> {
         read::nodes(&self.list_nodes().await?)
     }
 
-    async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
+    async fn renice(&self, job: &str, priority: u64) -> Result<(), SchedulerError> {
         let nice = translate::nice(priority, self.settings.nice_step);
         match self.spoken().await? {
             Some(rest) => rest.renice(job, nice).await,

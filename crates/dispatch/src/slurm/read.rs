@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use windlass_model::{
     dispatch::{
-        Attempt, Job, Life,
-        room::{Amount, Node},
+        Attempt, SchedulerJob, SchedulerJobState,
+        room::{ClusterNode, ResourceAmount},
     },
     time::Timestamp,
 };
 
 use super::translate;
-use crate::scheduler::{NODE_LOST, Unknown};
+use crate::scheduler::{NODE_LOST, SchedulerError};
 
 /// Number, name, state, nice, nodes, reason, tag. The tag is last: it may hold anything.
 pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%N;%r;%k";
@@ -26,10 +26,10 @@ pub(super) fn jobs(
     tag: &str,
     nice_step: i64,
     mut ended: impl FnMut(&Attempt) -> Timestamp,
-) -> Result<Vec<Job>, Unknown> {
-    let mut jobs: BTreeMap<Attempt, Job> = BTreeMap::new();
+) -> Result<Vec<SchedulerJob>, SchedulerError> {
+    let mut jobs: BTreeMap<Attempt, SchedulerJob> = BTreeMap::new();
     for line in listed.lines() {
-        let garbled = || Unknown::InvalidOutput { program: "squeue", line: line.to_owned() };
+        let garbled = || SchedulerError::InvalidOutput { program: "squeue", line: line.to_owned() };
         let mut parts = line.splitn(7, ';');
         let mut part = || parts.next().ok_or_else(garbled);
         let (id, name, state, nice) = (part()?, part()?, part()?, part()?);
@@ -42,7 +42,7 @@ pub(super) fn jobs(
         let life = life(state, || ended(&attempt));
         let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
         let said = said(life, state, nodes, reason);
-        let job = Job { attempt: attempt.clone(), id: id.to_owned(), life, priority, said };
+        let job = SchedulerJob { attempt: attempt.clone(), id: id.to_owned(), life, priority, said };
         // A name twice: a controller that lost one and got it again. What lives counts.
         match jobs.get(&attempt) {
             Some(known) if !known.life.is_over() => {}
@@ -53,32 +53,34 @@ pub(super) fn jobs(
 }
 
 /// Why it waits, or how it ended: `Resources`, `NODE_FAIL on n3`, `FAILED (NonZeroExitCode)`.
-fn said(life: Life, state: &str, nodes: &str, reason: &str) -> Option<String> {
+fn said(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Option<String> {
     let reason =
         Some(reason.trim_matches(['(', ')'])).filter(|reason| !matches!(*reason, "" | "None" | "null"));
     match life {
-        Life::Waiting => reason.map(str::to_owned),
-        Life::Ended(_) if state == NODE_LOST && !matches!(nodes, "" | "(null)") => {
+        SchedulerJobState::Waiting => reason.map(str::to_owned),
+        SchedulerJobState::Ended(_) if state == NODE_LOST && !matches!(nodes, "" | "(null)") => {
             Some(format!("{state} on {nodes}"))
         }
-        Life::Ended(_) => Some(match reason {
+        SchedulerJobState::Ended(_) => Some(match reason {
             Some(reason) => format!("{state} ({reason})"),
             None => state.to_owned(),
         }),
-        Life::Running | Life::Unknown => None,
+        SchedulerJobState::Running | SchedulerJobState::Unknown => None,
     }
 }
 
 /// A word that is not known may mean anything, so the job is taken to live.
-fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> Life {
+fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobState {
     match state {
-        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" => Life::Waiting,
+        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" => {
+            SchedulerJobState::Waiting
+        }
         "RUNNING" | "SUSPENDED" | "COMPLETING" | "STAGE_OUT" | "SIGNALING" | "STOPPED" | "RESIZING" => {
-            Life::Running
+            SchedulerJobState::Running
         }
         "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "NODE_FAIL" | "PREEMPTED" | "BOOT_FAIL"
-        | "DEADLINE" | "OUT_OF_MEMORY" | "REVOKED" => Life::Ended(ended()),
-        _ => Life::Unknown,
+        | "DEADLINE" | "OUT_OF_MEMORY" | "REVOKED" => SchedulerJobState::Ended(ended()),
+        _ => SchedulerJobState::Unknown,
     }
 }
 
@@ -92,20 +94,24 @@ pub(super) fn have_all_reported(listed: &str) -> bool {
 }
 
 /// A node is listed once for each of its partitions.
-pub(super) fn nodes(listed: &str) -> Result<Vec<Node>, Unknown> {
-    let mut nodes: BTreeMap<String, Node> = BTreeMap::new();
+pub(super) fn nodes(listed: &str) -> Result<Vec<ClusterNode>, SchedulerError> {
+    let mut nodes: BTreeMap<String, ClusterNode> = BTreeMap::new();
     for line in listed.lines() {
-        let garbled = || Unknown::InvalidOutput { program: "sinfo", line: line.to_owned() };
+        let garbled = || SchedulerError::InvalidOutput { program: "sinfo", line: line.to_owned() };
         let parts: Vec<&str> = line.split(';').collect();
         let [name, state, cpus, memory, partition, features, gres] = parts[..] else { return Err(garbled()) };
         // The default partition carries a star.
         let partition = partition.trim_end_matches('*').to_owned();
         let (cpus, memory) = (cpus.parse(), memory.trim_end_matches('+').parse::<u64>());
         let (Ok(cpus), Ok(memory)) = (cpus, memory) else { return Err(garbled()) };
-        let made = || Node {
+        let made = || ClusterNode {
             name: name.to_owned(),
             is_up: is_up(state),
-            size: Amount { cpus, memory: memory * MIB, gpus: gpus(gres).map(|(_, count)| count).sum() },
+            size: ResourceAmount {
+                cpus,
+                memory: memory * MIB,
+                gpus: gpus(gres).map(|(_, count)| count).sum(),
+            },
             gpu_types: gpus(gres)
                 .filter_map(|(name, count)| Some((name.filter(|name| !name.is_empty())?.to_owned(), count)))
                 .collect(),
@@ -170,7 +176,7 @@ mod tests {
 
     const TAG: &str = "windlass:d1";
 
-    fn read(listed: &str) -> Vec<Job> {
+    fn read(listed: &str) -> Vec<SchedulerJob> {
         jobs(listed, TAG, 1_000, |_| Timestamp(7)).unwrap()
     }
 
@@ -181,22 +187,25 @@ mod tests {
                       3;wlass-dz642-c.1;RUNNING;0;n1;None;windlass:d2\n4;interactive;RUNNING;0;n1;None;windlass:d1\n";
         let jobs = read(listed);
         assert_eq!(jobs.len(), 1);
-        assert_eq!((jobs[0].id.as_str(), jobs[0].life, jobs[0].priority), ("1", Life::Running, Some(600)));
+        assert_eq!(
+            (jobs[0].id.as_str(), jobs[0].life, jobs[0].priority),
+            ("1", SchedulerJobState::Running, Some(600))
+        );
     }
 
     #[test]
     fn every_state_of_the_manual_is_told_apart_and_a_new_word_is_no_end() {
         let of = |state: &str| read(&format!("1;a.1;{state};0;;None;{TAG}"))[0].life;
         for waiting in ["PENDING", "CONFIGURING", "REQUEUED"] {
-            assert_eq!(of(waiting), Life::Waiting, "{waiting}");
+            assert_eq!(of(waiting), SchedulerJobState::Waiting, "{waiting}");
         }
         for running in ["RUNNING", "SUSPENDED", "COMPLETING"] {
-            assert_eq!(of(running), Life::Running, "{running}");
+            assert_eq!(of(running), SchedulerJobState::Running, "{running}");
         }
         for ended in ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"] {
-            assert_eq!(of(ended), Life::Ended(Timestamp(7)), "{ended}");
+            assert_eq!(of(ended), SchedulerJobState::Ended(Timestamp(7)), "{ended}");
         }
-        assert_eq!(of("LEVITATING"), Life::Unknown);
+        assert_eq!(of("LEVITATING"), SchedulerJobState::Unknown);
     }
 
     #[test]
@@ -257,7 +266,7 @@ mod tests {
                       n2;down*;2;2000;main*;fast,quiet;(null)\n";
         let nodes = nodes(listed).unwrap();
         assert_eq!(nodes[0].partitions, ["main", "night"]);
-        assert_eq!(nodes[0].size, Amount { cpus: 4, memory: 4000 * MIB, gpus: 2 });
+        assert_eq!(nodes[0].size, ResourceAmount { cpus: 4, memory: 4000 * MIB, gpus: 2 });
         assert!(nodes[0].is_up && !nodes[1].is_up);
         assert_eq!(nodes[1].features, ["fast", "quiet"]);
     }

@@ -9,17 +9,17 @@ use http_body_util::Full;
 use hyper::{Request, http::request::Builder};
 use serde_json::{Value, json};
 use tokio::{net::UnixStream, sync::OnceCell, time::timeout};
-use windlass_api::wire::once;
+use windlass_api::wire::send_once;
 
 use super::read::is_already_finished;
-use crate::scheduler::{SubmitError, Unknown};
+use crate::scheduler::{SchedulerError, SubmitError};
 
 const PROGRAM: &str = "slurmrestd";
 /// Versions of its API that are spoken here, the best first. From 0.0.39 on jobs are written down in another way.
 const SUPPORTED_VERSIONS: [&str; 3] = ["v0.0.38", "v0.0.37", "v0.0.36"];
 /// Where it tells which it has.
 const OPENAPI_PATH: &str = "/openapi/v3";
-const BELOW: &str = "/slurm/";
+const BASE_PATH: &str = "/slurm/";
 /// Slurm's own errors: the controller has read the request. Others are of the way to it.
 const CONTROLLER_ERROR_CODES: std::ops::Range<u64> = 2_000..3_000;
 /// The request was not understood, and so not passed on.
@@ -37,7 +37,7 @@ struct RestError {
     said: String,
 }
 
-impl From<RestError> for Unknown {
+impl From<RestError> for SchedulerError {
     fn from(complaint: RestError) -> Self {
         Self::Failed { program: PROGRAM, said: complaint.said }
     }
@@ -49,7 +49,7 @@ impl RestClient {
     }
 
     /// The best version of its API that both sides speak; `None`: there is none, and jobs go by the commands.
-    pub(super) async fn version(&self) -> Result<Option<&'static str>, Unknown> {
+    pub(super) async fn version(&self) -> Result<Option<&'static str>, SchedulerError> {
         let agree = || async {
             let offered = self.offered().await?;
             let chosen = choose(&offered);
@@ -66,14 +66,16 @@ impl RestClient {
     }
 
     /// What it says of itself; nothing where it does not.
-    async fn offered(&self) -> Result<Vec<String>, Unknown> {
-        let late = |_| Unknown::Late { program: PROGRAM, within: self.within };
+    async fn offered(&self) -> Result<Vec<String>, SchedulerError> {
+        let late = |_| SchedulerError::Late { program: PROGRAM, within: self.within };
         let request = Request::get(OPENAPI_PATH);
         let (_, bytes) = timeout(self.within, self.exchange(request, Bytes::new())).await.map_err(late)??;
         let described: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let paths = described["paths"].as_object().into_iter().flatten().map(|(path, _)| path);
-        let mut versions: Vec<String> =
-            paths.filter_map(|path| path.strip_prefix(BELOW)?.split('/').next()).map(str::to_owned).collect();
+        let mut versions: Vec<String> = paths
+            .filter_map(|path| path.strip_prefix(BASE_PATH)?.split('/').next())
+            .map(str::to_owned)
+            .collect();
         versions.sort();
         versions.dedup();
         Ok(versions)
@@ -87,7 +89,7 @@ impl RestClient {
                 Some(id) => Ok(id.to_string()),
                 None => {
                     let line = answer.to_string();
-                    Err(SubmitError::Unclear(Unknown::InvalidOutput { program: PROGRAM, line }))
+                    Err(SubmitError::Unclear(SchedulerError::InvalidOutput { program: PROGRAM, line }))
                 }
             },
             Err(complaint)
@@ -101,7 +103,7 @@ impl RestClient {
     }
 
     /// For a job that is over there is nothing to change.
-    pub(super) async fn renice(&self, job: &str, nice: i64) -> Result<(), Unknown> {
+    pub(super) async fn renice(&self, job: &str, nice: i64) -> Result<(), SchedulerError> {
         match self.post(&format!("job/{job}"), &json!({ "nice": nice })).await? {
             Ok(_) => Ok(()),
             Err(complaint) if is_already_finished(&complaint.said) => Ok(()),
@@ -109,16 +111,16 @@ impl RestClient {
         }
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Result<Result<Value, RestError>, Unknown> {
-        let late = |_| Unknown::Late { program: PROGRAM, within: self.within };
+    async fn post(&self, path: &str, body: &Value) -> Result<Result<Value, RestError>, SchedulerError> {
+        let late = |_| SchedulerError::Late { program: PROGRAM, within: self.within };
         let version = self.version().await?.unwrap_or(SUPPORTED_VERSIONS[0]);
         let request =
-            Request::post(format!("{BELOW}{version}/{path}")).header("content-type", "application/json");
+            Request::post(format!("{BASE_PATH}{version}/{path}")).header("content-type", "application/json");
         let sent = self.exchange(request, Bytes::from(body.to_string()));
         let (status, bytes) = timeout(self.within, sent).await.map_err(late)??;
         let garbled = |_| {
             let line = String::from_utf8_lossy(&bytes).chars().take(200).collect();
-            Unknown::InvalidOutput { program: PROGRAM, line }
+            SchedulerError::InvalidOutput { program: PROGRAM, line }
         };
         let answer: Value = serde_json::from_slice(&bytes).map_err(garbled)?;
         let errors = answer["errors"].as_array().cloned().unwrap_or_default();
@@ -134,8 +136,8 @@ impl RestClient {
         Ok(Err(RestError { code: errors.iter().find_map(code).unwrap_or_default(), said }))
     }
 
-    async fn exchange(&self, request: Builder, body: Bytes) -> Result<(u16, Bytes), Unknown> {
-        let start = |source| Unknown::Start { program: PROGRAM, source };
+    async fn exchange(&self, request: Builder, body: Bytes) -> Result<(u16, Bytes), SchedulerError> {
+        let start = |source| SchedulerError::Start { program: PROGRAM, source };
         let stream = UnixStream::connect(&self.socket).await.map_err(start)?;
         let request = request
             .header("host", "slurm")
@@ -143,7 +145,7 @@ impl RestClient {
             .body(Full::new(body))
             .map_err(|error| start(std::io::Error::other(error)))?;
         let (status, bytes) =
-            once(stream, request).await.map_err(|error| start(std::io::Error::other(error)))?;
+            send_once(stream, request).await.map_err(|error| start(std::io::Error::other(error)))?;
         Ok((status.as_u16(), bytes))
     }
 }

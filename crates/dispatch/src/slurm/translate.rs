@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use windlass_model::config::shell::quote;
 
 use super::Settings;
-use crate::scheduler::Order;
+use crate::scheduler::SubmitRequest;
 
 /// Highest priority of a container.
 const PRIORITY_MAX: i64 = 1_000;
@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// Time for the executor to end a container that is over its time, before Slurm ends both.
 const GRACE_MINUTES: i64 = 5;
 /// Ends the token in the script.
-const END: &str = "END-OF-TOKEN";
+const TOKEN_DELIMITER: &str = "END-OF-TOKEN";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Absolute, so that it is the same for all dispatchers and after every restart.
@@ -46,7 +46,7 @@ struct JobParameters<'a> {
 }
 
 impl<'a> JobParameters<'a> {
-    fn from_request(order: &Order, gpu_type: Option<&str>, settings: &'a Settings) -> Self {
+    fn from_request(order: &SubmitRequest, gpu_type: Option<&str>, settings: &'a Settings) -> Self {
         let needs = &order.needs;
         let joined = |words: &[String], by: &str| (!words.is_empty()).then(|| words.join(by));
         Self {
@@ -71,7 +71,11 @@ impl<'a> JobParameters<'a> {
 }
 
 /// For `sbatch`. Every value is an argument of its own: nothing is read by a shell.
-pub(super) fn sbatch_arguments(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Vec<String> {
+pub(super) fn sbatch_arguments(
+    order: &SubmitRequest,
+    gpu_type: Option<&str>,
+    settings: &Settings,
+) -> Vec<String> {
     let asked = JobParameters::from_request(order, gpu_type, settings);
     let mut args = vec![
         "--parsable".to_owned(),
@@ -98,7 +102,7 @@ pub(super) fn sbatch_arguments(order: &Order, gpu_type: Option<&str>, settings: 
 }
 
 /// The same for `slurmrestd`, script and environment included.
-pub(super) fn submission(order: &Order, gpu_type: Option<&str>, settings: &Settings) -> Value {
+pub(super) fn rest_submission(order: &SubmitRequest, gpu_type: Option<&str>, settings: &Settings) -> Value {
     let asked = JobParameters::from_request(order, gpu_type, settings);
     let mut environment: Map<String, Value> =
         order.environment.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
@@ -119,13 +123,13 @@ pub(super) fn submission(order: &Order, gpu_type: Option<&str>, settings: &Setti
 
 /// The batch script: the executor takes its place, and reads the token that follows. The script is for the job's owner
 /// alone to read; environments are not. All words are ours, and quoted all the same.
-pub(super) fn script(order: &Order, settings: &Settings) -> String {
+pub(super) fn script(order: &SubmitRequest, settings: &Settings) -> String {
     let executor = quote(&settings.executor.to_string_lossy());
-    let Order { attempt, token, .. } = order;
+    let SubmitRequest { attempt, token, .. } = order;
     // Tokens have no white space; one that had would end in its first line.
     let token = token.split_whitespace().next().unwrap_or_default();
     format!(
-        "#!/bin/sh\nexec {executor} exec {} --attempt {} <<'{END}'\n{token}\n{END}\n",
+        "#!/bin/sh\nexec {executor} exec {} --attempt {} <<'{TOKEN_DELIMITER}'\n{token}\n{TOKEN_DELIMITER}\n",
         quote(&attempt.uuid),
         attempt.number
     )
@@ -134,21 +138,21 @@ pub(super) fn script(order: &Order, settings: &Settings) -> String {
 #[cfg(test)]
 mod tests {
     use windlass_model::{
-        dispatch::{Attempt, GpuRequirement, Needs},
+        dispatch::{Attempt, ContainerNeeds, GpuRequirement},
         time::Span,
     };
 
     use super::*;
 
-    fn order(needs: Needs) -> Order {
+    fn order(needs: ContainerNeeds) -> SubmitRequest {
         let attempt = Attempt { uuid: "wlass-dz642-a".into(), number: 2 };
         let environment = vec![("WINDLASS_QUEUE_URL".to_owned(), "http://a".to_owned())];
-        Order { attempt, priority: 600, needs, environment, token: "v2/a/secret".to_owned() }
+        SubmitRequest { attempt, priority: 600, needs, environment, token: "v2/a/secret".to_owned() }
     }
 
     #[test]
     fn everything_a_container_needs_is_told_and_no_secret_is() {
-        let needs = Needs {
+        let needs = ContainerNeeds {
             cpus: 4,
             memory: (1 << 30) + 1,
             gpus: 2,
@@ -184,8 +188,9 @@ mod tests {
 
     #[test]
     fn slurmrestd_is_told_the_same_and_nothing_that_was_not_asked_for() {
-        let needs = Needs { cpus: 4, memory: (1 << 30) + 1, gpus: 2, ..Needs::default() };
-        let told = submission(&order(needs), None, &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
+        let needs = ContainerNeeds { cpus: 4, memory: (1 << 30) + 1, gpus: 2, ..ContainerNeeds::default() };
+        let told =
+            rest_submission(&order(needs), None, &Settings::new("windlass:d1", "/usr/bin/windlass-agent"));
         assert_eq!(
             told["job"],
             json!({"name": "wlass-dz642-a.2", "comment": "windlass:d1", "nodes": 1, "tasks": 1, "cpus_per_task": 4,
@@ -215,8 +220,11 @@ mod tests {
     fn the_script_starts_the_executor_and_nothing_in_it_is_read_twice() {
         let settings = Settings::new("t", "/opt/it's here/windlass-agent");
         let attempt = Attempt { uuid: "a;rm".into(), number: 3 };
-        let order =
-            Order { attempt, token: "v2/$(rm)/s \nEND-OF-TOKEN\nrm".into(), ..order(Needs::default()) };
+        let order = SubmitRequest {
+            attempt,
+            token: "v2/$(rm)/s \nEND-OF-TOKEN\nrm".into(),
+            ..order(ContainerNeeds::default())
+        };
         assert_eq!(
             script(&order, &settings),
             "#!/bin/sh\nexec '/opt/it'\"'\"'s here/windlass-agent' exec 'a;rm' --attempt 3 \

@@ -1,6 +1,6 @@
 //! Knocks at a dispatcher's door.
 
-use windlass_dispatch::hook::{Hook, notify};
+use windlass_dispatch::hook::{WakeSocket, notify};
 
 #[tokio::test]
 async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
@@ -8,7 +8,7 @@ async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
     let path = dir.path().join("sock");
     assert!(notify(&path).is_err(), "nobody is there");
     drop(std::os::unix::net::UnixDatagram::bind(&path).unwrap());
-    let hook = Hook::bind(&path).unwrap();
+    let hook = WakeSocket::bind(&path).unwrap();
     for _ in 0..1_000 {
         notify(&path).unwrap();
     }
@@ -17,6 +17,6 @@ async fn a_knock_is_heard_once_and_a_socket_that_was_left_behind_is_replaced() {
     drop(hook);
     assert!(!path.exists());
     std::fs::write(&path, "mine").unwrap();
-    assert!(Hook::bind(&path).is_err());
+    assert!(WakeSocket::bind(&path).is_err());
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
 }

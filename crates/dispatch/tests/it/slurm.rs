@@ -3,28 +3,28 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
 use windlass_dispatch::{
-    scheduler::{Order, Scheduler as _, StopMode, SubmitError},
+    scheduler::{Scheduler as _, StopMode, SubmitError, SubmitRequest},
     slurm::{Settings, Slurm},
 };
 use windlass_model::dispatch::{
-    Attempt, Job, Life, Needs, SchedulerSnapshot,
-    choose::{Fit, Room as _},
+    Attempt, ContainerNeeds, SchedulerJob, SchedulerJobState, SchedulerSnapshot,
+    choose::{Capacity as _, Fit},
 };
-use windlass_testkit::slurm::{Cluster, Size};
-use windlass_testkit::wait::{WITHIN, eventually_ok_async};
+use windlass_testkit::slurm::{NodeSize, SlurmCluster};
+use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
 const TAG: &str = "windlass:test";
-const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 
 /// A cluster and what would be the executor on its nodes: a script that writes down that it ran.
 struct SlurmFixture {
-    cluster: Cluster,
+    cluster: SlurmCluster,
     slurm: Slurm,
 }
 
 impl SlurmFixture {
-    fn start(sizes: &[Size], script: &str) -> Self {
-        let cluster = Cluster::start(sizes);
+    fn start(sizes: &[NodeSize], script: &str) -> Self {
+        let cluster = SlurmCluster::start(sizes);
         let executor = cluster.dir().join("executor");
         fs::write(&executor, format!("#!/bin/sh\ncd {}\n{script}\n", cluster.dir().display())).unwrap();
         fs::set_permissions(&executor, fs::Permissions::from_mode(0o755)).unwrap();
@@ -32,7 +32,7 @@ impl SlurmFixture {
         Self { cluster, slurm }
     }
 
-    fn settings(cluster: &Cluster, executor: PathBuf) -> Settings {
+    fn settings(cluster: &SlurmCluster, executor: PathBuf) -> Settings {
         Settings { config: Some(cluster.config()), ..Settings::new(TAG, executor) }
     }
 
@@ -57,13 +57,13 @@ fn attempt(name: &str) -> Attempt {
     Attempt { uuid: format!("wlass-dz642-{name}"), number: 1 }
 }
 
-fn order(name: &str, priority: u64, cpus: u32) -> Order {
-    let needs = Needs { cpus, memory: 100 << 20, ..Needs::default() };
+fn order(name: &str, priority: u64, cpus: u32) -> SubmitRequest {
+    let needs = ContainerNeeds { cpus, memory: 100 << 20, ..ContainerNeeds::default() };
     let environment = vec![("WINDLASS_QUEUE_URL".to_owned(), "http://windlass".to_owned())];
-    Order { attempt: attempt(name), priority, needs, environment, token: format!("token-of-{name}") }
+    SubmitRequest { attempt: attempt(name), priority, needs, environment, token: format!("token-of-{name}") }
 }
 
-fn find<'a>(lower: &'a SchedulerSnapshot, name: &str) -> Option<&'a Job> {
+fn find<'a>(lower: &'a SchedulerSnapshot, name: &str) -> Option<&'a SchedulerJob> {
     lower.find(&attempt(name))
 }
 
@@ -97,7 +97,7 @@ async fn waiting_jobs_start_in_the_order_of_their_priority_and_a_change_of_it_co
     let kit = SlurmFixture::start(&[SIZE], r#"echo "$2" >> order; while [ ! -e go ]; do sleep 0.05; done"#);
     kit.slurm.submit(&order("first", 1, 4)).await.unwrap();
     kit.wait_until("the node is taken", |lower| {
-        find(lower, "first").is_some_and(|job| job.life == Life::Running)
+        find(lower, "first").is_some_and(|job| job.life == SchedulerJobState::Running)
     })
     .await;
     for (name, priority) in [("low", 100), ("mid", 500), ("raised", 50)] {
@@ -125,14 +125,15 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
     let running = kit.slurm.submit(&order("runs", 500, 4)).await.unwrap();
     // Slurm calls a job running before its program is: one that is asked too early dies without a word.
     kit.wait_until("it runs and listens", |lower| {
-        find(lower, "runs").is_some_and(|job| job.life == Life::Running) && !kit.written("listens").is_empty()
+        find(lower, "runs").is_some_and(|job| job.life == SchedulerJobState::Running)
+            && !kit.written("listens").is_empty()
     })
     .await;
     let waiting = kit.slurm.submit(&order("waits", 500, 4)).await.unwrap();
     // A job that was started a moment ago may not hear the first time, so a dispatcher asks until it is gone.
     let since = Instant::now();
     while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.life.is_over()) {
-        assert!(since.elapsed() < WITHIN, "they do not end");
+        assert!(since.elapsed() < TIMEOUT, "they do not end");
         for id in [&waiting, &running] {
             kit.slurm.stop(id, StopMode::Ask).await.unwrap();
         }
@@ -150,14 +151,14 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
 
 #[tokio::test]
 async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is() {
-    let kit = SlurmFixture::start(&[SIZE, Size { gpus: 2, ..SIZE }], "true");
+    let kit = SlurmFixture::start(&[SIZE, NodeSize { gpus: 2, ..SIZE }], "true");
     let lower = kit.slurm.look().await.unwrap();
     let room = kit.slurm.room(&lower).await.unwrap();
-    let with = |cpus, gpus| Needs { cpus, gpus, memory: 1 << 20, ..Needs::default() };
+    let with = |cpus, gpus| ContainerNeeds { cpus, gpus, memory: 1 << 20, ..ContainerNeeds::default() };
     assert_eq!(room.fit(&with(4, 2)), Fit::Now);
     assert_eq!(room.fit(&with(5, 0)), Fit::Never("no node is big enough: 5 cpus of 4".into()));
     assert_eq!(room.fit(&with(1, 3)), Fit::Never("no node is big enough: 3 GPUs of 2".into()));
-    let on = |feature: &str| Needs { features: vec!["any".into(), feature.into()], ..with(1, 0) };
+    let on = |feature: &str| ContainerNeeds { features: vec!["any".into(), feature.into()], ..with(1, 0) };
     assert_eq!(room.fit(&on("on-n2")), Fit::Now);
     assert_eq!(room.fit(&on("on-n9")), Fit::Never("no node with any and on-n9".into()));
     let refused = kit.slurm.submit(&order("huge", 500, 64)).await;
@@ -168,7 +169,10 @@ async fn what_can_never_run_is_known_before_it_is_tried_and_refused_when_it_is()
 async fn r15_a_controller_that_is_away_is_unknown_and_not_an_empty_cluster() {
     let mut kit = SlurmFixture::start(&[SIZE], "sleep 600");
     kit.slurm.submit(&order("a", 500, 1)).await.unwrap();
-    kit.wait_until("it runs", |lower| find(lower, "a").is_some_and(|job| job.life == Life::Running)).await;
+    kit.wait_until("it runs", |lower| {
+        find(lower, "a").is_some_and(|job| job.life == SchedulerJobState::Running)
+    })
+    .await;
     kit.cluster.kill_controller();
     assert!(kit.slurm.look().await.is_err());
     let unclear = kit.slurm.submit(&order("b", 500, 1)).await;
@@ -192,7 +196,7 @@ async fn c5_jobs_of_others_are_not_seen() {
 #[tokio::test]
 async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_commands() {
     let mut kit = SlurmFixture::start(
-        &[Size { gpus: 2, ..SIZE }],
+        &[NodeSize { gpus: 2, ..SIZE }],
         r#"echo "$*" >> ran; env > environment; cat > given"#,
     );
     let rest = Some(kit.cluster.start_rest());
@@ -200,8 +204,8 @@ async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_c
         rest,
         ..SlurmFixture::settings(&kit.cluster, kit.cluster.dir().join("executor"))
     });
-    let with_gpu = Needs { gpus: 1, features: vec!["any".into()], ..order("a", 600, 1).needs };
-    let id = kit.slurm.submit(&Order { needs: with_gpu, ..order("a", 600, 1) }).await.unwrap();
+    let with_gpu = ContainerNeeds { gpus: 1, features: vec!["any".into()], ..order("a", 600, 1).needs };
+    let id = kit.slurm.submit(&SubmitRequest { needs: with_gpu, ..order("a", 600, 1) }).await.unwrap();
     let over = |lower: &SchedulerSnapshot| find(lower, "a").is_some_and(|job| job.life.is_over());
     let seen = kit.wait_until("the job ends", over).await;
     assert_eq!(

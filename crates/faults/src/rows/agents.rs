@@ -8,19 +8,19 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_agent::shim::journal::Kind;
+use windlass_agent::shim::journal::JournalEvent;
 
 use super::ground::{
-    Ground, agent, assert_counted, assert_single_attempt, counting_command, end_detail, kill_agent, log_len,
+    LabEnv, agent, assert_counted, assert_single_attempt, counting_command, end_detail, kill_agent, log_len,
     read_journal, running, set_pause_at, signal, start_agent, wait_for_log_growth,
 };
-use crate::{Row, RowTest, Site, Trial};
-use windlass_testenv::stage::{small, submission_of};
-use windlass_testkit::lab::Host;
+use crate::{AgentSite, FaultRow, RowTest, Trial};
+use windlass_testenv::stage::{small_task_config, submission_of};
+use windlass_testkit::lab::LabHost;
 use windlass_testkit::wait::eventually;
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F14",
         injection: "agent kill -9 in each of pending, preparing, pulling, creating, running, terminating",
         expected: "taken up again: exit code and whole log told, everything given back",
@@ -28,7 +28,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "G1 G2 G6 O2",
         play: RowTest::Now(|trial| Box::pin(agent_killed(trial))),
     },
-    Row {
+    FaultRow {
         id: "F16",
         injection: "runner kill -9, runner SIGSTOP, OOM of the user's process",
         expected: "OOM: `oom_killed`, 137, tail kept; runner death: the task ends, its log is read from disk",
@@ -36,7 +36,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "O2 O3 O7",
         play: RowTest::Now(|trial| Box::pin(runner_killed(trial))),
     },
-    Row {
+    FaultRow {
         id: "F33",
         injection: "plain processes: agent kill -9, a child that forks twice into a session of its own",
         expected: "every descendant ends with its task, nobody else is signalled",
@@ -44,7 +44,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R7 G6 C5",
         play: RowTest::Now(|trial| Box::pin(escaped_process(trial))),
     },
-    Row {
+    FaultRow {
         id: "F35",
         injection: "torn tail, flipped byte, missing file: the agent's journal",
         expected: "cut or reported, nothing invented; tasks resolved from what runs",
@@ -58,7 +58,7 @@ pub(super) const ROWS: &[Row] = &[
 const RECONNECT_BOUND: Duration = Duration::from_secs(15);
 
 async fn agent_killed(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
+    let mut ground = LabEnv::new(trial, 1).await;
     for status in ["pending", "preparing", "pulling", "creating"] {
         killed_on_the_way(trial, &mut ground, status).await;
     }
@@ -67,7 +67,7 @@ async fn agent_killed(trial: &mut Trial) {
     ground.judge(trial).await;
 }
 
-fn kill_and_start(trial: &mut Trial, host: &Host, what: &'static str) -> Instant {
+fn kill_and_start(trial: &mut Trial, host: &LabHost, what: &'static str) -> Instant {
     kill_agent(host);
     trial.fired(what);
     set_pause_at(host, None);
@@ -75,20 +75,20 @@ fn kill_and_start(trial: &mut Trial, host: &Host, what: &'static str) -> Instant
     Instant::now()
 }
 
-async fn killed_on_the_way(trial: &mut Trial, ground: &mut Ground, status: &'static str) {
+async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'static str) {
     let host = ground.host(1);
     set_pause_at(host, Some(status));
     kill_agent(host);
     start_agent(host);
     let gate = format!("/var/tmp/{status}");
-    ground.stage.apply(&small(status, &[&counting_command(&gate), "exit 7"])).await;
+    ground.stage.apply(&small_task_config(status, &[&counting_command(&gate), "exit 7"])).await;
     let run = ground.stage.run(status).await;
     let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
-    let is_there = |host: &Host| {
+    let is_there = |host: &LabHost| {
         read_journal(host).iter().any(|record| {
             record.submission.to_string() == id
-                && (matches!(&record.kind, Kind::Moved { to } if to.as_str() == status)
-                    || status == "pending" && record.kind == Kind::Submitted)
+                && (matches!(&record.kind, JournalEvent::Moved { to } if to.as_str() == status)
+                    || status == "pending" && record.kind == JournalEvent::Submitted)
         })
     };
     eventually("the task waits at the status", || is_there(ground.host(1)));
@@ -106,7 +106,7 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut Ground, status: &'sta
 }
 
 /// Lets the job go and checks that all it did and said is told.
-async fn finish_job(ground: &mut Ground, name: &str, gate: &str) {
+async fn finish_job(ground: &mut LabEnv, name: &str, gate: &str) {
     ground.host(1).run(&format!("touch {gate}")).unwrap();
     let run = ground.stage.reaches(name, &["failed"]).await;
     assert_eq!(submission_of(&run)["exit_status"], 7, "{run:#}");
@@ -114,8 +114,11 @@ async fn finish_job(ground: &mut Ground, name: &str, gate: &str) {
     assert_counted(&ground.stage.log(&run).await);
 }
 
-async fn killed_while_running(trial: &mut Trial, ground: &mut Ground) {
-    ground.stage.apply(&small("running", &[&counting_command("/var/tmp/running"), "exit 7"])).await;
+async fn killed_while_running(trial: &mut Trial, ground: &mut LabEnv) {
+    ground
+        .stage
+        .apply(&small_task_config("running", &[&counting_command("/var/tmp/running"), "exit 7"]))
+        .await;
     ground.stage.says("running", "line 3").await;
     trial.pause(0, 500).await;
     let started = kill_and_start(trial, ground.host(1), "killed in running");
@@ -125,16 +128,16 @@ async fn killed_while_running(trial: &mut Trial, ground: &mut Ground) {
     finish_job(ground, "running", "/var/tmp/running").await;
 }
 
-async fn killed_while_terminating(trial: &mut Trial, ground: &mut Ground) {
+async fn killed_while_terminating(trial: &mut Trial, ground: &mut LabEnv) {
     let host = ground.host(1);
     set_pause_at(host, Some("terminating"));
     kill_agent(host);
     start_agent(host);
-    ground.stage.apply(&small("terminating", &["echo up; sleep 4712"])).await;
+    ground.stage.apply(&small_task_config("terminating", &["echo up; sleep 4712"])).await;
     ground.stage.says("terminating", "up").await;
     ground.stage.stop("terminating", true).await;
-    let asked = |host: &Host| {
-        read_journal(host).iter().any(|record| matches!(record.kind, Kind::TerminateAsked { .. }))
+    let asked = |host: &LabHost| {
+        read_journal(host).iter().any(|record| matches!(record.kind, JournalEvent::TerminateAsked { .. }))
     };
     eventually("the end was asked for", || asked(ground.host(1)));
     let started = kill_and_start(trial, ground.host(1), "killed in terminating");
@@ -144,15 +147,15 @@ async fn killed_while_terminating(trial: &mut Trial, ground: &mut Ground) {
 }
 
 /// The runner of the one task on a host.
-fn runner_pid(host: &Host) -> u32 {
+fn runner_pid(host: &LabHost) -> u32 {
     let found = running(host, "--inner");
     assert_eq!(found.len(), 1, "one runner: {:?}", host.processes());
     found[0]
 }
 
 async fn runner_killed(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
-    ground.stage.apply(&small("killed", &[&counting_command("/var/tmp/none")])).await;
+    let mut ground = LabEnv::new(trial, 1).await;
+    ground.stage.apply(&small_task_config("killed", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("killed", "line 5").await;
     trial.pause(0, 500).await;
     signal(runner_pid(ground.host(1)), "KILL");
@@ -171,8 +174,8 @@ async fn runner_killed(trial: &mut Trial) {
 }
 
 /// A runner that does not answer does not keep its task from being stopped.
-async fn frozen_runner(trial: &mut Trial, ground: &mut Ground) {
-    ground.stage.apply(&small("frozen", &[&counting_command("/var/tmp/none")])).await;
+async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
+    ground.stage.apply(&small_task_config("frozen", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("frozen", "line 5").await;
     trial.pause(0, 500).await;
     signal(runner_pid(ground.host(1)), "STOP");
@@ -186,9 +189,9 @@ async fn frozen_runner(trial: &mut Trial, ground: &mut Ground) {
 
 /// The kernel ends the job's process. The limit is put on it from outside: a part of this machine's memory would be
 /// more than one may take for a trial.
-async fn out_of_memory(trial: &mut Trial, ground: &mut Ground) {
+async fn out_of_memory(trial: &mut Trial, ground: &mut LabEnv) {
     let wait = "echo last words; until [ -e /var/tmp/hog ]; do sleep 0.05; done; exec tail /dev/zero";
-    ground.stage.apply(&small("greedy", &[wait])).await;
+    ground.stage.apply(&small_task_config("greedy", &[wait])).await;
     ground.stage.says("greedy", "last words").await;
     let run = ground.stage.run("greedy").await;
     let id = submission_of(&run)["id"].as_str().unwrap().to_owned();
@@ -227,9 +230,9 @@ fn limit_memory(id: &str, bytes: u64) -> usize {
 }
 
 async fn escaped_process(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
+    let mut ground = LabEnv::new(trial, 1).await;
     let away = "(setsid sh -c 'while :; do date > /var/tmp/beat; sleep 0.05; done; : away-4713' &) &";
-    ground.stage.apply(&small("parent", &[away, "echo up; sleep 4713"])).await;
+    ground.stage.apply(&small_task_config("parent", &[away, "echo up; sleep 4713"])).await;
     ground.stage.says("parent", "up").await;
     let host = ground.host(1);
     eventually("it ran away", || !running(host, "away-4713").is_empty());
@@ -255,10 +258,12 @@ async fn escaped_process(trial: &mut Trial) {
 }
 
 async fn damaged(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
-    for (name, harm) in [("torn", tear as DamageFn), ("flipped", flip), ("missing", lose)] {
+    let mut ground = LabEnv::new(trial, 1).await;
+    for (name, harm) in
+        [("torn", tear as DamageFn), ("flipped", flip_journal_byte), ("missing", remove_journal)]
+    {
         let gate = format!("/var/tmp/{name}");
-        ground.stage.apply(&small(name, &[&counting_command(&gate)])).await;
+        ground.stage.apply(&small_task_config(name, &[&counting_command(&gate)])).await;
         ground.stage.says(name, "line 3").await;
         trial.pause(0, 300).await;
         kill_agent(ground.host(1));
@@ -272,14 +277,14 @@ async fn damaged(trial: &mut Trial) {
         check_log(&ground.stage.log(&run).await, &run);
         ground.stage.wait_for_hosts("lab", 1).await;
     }
-    let sites: Vec<Site> = ground.sites().into_iter().map(Site::damaged).collect();
+    let sites: Vec<AgentSite> = ground.sites().into_iter().map(AgentSite::damaged).collect();
     trial.judge(&mut ground.stage, &sites).await;
 }
 
 type DamageFn = fn(&mut Trial, &std::path::Path);
 
 /// The last record is cut somewhere.
-fn tear(trial: &mut Trial, journal: &std::path::Path) {
+fn truncate_journal(trial: &mut Trial, journal: &std::path::Path) {
     let file = fs::File::options().write(true).open(journal).unwrap();
     let len = file.metadata().unwrap().len();
     file.set_len(len - trial.rng.between(1, 20)).unwrap();
@@ -287,7 +292,7 @@ fn tear(trial: &mut Trial, journal: &std::path::Path) {
 }
 
 /// Some byte in the second half is another.
-fn flip(trial: &mut Trial, journal: &std::path::Path) {
+fn flip_journal_byte(trial: &mut Trial, journal: &std::path::Path) {
     let mut bytes = fs::read(journal).unwrap();
     let at = trial.rng.between(bytes.len() as u64 / 2, bytes.len() as u64 - 1);
     bytes[usize::try_from(at).unwrap()] ^= 0x20;
@@ -295,7 +300,7 @@ fn flip(trial: &mut Trial, journal: &std::path::Path) {
     trial.fired("flipped byte");
 }
 
-fn lose(trial: &mut Trial, journal: &std::path::Path) {
+fn remove_journal(trial: &mut Trial, journal: &std::path::Path) {
     fs::remove_file(journal).unwrap();
     trial.fired("missing journal");
 }
@@ -311,7 +316,7 @@ fn check_log(log: &str, run: &Value) {
     }
 }
 
-fn is_answering(host: &Host) -> bool {
+fn is_answering(host: &LabHost) -> bool {
     let socket = host.path("/var/lib/windlass/door/shim.sock");
     agent(host).is_some() && std::os::unix::net::UnixStream::connect(socket).is_ok()
 }

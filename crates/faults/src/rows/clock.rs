@@ -15,14 +15,14 @@ use std::{
 use serde_json::Value;
 
 use super::{load::SubmitLoad, servers::check_all_done};
-use crate::{Row, RowTest, Trial};
+use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
-    hollow::{Runtime, empty_job},
-    replicas::{Plan, Replicas},
+    hollow::{HostRuntime, empty_job},
+    replicas::{ReplicaOptions, Replicas},
 };
 use windlass_testkit::postgres::Postgres;
 
-pub(super) const ROWS: &[Row] = &[Row {
+pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F19",
     injection: "the database's clock jumps 10 min ahead, 10 min back, and to the right time again, under load",
     expected: "no run lost, none started twice, none ended early",
@@ -73,7 +73,7 @@ async fn ahead(postgres: &Postgres) -> i64 {
     theirs - i64::try_from(ours).unwrap()
 }
 
-fn short(name: &str) -> Value {
+fn short_job(name: &str) -> Value {
     let mut job = empty_job(name);
     job["env"]["HOLLOW_RUN_MS"] = "300".into();
     job
@@ -83,14 +83,14 @@ async fn jumped(trial: &mut Trial) {
     let clock = FakeClock::new(trial.dir());
     let name = format!("f19-{}", trial.seed);
     let postgres = Postgres::start_with(&format!("pg-{name}"), &[], clock.environment()).await.unwrap();
-    let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: Runtime::Hollow };
+    let plan = ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: HostRuntime::Hollow };
     let mut replicas = Replicas::start_on(postgres, plan).await.unwrap();
     // It goes on through all of it.
     let mut long = empty_job("long");
     long["env"]["HOLLOW_RUN_MS"] = "3600000".into();
     replicas.apply(0, &long).await.unwrap();
     replicas.reaches(0, "long", &["running"]).await.unwrap();
-    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, short);
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, short_job);
     let jumps = [(600, "set ahead"), (-600, "set back"), (0, "set right")];
     for (seconds, what) in jumps {
         trial.pause(500, 2000).await;
@@ -112,7 +112,7 @@ async fn jumped(trial: &mut Trial) {
     replicas.post(1, "/api/project/main/runs/stop", &stop).await.unwrap();
     replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     check_all_done(trial, &replicas, &acknowledged).await;
-    super::servers::judge(trial, &mut replicas, 0).await;
+    super::servers::stop_and_check(trial, &mut replicas, 0).await;
 }
 
 async fn count_done_runs(replicas: &Replicas) -> i64 {

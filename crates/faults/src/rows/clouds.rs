@@ -10,11 +10,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{PATIENCE, POLL_INTERVAL, until};
-use crate::{Row, RowTest, Trial};
-use windlass_testenv::stage::{self, Machines, Stage, task};
+use super::{POLL_INTERVAL, TIMEOUT, wait_until};
+use crate::{FaultRow, RowTest, Trial};
+use windlass_testenv::stage::{self, HostMode, TestEnv, task};
 
-pub(super) const ROWS: &[Row] = &[Row {
+pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F27",
     injection: "stub cloud: create and delete errors 10 %, quota, rate limit, no capacity by type, a machine that the cloud \
                 does not know yet, 503 half way, machines that die",
@@ -64,7 +64,7 @@ impl CloudState {
 /// A row that fails leaves no machine behind.
 impl Drop for CloudState {
     fn drop(&mut self) {
-        stage::sweep(&self.0);
+        stage::kill_processes_of(&self.0);
     }
 }
 
@@ -86,7 +86,7 @@ async fn bad_cloud(trial: &mut Trial) {
     let dir = trial.dir().join("cloud.yml");
     fs::write(&dir, script(trial.seed)).unwrap();
     let books = CloudState(trial.dir().join("cloud.yml.d"));
-    let mut stage = trial.stage(Machines::None).with_env("WINDLASS_MOCK_CLOUD", dir);
+    let mut stage = trial.stage(HostMode::None).with_env("WINDLASS_MOCK_CLOUD", dir);
     stage.start().await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "idle_duration": "2s",
         "nodes": {"min": 0, "target": 0, "max": MACHINES + 1}});
@@ -105,7 +105,7 @@ async fn bad_cloud(trial: &mut Trial) {
     trial.record_faults("machine died", dead);
     assert_all_done(&mut stage, &written).await;
     stage.project("fleets/delete", &json!({"names": ["cloud"]})).await;
-    until("G7: the cloud is empty", async || books.machines().is_empty()).await;
+    wait_until("G7: the cloud is empty", async || books.machines().is_empty()).await;
     for (name, called) in FAULT_COUNTERS {
         let times = books.count(name);
         assert!(times > 0, "it never happened: {called}");
@@ -138,7 +138,7 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
         assert!(began.elapsed() < DONE_BOUND, "{} of {JOBS} are done", names.len());
         if Instant::now() >= next && !seen.2.is_empty() && names.len() + REMAINING_MIN < JOBS {
             let machine = trial.rng.pick(&seen.2).clone();
-            stage::preempt(&books.0, &machine).unwrap();
+            stage::preempt_machine(&books.0, &machine).unwrap();
             dead += 1;
             next = Instant::now() + trial.rng.millis(700, 2_000);
         }
@@ -146,11 +146,11 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
     }
 }
 
-async fn assert_all_done(stage: &mut Stage, written: &Path) {
+async fn assert_all_done(stage: &mut TestEnv, written: &Path) {
     let times = lines(written);
     for number in 0..JOBS {
         let name = format!("job-{number}");
-        let run = stage.wait_for_status_within(&name, &["done"], PATIENCE).await;
+        let run = stage.wait_for_status_within(&name, &["done"], TIMEOUT).await;
         let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap().clone();
         let done = submissions.iter().filter(|one| one["status"] == "done").count();
         assert_eq!(done, 1, "R2: {name} was done {done} times: {run:#}");

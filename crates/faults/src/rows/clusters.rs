@@ -12,13 +12,13 @@ use std::{
 
 use serde_json::json;
 use windlass_sim::invariants::containers::find_violations;
-use windlass_testkit::slurm::{Cluster, Size};
+use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
-use super::{POLL_INTERVAL, until};
-use crate::{Row, RowTest, Trial};
-use windlass_testenv::queue::{Asked, Ground};
+use super::{POLL_INTERVAL, wait_until};
+use crate::{FaultRow, RowTest, Trial};
+use windlass_testenv::queue::{QueueEnv, RequestedContainer};
 
-pub(super) const ROWS: &[Row] = &[Row {
+pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F26",
     injection: "Slurm: reply of sbatch lost; squeue empty; scancel ignored; slurmctld restart; job purged",
     expected: "found by name, never submitted twice; cancel until gone",
@@ -27,7 +27,7 @@ pub(super) const ROWS: &[Row] = &[Row {
     play: RowTest::Now(|trial| Box::pin(faulty_scheduler(trial))),
 }];
 
-const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 const CONTAINERS: usize = 12;
 const CANCELLED_CONTAINERS: usize = 3;
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -101,15 +101,15 @@ fn lines(file: &Path) -> Vec<String> {
 }
 
 async fn faulty_scheduler(trial: &mut Trial) {
-    let mut cluster = Cluster::start(&[SIZE; 2]);
-    let mut ground = Ground::start(&format!("f26-{}", trial.seed)).await;
+    let mut cluster = SlurmCluster::start(&[SIZE; 2]);
+    let mut ground = QueueEnv::start(&format!("f26-{}", trial.seed)).await;
     let liars = FaultyCommands::new(trial.dir().join("liars"));
     let path = std::env::var("PATH").unwrap();
     ground.env.push(("PATH", format!("{}:{path}", liars.dir.display())));
     let token = ground.token("token").await;
     ground.start_slurm_dispatcher(&token, &cluster.config(), &["--lost-after", "15"]);
     let (starts, gate) = (ground.shared("starts"), ground.dir.join("gate"));
-    let mut all: Vec<Asked> = Vec::new();
+    let mut all: Vec<RequestedContainer> = Vec::new();
     for number in 0..CONTAINERS {
         let script = format!(
             "echo {number} >> {}; n=0; until [ -e {} ] || [ $n -ge 1500 ]; do n=$((n+1)); sleep 0.2; done",
@@ -119,7 +119,7 @@ async fn faulty_scheduler(trial: &mut Trial) {
         all.push(ground.request(&["sh", "-c", &script], json!({})).await);
     }
     // More than the cluster holds at once: some wait there.
-    until("as many run as fit", async || lines(&starts).len() >= 8).await;
+    wait_until("as many run as fit", async || lines(&starts).len() >= 8).await;
     let lasts = trial.rng.millis(1_000, 4_000);
     liars.inject_fault("empty", "emptied", lasts).await;
 
@@ -150,7 +150,7 @@ async fn faulty_scheduler(trial: &mut Trial) {
         assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     }
     trial.within("all ended", END_TIMEOUT, began.elapsed());
-    until("they are forgotten", async || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
+    wait_until("they are forgotten", async || cluster.say("squeue", &["-h", "-t", "all"]).is_empty()).await;
     trial.fired("jobs purged");
     for (what, file) in
         [("replies of sbatch lost", "lost"), ("squeue empty", "emptied"), ("scancel ignored", "ignored")]

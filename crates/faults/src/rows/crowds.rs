@@ -15,14 +15,14 @@ use std::{
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt, net::TcpStream, task::JoinSet};
 
-use crate::{Row, RowTest, Trial};
+use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
-    hollow::{Hosts, Running, Runtime, empty_job},
+    hollow::{HostOptions, HostRuntime, RunningHosts, empty_job},
     server::{Server, ServerOptions, ask, binary, submission},
 };
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F28",
         injection: "200 cancels at once; 600 submits in a burst (1 000 and 5 000 with --long), on SQLite",
         expected: "nothing but 200, 429, 503; 0 \"locked\"",
@@ -30,7 +30,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "L8",
         play: RowTest::Now(|trial| Box::pin(burst(trial))),
     },
-    Row {
+    FaultRow {
         id: "F29",
         injection: "no file descriptor left in the server",
         expected: "connections wait or are refused, runs go on, recovery without restart",
@@ -49,7 +49,7 @@ const CONNECTIONS: usize = 48;
 struct LoadedServer {
     server: Server,
     log: PathBuf,
-    _hosts: Running,
+    _hosts: RunningHosts,
 }
 
 impl LoadedServer {
@@ -69,8 +69,8 @@ impl LoadedServer {
         // The first start makes the database and its keys.
         Server::start(&options).await.unwrap().stop().unwrap();
         let home = trial.dir().join("hosts");
-        let runtime = Runtime::Hollow;
-        let hosts = Hosts { agent: &agent, home: &home, count: hosts, blocks, runtime };
+        let runtime = HostRuntime::Hollow;
+        let hosts = HostOptions { agent: &agent, home: &home, count: hosts, blocks, runtime };
         let url = format!("sqlite:{}/windlass.db", data.display());
         let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
         Self { server: Server::start(&options).await.unwrap(), log, _hosts: hosts }

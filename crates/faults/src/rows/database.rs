@@ -19,24 +19,24 @@ use tokio::{
 };
 
 use super::{
-    PATIENCE, POLL_INTERVAL,
+    POLL_INTERVAL, TIMEOUT,
     load::SubmitLoad,
-    servers::{check_all_done, judge, pair, small},
-    until,
+    servers::{check_all_done, small_task, start_pair, stop_and_check},
+    wait_until,
 };
-use crate::{Row, RowTest, Trial};
+use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
     replicas::Replicas,
     server::{Server, ServerOptions, ask, binary, submission},
 };
 use windlass_testkit::rng::Rng;
 use windlass_testkit::{
-    chaos::{Proxy, Weather},
-    postgres::{self, Down, SOCKET},
+    chaos::{ConnectionFaults, FaultProxy},
+    postgres::{self, SOCKET, ShutdownMode},
 };
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F7",
         injection: "Postgres restart, fast and immediate, under load",
         expected: "503 + Retry-After, no run fails because of it",
@@ -44,7 +44,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R1 R2 M8",
         play: RowTest::Now(|trial| Box::pin(restarted(trial))),
     },
-    Row {
+    FaultRow {
         id: "F8",
         injection: "connection cut around COMMIT: before it arrives, and after it was done",
         expected: "outcome read again; never applied twice",
@@ -52,7 +52,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "A1 L1",
         play: RowTest::Now(|trial| Box::pin(cut_around_commits(trial))),
     },
-    Row {
+    FaultRow {
         id: "F9",
         injection: "1 s for each answer of the database; no connection left; deadlocks",
         expected: "no lock lost, 0 panics, recovery without restart",
@@ -60,7 +60,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "L4 L9 L15",
         play: RowTest::Now(|trial| Box::pin(degraded_database(trial))),
     },
-    Row {
+    FaultRow {
         id: "F10",
         injection: "SQLite's disk full; Postgres takes no writes",
         expected: "writes 507 or 503, reads work, recovery without restart",
@@ -76,7 +76,7 @@ const RECOVERY_BOUND: Duration = Duration::from_secs(10);
 /// Submits are acknowledged again, and one that was is done.
 async fn wait_until_normal(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let had = load.acknowledged();
-    let took = until("submits go on", async || load.acknowledged() > had + 1).await;
+    let took = wait_until("submits go on", async || load.acknowledged() > had + 1).await;
     trial.within("normal", RECOVERY_BOUND, took);
     assert_eq!(load.silent(), 0, "a refusal without Retry-After");
     let failed = "SELECT count(*) FROM runs WHERE status = 'failed'";
@@ -85,24 +85,26 @@ async fn wait_until_normal(trial: &mut Trial, replicas: &Replicas, load: &Submit
 
 async fn ended(trial: &mut Trial, mut replicas: Replicas, load: SubmitLoad) {
     let acknowledged = load.stop().await;
-    replicas.wait_until_no_active_runs(PATIENCE).await.unwrap();
+    replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     check_all_done(trial, &replicas, &acknowledged).await;
     for number in 0..2 {
         let log = replicas.log(number);
         assert!(!log.contains("panicked"), "server {number} panicked:\n{}", replicas.said(number));
     }
-    judge(trial, &mut replicas, 2).await;
+    stop_and_check(trial, &mut replicas, 2).await;
 }
 
 async fn restarted(trial: &mut Trial) {
-    let mut replicas = pair(trial, "f7").await;
-    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
-    for (how, what) in [(Down::Fast, "restarted fast"), (Down::Immediate, "restarted at once")] {
+    let mut replicas = start_pair(trial, "f7").await;
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small_task);
+    for (how, what) in
+        [(ShutdownMode::Fast, "restarted fast"), (ShutdownMode::Immediate, "restarted at once")]
+    {
         trial.pause(300, 2000).await;
         let had = load.refused();
         replicas.postgres.down(how).unwrap();
         trial.fired(what);
-        let took = until("a submit is refused", async || load.refused() > had).await;
+        let took = wait_until("a submit is refused", async || load.refused() > had).await;
         trial.within("503", REFUSAL_BOUND, took.max(load.slowest_refusal()));
         trial.pause(0, 3000).await;
         replicas.postgres.up().await.unwrap();
@@ -186,7 +188,7 @@ async fn restart_behind_proxy(replicas: &mut Replicas, dir: &Path) {
 }
 
 async fn cut_around_commits(trial: &mut Trial) {
-    let mut replicas = pair(trial, "f8").await;
+    let mut replicas = start_pair(trial, "f8").await;
     let dir = trial.dir().join("front");
     std::fs::create_dir_all(&dir).unwrap();
     let listener = UnixListener::bind(dir.join(SOCKET)).unwrap();
@@ -198,11 +200,11 @@ async fn cut_around_commits(trial: &mut Trial) {
     });
     tokio::spawn(Arc::clone(&cutter).serve(listener, replicas.postgres.sockets().join(SOCKET)));
     restart_behind_proxy(&mut replicas, &dir).await;
-    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small_task);
     cutter.percent.store(5, Ordering::Relaxed);
     let (commits, answers) = (&cutter.lost_commits, &cutter.lost_answers);
     let enough = || commits.load(Ordering::Relaxed) >= 3 && answers.load(Ordering::Relaxed) >= 3;
-    until("commits are lost", async || enough() && load.acknowledged() > 20).await;
+    wait_until("commits are lost", async || enough() && load.acknowledged() > 20).await;
     cutter.percent.store(0, Ordering::Relaxed);
     trial.record_faults("commit lost", commits.load(Ordering::Relaxed));
     trial.record_faults("answer to a commit lost", answers.load(Ordering::Relaxed));
@@ -211,20 +213,20 @@ async fn cut_around_commits(trial: &mut Trial) {
 }
 
 async fn degraded_database(trial: &mut Trial) {
-    let mut replicas = pair(trial, "f9").await;
+    let mut replicas = start_pair(trial, "f9").await;
     let dir = trial.dir().join("front");
     std::fs::create_dir_all(&dir).unwrap();
     let real = replicas.postgres.sockets().join(SOCKET);
-    let proxy = Proxy::unix(&dir.join(SOCKET), &real, trial.seed).unwrap();
+    let proxy = FaultProxy::unix(&dir.join(SOCKET), &real, trial.seed).unwrap();
     restart_behind_proxy(&mut replicas, &dir).await;
-    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small_task);
     trial.pause(300, 1000).await;
 
     // Half a second each way.
-    proxy.set(Weather { latency: Duration::from_millis(500), ..Weather::default() });
+    proxy.set(ConnectionFaults { latency: Duration::from_millis(500), ..ConnectionFaults::default() });
     let slow = if trial.is_long { 60 } else { 20 };
     tokio::time::sleep(Duration::from_secs(slow)).await;
-    proxy.set(Weather::default());
+    proxy.set(ConnectionFaults::default());
     trial.record_faults("answers of the database delayed", proxy.counts().delayed.load(Ordering::Relaxed));
     for number in 0..2 {
         let lost = replicas.total(number, "lost").await.unwrap();
@@ -254,9 +256,9 @@ async fn crowded(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
         if ended == 0 {
             break;
         }
-        assert!(began.elapsed() < PATIENCE, "the servers do not let go");
+        assert!(began.elapsed() < TIMEOUT, "the servers do not let go");
     }
-    until("a submit is refused", async || load.refused() > had).await;
+    wait_until("a submit is refused", async || load.refused() > had).await;
     trial.fired("no connection left");
     drop(crowd);
     wait_until_normal(trial, replicas, load).await;
@@ -289,7 +291,7 @@ async fn deadlocked(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
         if ended.is_err() {
             other.batch_execute("ROLLBACK").await.unwrap();
         }
-        assert!(began.elapsed() < PATIENCE, "no deadlock comes about");
+        assert!(began.elapsed() < TIMEOUT, "no deadlock comes about");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     trial.fired("deadlock");
@@ -338,7 +340,8 @@ async fn full(trial: &mut Trial) {
         log: Some(&trial.dir().join("server.log")),
     };
     let server = Server::start(&options).await.unwrap();
-    let submit = async |name: &str| ask(server.address(), APPLY, &submission(&small(name))).await.unwrap();
+    let submit =
+        async |name: &str| ask(server.address(), APPLY, &submission(&small_task(name))).await.unwrap();
     assert_eq!(submit("before").await.status, 200);
     let filler = disk.0.join("filler");
     let block = vec![0_u8; 1 << 16];
@@ -365,7 +368,7 @@ async fn full(trial: &mut Trial) {
     // The space is free when nobody has it open.
     drop(file);
     std::fs::remove_file(&filler).unwrap();
-    let took = until("writes work", async || submit("after").await.status == 200).await;
+    let took = wait_until("writes work", async || submit("after").await.status == 200).await;
     trial.within("writes after space came", RECOVERY_BOUND, took);
     for name in acknowledged {
         let run =
@@ -377,14 +380,14 @@ async fn full(trial: &mut Trial) {
 
 /// As after a fail-over: the one we are connected to takes no writes any more.
 async fn read_only(trial: &mut Trial) {
-    let replicas = pair(trial, "f10").await;
-    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small);
+    let replicas = start_pair(trial, "f10").await;
+    let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small_task);
     trial.pause(300, 1000).await;
     let had = load.refused();
     replicas.postgres.admin("ALTER DATABASE windlass SET default_transaction_read_only = on").await.unwrap();
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'windlass'";
     replicas.postgres.run(end).await.unwrap();
-    until("a submit is refused", async || load.refused() > had + 3).await;
+    wait_until("a submit is refused", async || load.refused() > had + 3).await;
     trial.record_faults("write refused by a database for reading", load.refused() - had);
     let read = replicas.ask(0, LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::ground::{assert_single_attempt, counting_command_until, end_detail};
-use crate::{Row, RowTest, Site, Trial};
-use windlass_testenv::stage::{IMAGE, Machines, Stage, load_busybox_image, submission_of, task};
+use crate::{AgentSite, FaultRow, RowTest, Trial};
+use windlass_testenv::stage::{HostMode, IMAGE, TestEnv, load_busybox_image, submission_of, task};
 use windlass_testkit::lab::{
-    engine::{Engine, Kind},
+    engine::{Engine, EngineKind},
     registry::{LayerDelivery, Registry},
 };
 use windlass_testkit::wait::eventually;
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F12",
         injection: "dockerd restart, live-restore on and off, killed and stopped",
         expected: "on: job unaffected; off: told as `host_runtime_restart`, 137, retryable",
@@ -24,7 +24,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R2",
         play: RowTest::Now(|trial| Box::pin(restarted(trial))),
     },
-    Row {
+    FaultRow {
         id: "F13",
         injection: "dockerd SIGSTOP during terminate",
         expected: "calls time out, a repeat is harmless, agent alive",
@@ -32,7 +32,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "A2",
         play: RowTest::Now(|trial| Box::pin(frozen(trial))),
     },
-    Row {
+    FaultRow {
         id: "F17",
         injection: "pull: 404, 401, in drops, corrupt layer, cancelled; stall at 50 % (`--long`)",
         expected: "distinct reasons; a stall is no byte for 120 s",
@@ -44,24 +44,24 @@ pub(super) const ROWS: &[Row] = &[
 
 /// A machine with an engine of its own, and the server on it.
 pub(super) struct EngineEnv {
-    pub(super) stage: Stage,
+    pub(super) stage: TestEnv,
     pub(super) engine: Engine,
 }
 
 impl EngineEnv {
-    pub(super) async fn new(trial: &Trial, name: &str, kind: Kind) -> Self {
+    pub(super) async fn new(trial: &Trial, name: &str, kind: EngineKind) -> Self {
         let engine = Engine::start(kind).unwrap();
-        if !matches!(kind, Kind::SmallDisk(_)) {
+        if !matches!(kind, EngineKind::SmallDisk(_)) {
             load_busybox_image(&engine.socket());
         }
-        let stage = Stage::at(trial.dir().join(name), Machines::Containers);
+        let stage = TestEnv::at(trial.dir().join(name), HostMode::Containers);
         let mut stage = stage.with_engine(engine.socket());
         stage.start().await;
         Self { stage, engine }
     }
 
     pub(super) async fn judge(&mut self, trial: &mut Trial) {
-        let site = Site::local(&self.stage, Some(self.engine.socket()));
+        let site = AgentSite::local(&self.stage, Some(self.engine.socket()));
         trial.judge(&mut self.stage, &[site]).await;
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn container_task(name: &str, commands: &[&str]) -> Value {
 
 async fn restarted(trial: &mut Trial) {
     let is_kept = trial.rng.chance(50);
-    let kind = if is_kept { Kind::LiveRestore } else { Kind::Plain };
+    let kind = if is_kept { EngineKind::LiveRestore } else { EngineKind::Plain };
     let mut machine = EngineEnv::new(trial, "stage", kind).await;
     machine.stage.apply(&container_task("job", &[&counting_command_until(100)])).await;
     machine.stage.says("job", "line 3").await;
@@ -109,7 +109,7 @@ async fn restarted(trial: &mut Trial) {
 }
 
 async fn frozen(trial: &mut Trial) {
-    let mut machine = EngineEnv::new(trial, "stage", Kind::Plain).await;
+    let mut machine = EngineEnv::new(trial, "stage", EngineKind::Plain).await;
     machine.stage.apply(&container_task("job", &["echo up; sleep 4714"])).await;
     machine.stage.says("job", "up").await;
     let stop_first = trial.rng.chance(50);
@@ -160,7 +160,7 @@ pub(super) fn image_task(name: &str, image: &str) -> Value {
 }
 
 /// Waits for the failure of a job whose image cannot be had, and gives back what is said about it.
-async fn wait_for_pull_failure(stage: &mut Stage, job: &Value) -> String {
+async fn wait_for_pull_failure(stage: &mut TestEnv, job: &Value) -> String {
     let run = stage.ends(job).await;
     let ended = submission_of(&run);
     assert_eq!(ended["termination_reason"], "creating_container_error", "R24: {run:#}");
@@ -168,7 +168,7 @@ async fn wait_for_pull_failure(stage: &mut Stage, job: &Value) -> String {
 }
 
 async fn pulls(trial: &mut Trial) {
-    let mut machine = EngineEnv::new(trial, "stage", Kind::Plain).await;
+    let mut machine = EngineEnv::new(trial, "stage", EngineKind::Plain).await;
     let registry = Registry::start().await;
     let stage = &mut machine.stage;
     let mut said = vec![wait_for_pull_failure(stage, &image_task("absent", &registry.name("none:1"))).await];
@@ -202,14 +202,14 @@ async fn pulls(trial: &mut Trial) {
 }
 
 /// The same for one that takes longer to fail.
-async fn wait_for_pull_failure_within(stage: &mut Stage, job: &Value, patience: Duration) -> String {
+async fn wait_for_pull_failure_within(stage: &mut TestEnv, job: &Value, patience: Duration) -> String {
     stage.apply(job).await;
     let run = stage.wait_for_status_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
     submission_of(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
 }
 
 /// A pull that comes in drops is given up at once when its run is stopped.
-async fn check_pull_cancelled(trial: &mut Trial, stage: &mut Stage, registry: &Registry) {
+async fn check_pull_cancelled(trial: &mut Trial, stage: &mut TestEnv, registry: &Registry) {
     let (slow, _) = registry.put("slow", "1", unique_layer(8 << 20));
     registry.set_layers(LayerDelivery::Slow(Duration::from_millis(1600)));
     stage.apply(&image_task("slow", &slow)).await;

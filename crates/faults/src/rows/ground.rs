@@ -12,46 +12,46 @@ use std::{
 use serde_json::{Value, json};
 use windlass_agent::shim::journal::{self, Record};
 
-use crate::{Site, Trial};
-use windlass_testenv::stage::{Machines, Stage};
-use windlass_testkit::lab::{Host, Lab};
-use windlass_testkit::wait::{WITHIN, eventually, eventually_ok_async};
+use crate::{AgentSite, Trial};
+use windlass_testenv::stage::{HostMode, TestEnv};
+use windlass_testkit::lab::{Lab, LabHost};
+use windlass_testkit::wait::{TIMEOUT, eventually, eventually_ok_async};
 
 /// What lies on a host that has an agent.
-const ROOT: &str = "/var/lib/windlass";
+const AGENT_ROOT: &str = "/var/lib/windlass";
 
 /// A server without a machine of its own, and hosts. What they said is kept when a row fails.
-pub(super) struct Ground {
-    pub(super) stage: Stage,
+pub(super) struct LabEnv {
+    pub(super) stage: TestEnv,
     pub(super) lab: Lab,
     keep: PathBuf,
 }
 
-impl Ground {
+impl LabEnv {
     /// One fleet `lab` of so many hosts, each for one job.
     pub(super) async fn new(trial: &Trial, hosts: usize) -> Self {
-        Self::from_env(trial, hosts, trial.stage(Machines::None)).await
+        Self::from_env(trial, hosts, trial.stage(HostMode::None)).await
     }
 
     /// The same, with jobs that are lost after some seconds of silence.
     pub(super) async fn with_lost_after(trial: &Trial, hosts: usize, secs: u64) -> Self {
-        let stage = trial.stage(Machines::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
+        let stage = trial.stage(HostMode::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
         Self::from_env(trial, hosts, stage).await
     }
 
-    async fn from_env(trial: &Trial, hosts: usize, mut stage: Stage) -> Self {
+    async fn from_env(trial: &Trial, hosts: usize, mut stage: TestEnv) -> Self {
         let lab = Lab::start(hosts).unwrap();
         stage.start().await;
         stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
         Self { stage, lab, keep: trial.dir().to_owned() }
     }
 
-    pub(super) fn host(&self, number: usize) -> &Host {
+    pub(super) fn host(&self, number: usize) -> &LabHost {
         self.lab.host(number)
     }
 
-    pub(super) fn sites(&self) -> Vec<Site> {
-        self.lab.hosts().iter().map(Site::host).collect()
+    pub(super) fn sites(&self) -> Vec<AgentSite> {
+        self.lab.hosts().iter().map(AgentSite::host).collect()
     }
 
     /// The checkers have the last word.
@@ -72,7 +72,7 @@ impl Ground {
     }
 }
 
-impl Drop for Ground {
+impl Drop for LabEnv {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.keep_logs();
@@ -87,7 +87,7 @@ pub(super) fn signal(pid: u32, name: &str) {
 }
 
 /// The agent's process on a host.
-pub(super) fn agent(host: &Host) -> Option<u32> {
+pub(super) fn agent(host: &LabHost) -> Option<u32> {
     let is_agent = |line: &str| line.starts_with(&format!("{ROOT}/agent shim"));
     host.processes()
         .unwrap()
@@ -96,36 +96,36 @@ pub(super) fn agent(host: &Host) -> Option<u32> {
         .map(|process| process.pid)
 }
 
-pub(super) fn kill_agent(host: &Host) {
+pub(super) fn kill_agent(host: &LabHost) {
     let pid = agent(host).expect("an agent");
     signal(pid, "KILL");
     eventually("the agent is dead", || agent(host) != Some(pid));
 }
 
 /// As the host does it when it comes up.
-pub(super) fn start_agent(host: &Host) {
+pub(super) fn start_agent(host: &LabHost) {
     let started = host.run(&format!("/bin/sh {ROOT}/start detached")).unwrap();
     assert!(started.status.success(), "{started:?}");
 }
 
 /// From its next start on the agent waits when a task comes to this status; or does not.
-pub(super) fn set_pause_at(host: &Host, status: Option<&str>) {
+pub(super) fn set_pause_at(host: &LabHost, status: Option<&str>) {
     let line = status.map_or(String::new(), |status| format!("WINDLASS_AGENT_PAUSE_AT={status}\n"));
     std::fs::write(host.path(&format!("{ROOT}/env")), line).unwrap();
 }
 
 /// What the agent of a host has written down.
-pub(super) fn read_journal(host: &Host) -> Vec<Record> {
+pub(super) fn read_journal(host: &LabHost) -> Vec<Record> {
     journal::read(&host.path(&format!("{ROOT}/home/journal"))).unwrap().records
 }
 
 /// Whether this machine gets an answer from the host's SSH server.
-pub(super) fn is_reachable(host: &Host) -> bool {
+pub(super) fn is_reachable(host: &LabHost) -> bool {
     TcpStream::connect_timeout(&SocketAddr::new(host.addr(), 22), Duration::from_millis(300)).is_ok()
 }
 
 /// Processes of a host whose command line has these words.
-pub(super) fn running(host: &Host, words: &str) -> Vec<u32> {
+pub(super) fn running(host: &LabHost, words: &str) -> Vec<u32> {
     let all = host.processes().unwrap().into_iter();
     all.filter(|process| process.command.contains(words)).map(|process| process.pid).collect()
 }
@@ -146,7 +146,7 @@ pub(super) fn assert_counted(log: &str) {
 }
 
 /// Waits until the log of a run is longer than it was, and says how long that took.
-pub(super) async fn wait_for_log_growth(stage: &mut Stage, name: &str, from: usize) -> Duration {
+pub(super) async fn wait_for_log_growth(stage: &mut TestEnv, name: &str, from: usize) -> Duration {
     let began = Instant::now();
     eventually_ok_async(&format!("the log of {name} grows"), async || {
         let run = stage.run(name).await;
@@ -156,7 +156,7 @@ pub(super) async fn wait_for_log_growth(stage: &mut Stage, name: &str, from: usi
     began.elapsed()
 }
 
-pub(super) async fn log_len(stage: &mut Stage, name: &str) -> usize {
+pub(super) async fn log_len(stage: &mut TestEnv, name: &str) -> usize {
     let run = stage.run(name).await;
     stage.log(&run).await.len()
 }
@@ -169,12 +169,12 @@ pub(super) fn assert_single_attempt(run: &Value) {
 }
 
 /// What exactly happened to a submission, beyond its reason.
-pub(super) fn end_detail(stage: &Stage, submission: &Value) -> Option<String> {
+pub(super) fn end_detail(stage: &TestEnv, submission: &Value) -> Option<String> {
     let id = submission["id"].as_str().unwrap();
     let path = stage.home().join("server/windlass.db");
     let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
     let db = rusqlite::Connection::open_with_flags(path, flags).unwrap();
-    db.busy_timeout(WITHIN).unwrap();
+    db.busy_timeout(TIMEOUT).unwrap();
     db.query_row("SELECT termination_detail FROM jobs WHERE id = ?1", [id], |row| row.get(0)).unwrap()
 }
 

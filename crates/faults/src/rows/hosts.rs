@@ -8,14 +8,14 @@ use serde_json::json;
 
 use super::{
     docker::{EngineEnv, image_task, unique_layer},
-    ground::{Ground, SmallDisk, agent, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
+    ground::{LabEnv, SmallDisk, agent, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
 };
-use crate::{Row, RowTest, Site, Trial};
-use windlass_testenv::stage::{Machines, host_of, small, submission_of, task};
-use windlass_testkit::lab::{engine::Kind, registry::Registry};
+use crate::{AgentSite, FaultRow, RowTest, Trial};
+use windlass_testenv::stage::{HostMode, host_of, small_task_config, submission_of, task};
+use windlass_testkit::lab::{engine::EngineKind, registry::Registry};
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F11",
         injection: "host disk full: while a job logs, before a pull, and in the middle of one",
         expected: "the job fails with `no_disk`; the agent lives, ends and removes it, and takes the next",
@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "G6 O2",
         play: RowTest::Now(|trial| Box::pin(disk_full(trial))),
     },
-    Row {
+    FaultRow {
         id: "F15",
         injection: "host reboot: agent and jobs all killed",
         expected: "the job ends retryable with `host_reboot`, host idle again",
@@ -31,7 +31,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R2 G6",
         play: RowTest::Now(|trial| Box::pin(rebooted(trial))),
     },
-    Row {
+    FaultRow {
         id: "F25",
         injection: "node 2 of 4 lost while running, or while pulling",
         expected: "whole replica replaced, once",
@@ -42,7 +42,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 async fn disk_full(trial: &mut Trial) {
-    let stage = trial.stage(Machines::Processes);
+    let stage = trial.stage(HostMode::Processes);
     // The agent keeps 64 MiB aside for itself.
     let _disk = SmallDisk::at(&stage.home().join("server/local"), 64 + trial.rng.between(14, 24));
     let mut stage = stage;
@@ -59,7 +59,7 @@ async fn disk_full(trial: &mut Trial) {
     // There is room again.
     let next = stage.ends(&task("next", &["echo usable"])).await;
     assert_eq!(next["status"], "done", "{next:#}");
-    let site = Site::local(&stage, None);
+    let site = AgentSite::local(&stage, None);
     trial.judge(&mut stage, &[site]).await;
     full_by_a_pull(trial).await;
 }
@@ -80,7 +80,7 @@ async fn full_before_a_pull(trial: &mut Trial, machine: &mut EngineEnv, registry
 /// The engine's disk is smaller than the image.
 async fn full_by_a_pull(trial: &mut Trial) {
     let size = trial.rng.between(20, 30);
-    let mut machine = EngineEnv::new(trial, "pull", Kind::SmallDisk(size)).await;
+    let mut machine = EngineEnv::new(trial, "pull", EngineKind::SmallDisk(size)).await;
     let registry = Registry::start().await;
     full_before_a_pull(trial, &mut machine, &registry).await;
     let (large, _) = registry.put("large", "1", unique_layer(40 << 20));
@@ -94,9 +94,9 @@ async fn full_by_a_pull(trial: &mut Trial) {
 }
 
 async fn rebooted(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
+    let mut ground = LabEnv::new(trial, 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; touch /var/tmp/tried; echo up; sleep 4715";
-    ground.stage.apply(&with_retry(small("job", &[once]))).await;
+    ground.stage.apply(&with_retry(small_task_config("job", &[once]))).await;
     ground.stage.says("job", "up").await;
     trial.pause(0, 1000).await;
     let before = agent(ground.host(1));
@@ -116,8 +116,9 @@ async fn rebooted(trial: &mut Trial) {
 
 async fn node_lost(trial: &mut Trial) {
     const NODES: usize = 4;
-    let mut ground = Ground::with_lost_after(trial, NODES + 1, 8).await;
-    let mut job = with_retry(small("four", &["echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done"]));
+    let mut ground = LabEnv::with_lost_after(trial, NODES + 1, 8).await;
+    let mut job =
+        with_retry(small_task_config("four", &["echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done"]));
     job["nodes"] = json!(NODES);
     let is_pulling = trial.rng.chance(50);
     if is_pulling {

@@ -17,14 +17,14 @@ mod services;
 
 use std::time::{Duration, Instant};
 
-use super::Row;
+use super::FaultRow;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The whole matrix, in the order of its ids.
-pub fn all() -> Vec<Row> {
-    let mut rows: Vec<Row> = [
+pub fn all_rows() -> Vec<FaultRow> {
+    let mut rows: Vec<FaultRow> = [
         agents::ROWS,
         clock::ROWS,
         clouds::ROWS,
@@ -44,10 +44,10 @@ pub fn all() -> Vec<Row> {
 }
 
 /// Waits for something, and says how long it took.
-async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
+async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !holds().await {
-        assert!(began.elapsed() < PATIENCE, "not so: {what}");
+        assert!(began.elapsed() < TIMEOUT, "not so: {what}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     began.elapsed()

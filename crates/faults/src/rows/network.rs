@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::ground::{
-    Ground, assert_counted, assert_single_attempt, counting_command, is_reachable, log_len, running, signal,
+    LabEnv, assert_counted, assert_single_attempt, counting_command, is_reachable, log_len, running, signal,
     wait_for_log_growth, with_retry,
 };
-use crate::{Row, RowTest, Trial};
-use windlass_testenv::stage::{host_of, small, submission_of};
+use crate::{FaultRow, RowTest, Trial};
+use windlass_testenv::stage::{host_of, small_task_config, submission_of};
 use windlass_testkit::wait::{eventually, eventually_ok_async};
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F4",
         injection: "server–host partition: short, and longer than `lost_after`",
         expected: "short: the same container goes on, log complete; long: lost and replaced, on heal the old one dies",
@@ -23,7 +23,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R7 R15 G6",
         play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(partition(trial))),
     },
-    Row {
+    FaultRow {
         id: "F5",
         injection: "one-way partition: server → host, or host → server",
         expected: "seen as unreachable, job kept, no second start",
@@ -31,7 +31,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R7",
         play: RowTest::Now(|trial| Box::pin(one_way(trial))),
     },
-    Row {
+    FaultRow {
         id: "F6",
         injection: "partition for longer than the job's `max_duration`",
         expected: "the agent ends the job itself and reports on heal",
@@ -39,7 +39,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R16",
         play: RowTest::Now(|trial| Box::pin(outlived(trial))),
     },
-    Row {
+    FaultRow {
         id: "F18",
         injection: "SSH: sessions dropped; sessions frozen; SSH server gone for a while; host key changed",
         expected: "reconnected, log complete; another key: hard stop and said so, no work there",
@@ -54,14 +54,14 @@ const CLEANUP_BOUND: Duration = Duration::from_secs(15);
 
 async fn partition(trial: &mut Trial) {
     let lost_after = if trial.is_long { 120 } else { 10 };
-    let mut ground = Ground::with_lost_after(trial, 2, lost_after).await;
+    let mut ground = LabEnv::with_lost_after(trial, 2, lost_after).await;
     short_partition(trial, &mut ground, lost_after).await;
     long_partition(trial, &mut ground).await;
     ground.judge(trial).await;
 }
 
-async fn short_partition(trial: &mut Trial, ground: &mut Ground, lost_after: u64) {
-    ground.stage.apply(&small("short", &[&counting_command("/var/tmp/short")])).await;
+async fn short_partition(trial: &mut Trial, ground: &mut LabEnv, lost_after: u64) {
+    ground.stage.apply(&small_task_config("short", &[&counting_command("/var/tmp/short")])).await;
     ground.stage.says("short", "line 3").await;
     trial.pause(0, 500).await;
     let run = ground.stage.run("short").await;
@@ -80,8 +80,8 @@ async fn short_partition(trial: &mut Trial, ground: &mut Ground, lost_after: u64
     assert_counted(&ground.stage.log(&run).await);
 }
 
-async fn long_partition(trial: &mut Trial, ground: &mut Ground) {
-    let job = with_retry(small(
+async fn long_partition(trial: &mut Trial, ground: &mut LabEnv) {
+    let job = with_retry(small_task_config(
         "long",
         &["echo up; until [ -e /var/tmp/long ]; do sleep 0.1; done; : marker-4711"],
     ));
@@ -113,8 +113,8 @@ async fn long_partition(trial: &mut Trial, ground: &mut Ground) {
 }
 
 async fn one_way(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
-    ground.stage.apply(&small("kept", &[&counting_command("/var/tmp/go")])).await;
+    let mut ground = LabEnv::new(trial, 1).await;
+    ground.stage.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
     let (what, rule) =
         trial.choose(&[("server to host dropped", "INPUT -s"), ("host to server dropped", "OUTPUT -d")]);
@@ -145,8 +145,8 @@ async fn one_way(trial: &mut Trial) {
 
 async fn outlived(trial: &mut Trial) {
     const LIMIT: u64 = 6;
-    let mut ground = Ground::new(trial, 1).await;
-    let mut job = small("limited", &["echo up; sleep 4711"]);
+    let mut ground = LabEnv::new(trial, 1).await;
+    let mut job = small_task_config("limited", &["echo up; sleep 4711"]);
     job["max_duration"] = json!(LIMIT);
     ground.stage.apply(&job).await;
     ground.stage.says("limited", "up").await;
@@ -168,11 +168,11 @@ async fn outlived(trial: &mut Trial) {
 }
 
 async fn ssh(trial: &mut Trial) {
-    let mut ground = Ground::new(trial, 1).await;
-    ground.stage.apply(&small("kept", &[&counting_command("/var/tmp/go")])).await;
+    let mut ground = LabEnv::new(trial, 1).await;
+    ground.stage.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
     // All but the one that listens.
-    let sessions = |ground: &Ground| running(ground.host(1), "sshd: root");
+    let sessions = |ground: &LabEnv| running(ground.host(1), "sshd: root");
     // Dropped: the processes of all sessions end at once.
     trial.pause(0, 1000).await;
     for pid in sessions(&ground) {

@@ -14,22 +14,22 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use windlass_api::{
     client::ApiClient,
-    log_stream::{LogStream, News},
+    log_stream::{LogStream, LogStreamEvent},
     logs::StreamRequest,
     runs::ConnectRequest,
 };
 
-use super::ground::{Ground, assert_single_attempt, signal};
-use crate::{Row, RowTest, Site, Trial};
+use super::ground::{LabEnv, assert_single_attempt, signal};
+use crate::{AgentSite, FaultRow, RowTest, Trial};
 use windlass_testenv::{
     server::{TOKEN, submission},
-    stage::{Machines, Stage, small, submission_of, task},
+    stage::{HostMode, TestEnv, small_task_config, submission_of, task},
 };
-use windlass_testkit::chaos::{Proxy, Weather};
-use windlass_testkit::wait::{WITHIN, eventually, eventually_async};
+use windlass_testkit::chaos::{ConnectionFaults, FaultProxy};
+use windlass_testkit::wait::{TIMEOUT, eventually, eventually_async};
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F20",
         injection: "agent and API calls doubled, delayed, cut in the middle",
         expected: "one effect",
@@ -37,7 +37,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "A1 A2 R26",
         play: RowTest::Now(|trial| Box::pin(doubled(trial))),
     },
-    Row {
+    FaultRow {
         id: "F31",
         injection: "50 tailers around the end of a job, one never reads",
         expected: "all readers get all bytes",
@@ -45,7 +45,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "O4",
         play: RowTest::Now(|trial| Box::pin(tailers(trial))),
     },
-    Row {
+    FaultRow {
         id: "F32",
         injection: "kill -9 of `apply` and `attach`; Ctrl-C twice",
         expected: "run goes on, or ends as asked; no forward left",
@@ -53,7 +53,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R12",
         play: RowTest::Now(|trial| Box::pin(command_lines(trial))),
     },
-    Row {
+    FaultRow {
         id: "F34",
         injection: "token revoked, user disabled, member removed during a log tail and an attached port",
         expected: "streams closed",
@@ -63,7 +63,7 @@ pub(super) const ROWS: &[Row] = &[
     },
 ];
 
-fn client(stage: &Stage, token: &str) -> ApiClient {
+fn client(stage: &TestEnv, token: &str) -> ApiClient {
     ApiClient::new(&format!("http://{}", stage.address()), Some(token)).unwrap()
 }
 
@@ -91,14 +91,14 @@ async fn read_all(mut stream: LogStream) -> TailedLog {
     let mut read = TailedLog { began: Instant::now(), bytes: Vec::new(), last_at: None };
     while let Some(news) = stream.next().await.unwrap() {
         match news {
-            News::Bytes { offset, bytes, .. } => {
+            LogStreamEvent::Bytes { offset, bytes, .. } => {
                 assert_eq!(offset, read.bytes.len() as u64, "O4: a piece is missing or comes twice");
                 read.bytes.extend(bytes);
                 if read.bytes.ends_with(b"last\n") {
                     read.last_at.get_or_insert_with(Instant::now);
                 }
             }
-            News::End { .. } => break,
+            LogStreamEvent::End { .. } => break,
         }
     }
     read
@@ -106,7 +106,7 @@ async fn read_all(mut stream: LogStream) -> TailedLog {
 
 async fn tailers(trial: &mut Trial) {
     const TAILERS: usize = 50;
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
     let gate = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do echo waits; sleep 0.05; done", gate.display());
@@ -152,12 +152,12 @@ async fn tailers(trial: &mut Trial) {
     let last = seen.iter().max().copied().unwrap();
     trial.within("lag", Duration::from_secs(1), last - first);
     drop(deaf);
-    let site = Site::local(&stage, None);
+    let site = AgentSite::local(&stage, None);
     trial.judge(&mut stage, &[site]).await;
 }
 
 async fn access_revoked(trial: &mut Trial) {
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
     stage.apply(&task("open", &["while :; do echo tick; sleep 0.1; done"])).await;
     stage.says("open", "tick").await;
@@ -170,7 +170,7 @@ async fn access_revoked(trial: &mut Trial) {
         stage.post("/api/projects/main/add_members", &member).await;
         let client = client(&stage, &token);
         let mut log = client.stream_logs("main", &stream_of(&run)).await.unwrap();
-        assert!(matches!(log.next().await, Ok(Some(News::Bytes { .. }))));
+        assert!(matches!(log.next().await, Ok(Some(LogStreamEvent::Bytes { .. }))));
         let request = stream_of(&run);
         let request = ConnectRequest {
             run_name: request.run_name,
@@ -179,7 +179,7 @@ async fn access_revoked(trial: &mut Trial) {
         };
         let mut port = client.connect_job("main", &request).await.unwrap();
         let mut hello = [0; 4];
-        tokio::time::timeout(WITHIN, port.read_exact(&mut hello)).await.unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, port.read_exact(&mut hello)).await.unwrap().unwrap();
         assert_eq!(&hello, b"SSH-");
         trial.pause(0, 500).await;
         match what {
@@ -196,16 +196,16 @@ async fn access_revoked(trial: &mut Trial) {
         }
         trial.fired(what);
         let shut = Instant::now();
-        let closed = tokio::time::timeout(WITHIN, async { while let Ok(Some(_)) = log.next().await {} });
+        let closed = tokio::time::timeout(TIMEOUT, async { while let Ok(Some(_)) = log.next().await {} });
         closed.await.expect("X7: the log is still open");
         trial.within("log closed", Duration::from_secs(5), shut.elapsed());
-        let closed = tokio::time::timeout(WITHIN, drained(&mut port));
+        let closed = tokio::time::timeout(TIMEOUT, drained(&mut port));
         closed.await.expect("X7: the port is still open");
         trial.within("port closed", Duration::from_secs(5), shut.elapsed());
     }
     stage.stop("open", true).await;
     stage.reaches("open", &["terminated"]).await;
-    let site = Site::local(&stage, None);
+    let site = AgentSite::local(&stage, None);
     trial.judge(&mut stage, &[site]).await;
 }
 
@@ -224,13 +224,13 @@ impl Drop for CommandGuard {
     }
 }
 
-fn spawn_command(stage: &Stage, args: &[&str]) -> CommandGuard {
+fn spawn_command(stage: &TestEnv, args: &[&str]) -> CommandGuard {
     let mut command: Command = stage.command(stage.home(), args);
     CommandGuard(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
 /// Waits until the server knows a run.
-async fn wait_until_submitted(stage: &mut Stage, name: &str) {
+async fn wait_until_submitted(stage: &mut TestEnv, name: &str) {
     eventually_async(&format!("{name} is submitted"), async || {
         let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
         runs.as_array().unwrap().iter().any(|run| run["run_spec"]["run_name"] == name).then_some(())
@@ -249,7 +249,7 @@ fn connections(port: u16) -> usize {
 }
 
 async fn command_lines(trial: &mut Trial) {
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
     let port = 20_000 + u16::try_from(trial.rng.between(0, 9_999)).unwrap();
     let page = format!("exec busybox nc -ll -p {port} -e cat");
@@ -292,12 +292,12 @@ async fn command_lines(trial: &mut Trial) {
     stage.stop("open", true).await;
     stage.reaches("open", &["terminated"]).await;
     interrupted_twice(trial, &mut stage).await;
-    let site = Site::local(&stage, None);
+    let site = AgentSite::local(&stage, None);
     trial.judge(&mut stage, &[site]).await;
 }
 
 /// The first interrupt asks the job to stop, which does not listen; the second does not ask.
-async fn interrupted_twice(trial: &mut Trial, stage: &mut Stage) {
+async fn interrupted_twice(trial: &mut Trial, stage: &mut TestEnv) {
     let job = "type: task\nname: deaf\nuser: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n\
                commands: [\"trap '' INT TERM; echo up; while :; do sleep 0.1; done\"]\n";
     std::fs::write(stage.home().join("deaf.yml"), job).unwrap();
@@ -343,22 +343,22 @@ async fn attempt(address: &str, path: &str, key: Option<&str>, body: &Value) -> 
 
 async fn doubled(trial: &mut Trial) {
     const RUNS: usize = 5;
-    let mut ground = Ground::new(trial, 1).await;
+    let mut ground = LabEnv::new(trial, 1).await;
     let (api_seed, shim_seed) = (trial.rng.draw(), trial.rng.draw());
     let door = ground.host(1).path("/var/lib/windlass/door/shim.sock");
-    let shim = Proxy::before(&door, shim_seed).unwrap();
+    let shim = FaultProxy::before(&door, shim_seed).unwrap();
     // What was open was opened before.
     ground.stage.stop_server();
     ground.stage.start().await;
     ground.stage.wait_for_hosts("lab", 1).await;
     let stage = &mut ground.stage;
-    let api = Proxy::tcp(stage.address(), api_seed).await.unwrap();
-    let foul = Weather { latency: Duration::from_millis(20), ..Weather::default() };
-    api.set(Weather { replay_after: Some(Duration::from_millis(700)), ..foul });
-    shim.set(Weather { replay_after: Some(Duration::from_millis(300)), ..foul });
+    let api = FaultProxy::tcp(stage.address(), api_seed).await.unwrap();
+    let foul = ConnectionFaults { latency: Duration::from_millis(20), ..ConnectionFaults::default() };
+    api.set(ConnectionFaults { replay_after: Some(Duration::from_millis(700)), ..foul });
+    shim.set(ConnectionFaults { replay_after: Some(Duration::from_millis(300)), ..foul });
     for number in 0..RUNS {
         let name = format!("run-{number}");
-        let body = submission(&small(&name, &["echo said; sleep 0.5"]));
+        let body = submission(&small_task_config(&name, &["echo said; sleep 0.5"]));
         let key = format!("{}-{number}", trial.seed);
         asked(api.address(), "/api/project/main/runs/apply", Some(&key), &body).await;
         trial.pause(0, 1000).await;
@@ -368,14 +368,14 @@ async fn doubled(trial: &mut Trial) {
         assert_eq!(stage.log(&run).await, "said\n", "O1");
     }
     // A stop that comes twice, the second time perhaps after the end.
-    stage.apply(&small("stopped", &["echo up; sleep 4716"])).await;
+    stage.apply(&small_task_config("stopped", &["echo up; sleep 4716"])).await;
     stage.says("stopped", "up").await;
     let stop = json!({"runs_names": ["stopped"], "abort": true});
     asked(api.address(), "/api/project/main/runs/stop", None, &stop).await;
     stage.reaches("stopped", &["terminated"]).await;
     shim.cut();
     eventually("calls were said again", || {
-        let again = |proxy: &Proxy| proxy.counts().replayed.load(Ordering::Relaxed);
+        let again = |proxy: &FaultProxy| proxy.counts().replayed.load(Ordering::Relaxed);
         again(&api) > RUNS as u64 && again(&shim) > 0
     });
     trial.record_faults("API calls doubled", api.counts().replayed.load(Ordering::Relaxed));

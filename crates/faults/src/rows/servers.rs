@@ -12,16 +12,16 @@ use std::{
 use serde_json::{Value, json};
 
 use super::load::{self, SubmitLoad};
-use crate::{Row, RowTest, Site, Trial};
+use crate::{AgentSite, FaultRow, RowTest, Trial};
 use windlass_testenv::{
-    hollow::Runtime,
-    replicas::{Plan, Replicas},
+    hollow::HostRuntime,
+    replicas::{ReplicaOptions, Replicas},
     server::{TOKEN, binary},
-    stage::{Machines, Stage, task},
+    stage::{HostMode, TestEnv, task},
 };
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F1",
         injection: "server kill -9: idle, while runs come, end and write, during its first start",
         expected: "jobs untouched, 0 double containers, logs byte-exact",
@@ -29,7 +29,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "R1 R7 L4 O1",
         play: RowTest::Now(|trial| Box::pin(killed(trial))),
     },
-    Row {
+    FaultRow {
         id: "F2",
         injection: "a replica SIGSTOP for longer than its locks, then SIGCONT",
         expected: "the other finishes; what the first still wants to write or do is refused",
@@ -37,7 +37,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "L1 L2 L9",
         play: RowTest::Now(|trial| Box::pin(frozen(trial))),
     },
-    Row {
+    FaultRow {
         id: "F3",
         injection: "2 replicas, killed, frozen and stopped at random while runs go on (50 times, 500 runs with --long)",
         expected: "all runs final, nothing left",
@@ -45,7 +45,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "all",
         play: RowTest::OutsideCi("takes minutes", |trial| Box::pin(cycles(trial))),
     },
-    Row {
+    FaultRow {
         id: "F30",
         injection: "rolling change of the program on 2 replicas and back, with live runs (200 with --long)",
         expected: "0 lost, 0 doubled",
@@ -72,7 +72,7 @@ fn expected_lines() -> String {
 }
 
 async fn killed(trial: &mut Trial) {
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     killed_during_migration(trial, &mut stage).await;
     let moments: &[(&'static str, u64)] =
         &[("killed idle", 0), ("killed after a submit", 1), ("killed while jobs write", 1500)];
@@ -98,12 +98,12 @@ async fn killed(trial: &mut Trial) {
     let began = Instant::now();
     stage.ends(&task("last", &["true"])).await;
     trial.within("work goes on", TAKEOVER_BOUND, began.elapsed());
-    let sites = [Site::local(&stage, None)];
+    let sites = [AgentSite::local(&stage, None)];
     trial.judge(&mut stage, &sites).await;
 }
 
 /// Killed again and again while it makes its tables, until one start comes through.
-async fn killed_during_migration(trial: &mut Trial, stage: &mut Stage) {
+async fn killed_during_migration(trial: &mut Trial, stage: &mut TestEnv) {
     let data = stage.home().join("server");
     for _ in 0..3 {
         let mut child = Command::new(binary("windlass").unwrap())
@@ -133,22 +133,22 @@ async fn killed_during_migration(trial: &mut Trial, stage: &mut Stage) {
 }
 
 /// Two servers and two hosts whose jobs are processes.
-pub(super) async fn pair(trial: &Trial, row: &str) -> Replicas {
+pub(super) async fn start_pair(trial: &Trial, row: &str) -> Replicas {
     let name = format!("{row}-{}", trial.seed);
-    let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
+    let plan = ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: HostRuntime::Process };
     Replicas::start(plan).await.unwrap()
 }
 
-fn sites(replicas: &Replicas, hosts: usize) -> Vec<Site> {
+fn sites(replicas: &Replicas, hosts: usize) -> Vec<AgentSite> {
     let site = |number| {
         let home = replicas.host_home(number);
-        Site { label: home.clone(), home, keys: Vec::new(), engine: None, is_damaged: false }
+        AgentSite { label: home.clone(), home, keys: Vec::new(), engine: None, is_damaged: false }
     };
     (1..=hosts).map(site).collect()
 }
 
 /// Stops all servers in good order and looks at what they leave.
-pub(super) async fn judge(trial: &mut Trial, replicas: &mut Replicas, hosts: usize) {
+pub(super) async fn stop_and_check(trial: &mut Trial, replicas: &mut Replicas, hosts: usize) {
     for number in 0..2 {
         if replicas.server(number).is_ok() {
             replicas.stop(number).await.unwrap();
@@ -161,13 +161,13 @@ pub(super) async fn judge(trial: &mut Trial, replicas: &mut Replicas, hosts: usi
 async fn frozen(trial: &mut Trial) {
     let (locks, long) = if trial.is_long { (30, 60) } else { (10, 18) };
     let name = format!("f2-{}", trial.seed);
-    let plan = Plan { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
+    let plan = ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: HostRuntime::Process };
     let mut replicas = Replicas::start_with_lock_timeout(plan, &format!("{locks}s")).await.unwrap();
     let taken_over = Duration::from_secs(locks) + POLL_INTERVAL_MAX;
     // Hosts stand still, so that passes hold their rows in the middle of a call.
     replicas.freeze_hosts().unwrap();
     for number in 0..6 {
-        replicas.apply(1, &small(&format!("run-{number}"))).await.unwrap();
+        replicas.apply(1, &small_task(&format!("run-{number}"))).await.unwrap();
     }
     let began = Instant::now();
     while replicas.total(0, "in_work").await.unwrap() == 0 {
@@ -194,11 +194,11 @@ async fn frozen(trial: &mut Trial) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     trial.fired("late passes given up");
-    judge(trial, &mut replicas, 2).await;
+    stop_and_check(trial, &mut replicas, 2).await;
 }
 
 /// A task that any of the hosts takes a part of.
-pub(super) fn small(name: &str) -> Value {
+pub(super) fn small_task(name: &str) -> Value {
     let mut job = task(name, &["echo one", "echo two"]);
     job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
     job
@@ -207,8 +207,8 @@ pub(super) fn small(name: &str) -> Value {
 async fn cycles(trial: &mut Trial) {
     let (rounds, runs) = if trial.is_long { (50, 500) } else { (6, 40) };
     let began = Instant::now();
-    let mut replicas = pair(trial, "f3").await;
-    let load = SubmitLoad::start(replicas.addresses(), runs, small);
+    let mut replicas = start_pair(trial, "f3").await;
+    let load = SubmitLoad::start(replicas.addresses(), runs, small_task);
     for _ in 0..rounds {
         trial.pause(200, 2000).await;
         let number = trial.choose(&[0, 1]);
@@ -238,7 +238,7 @@ async fn cycles(trial: &mut Trial) {
     replicas.wait_until_no_active_runs(Duration::from_secs(120)).await.unwrap();
     check_all_done(trial, &replicas, &acknowledged).await;
     trial.within("all final", Duration::from_secs(1200), began.elapsed());
-    judge(trial, &mut replicas, 2).await;
+    stop_and_check(trial, &mut replicas, 2).await;
 }
 
 pub(super) async fn check_all_done(trial: &mut Trial, replicas: &Replicas, acknowledged: &BTreeSet<String>) {
@@ -255,9 +255,9 @@ pub(super) async fn check_all_done(trial: &mut Trial, replicas: &Replicas, ackno
 
 /// The same program with a byte more is another one to everybody who looks at it.
 async fn replaced(trial: &mut Trial) {
-    let mut replicas = pair(trial, "f30").await;
+    let mut replicas = start_pair(trial, "f30").await;
     let runs = if trial.is_long { 200 } else { 30 };
-    let load = SubmitLoad::start(replicas.addresses(), runs, small);
+    let load = SubmitLoad::start(replicas.addresses(), runs, small_task);
     let (old, new) = (binary("windlass").unwrap(), write_next_version(trial));
     for program in [&new, &old] {
         for number in 0..2 {
@@ -273,7 +273,7 @@ async fn replaced(trial: &mut Trial) {
     let acknowledged = load.end().await;
     replicas.wait_until_no_active_runs(Duration::from_secs(120)).await.unwrap();
     check_all_done(trial, &replicas, &acknowledged).await;
-    judge(trial, &mut replicas, 2).await;
+    stop_and_check(trial, &mut replicas, 2).await;
 }
 
 fn write_next_version(trial: &Trial) -> PathBuf {

@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::{Row, RowTest, Trial};
+use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
     services::{
-        Caller, Node, PAGE, PATIENCE, Traffic, free_port, moved,
-        node::{gateway, is_running},
-        probe, service, update,
+        ConstantTraffic, GatewayProcess, REPLICA_PROGRAM, ServiceCaller, TIMEOUT, free_port,
+        node::{create_gateway, wait_until_running},
+        probe_config, service_config, update_run, with_port,
     },
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 use windlass_testkit::lab::Lab;
 use windlass_testkit::wait::eventually_ok;
 
-pub(super) const ROWS: &[Row] = &[
-    Row {
+pub(super) const ROWS: &[FaultRow] = &[
+    FaultRow {
         id: "F21",
         injection: "gateway kill -9; its state file torn; server down for 10 s (10 min with --long), gateway killed meanwhile",
         expected: "routes restored, serving goes on",
@@ -27,7 +27,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "S5",
         play: RowTest::Now(|trial| Box::pin(gateway_lost(trial))),
     },
-    Row {
+    FaultRow {
         id: "F22",
         injection: "service replica dies under load",
         expected: "≤ 0.1 % errors",
@@ -35,7 +35,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "S3",
         play: RowTest::Now(|trial| Box::pin(replica_lost(trial))),
     },
-    Row {
+    FaultRow {
         id: "F23",
         injection: "deployment under load whose replicas never get ready, or end at once",
         expected: "old ones stay, 0 errors, rolled back",
@@ -43,7 +43,7 @@ pub(super) const ROWS: &[Row] = &[
         proves: "S1 S2",
         play: RowTest::Now(|trial| Box::pin(bad_deployment(trial))),
     },
-    Row {
+    FaultRow {
         id: "F24",
         injection: "nobody says what came: the gateway that counts is killed",
         expected: "replicas are held, and go only when it is known that nobody asks",
@@ -57,7 +57,7 @@ pub(super) const ROWS: &[Row] = &[
 const SERVE_BOUND: Duration = Duration::from_secs(2);
 
 /// How long it takes until somebody is answered so.
-fn wait_until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) -> Duration {
+fn wait_until_answered(caller: &ServiceCaller, status: u16, said: impl Fn() -> String) -> Duration {
     let began = Instant::now();
     eventually_ok(&format!("the answer is {status}"), || match caller.get("/") {
         Ok(got) if got.status == status => Ok(()),
@@ -67,12 +67,12 @@ fn wait_until_answered(caller: &Caller, status: u16, said: impl Fn() -> String) 
 }
 
 /// A gateway with one service that needs no token, and its process.
-async fn publish_service(stage: &mut Stage, more: &Value) -> (String, u16, Node) {
-    let token = gateway(stage, "entry", 1).await;
+async fn publish_service(stage: &mut TestEnv, more: &Value) -> (String, u16, GatewayProcess) {
+    let token = create_gateway(stage, "entry", 1).await;
     let port = free_port();
-    let node = Node::start(stage, &stage.url(), &token, "one", port);
-    is_running(stage, 1).await;
-    let mut open = service("open", free_port());
+    let node = GatewayProcess::start(stage, &stage.url(), &token, "one", port);
+    wait_until_running(stage, 1).await;
+    let mut open = service_config("open", free_port());
     open["auth"] = json!(false);
     for (name, value) in more.as_object().unwrap() {
         open[name] = value.clone();
@@ -82,7 +82,7 @@ async fn publish_service(stage: &mut Stage, more: &Value) -> (String, u16, Node)
 }
 
 async fn gateway_lost(trial: &mut Trial) {
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
     let (token, port, mut node) = publish_service(&mut stage, &json!({})).await;
     let url = stage.url();
@@ -92,7 +92,7 @@ async fn gateway_lost(trial: &mut Trial) {
     trial.pause(0, 300).await;
     node.kill();
     trial.fired("gateway killed");
-    node = Node::start(&stage, &url, &token, "one", port);
+    node = GatewayProcess::start(&stage, &url, &token, "one", port);
     let took = wait_until_answered(&caller, 200, || node.said());
     trial.within("serves after a kill", SERVE_BOUND, took);
 
@@ -103,39 +103,39 @@ async fn gateway_lost(trial: &mut Trial) {
     let cut = usize::try_from(trial.rng.between(0, whole.len() as u64 - 1)).unwrap();
     std::fs::write(&file, &whole[..cut]).unwrap();
     trial.fired("state file torn");
-    node = Node::start(&stage, &url, &token, "one", port);
+    node = GatewayProcess::start(&stage, &url, &token, "one", port);
     let took = wait_until_answered(&caller, 200, || node.said());
     trial.within("serves with a torn file", SERVE_BOUND, took);
 
     stage.kill();
     trial.fired("server killed");
-    let traffic = Traffic::start(&caller, "/");
+    let traffic = ConstantTraffic::start(&caller, "/");
     let away = Duration::from_secs(if trial.is_long { 600 } else { 10 });
     tokio::time::sleep(away).await;
     let (answered, failed) = traffic.end();
     assert!(answered > 0 && failed.is_empty(), "S5: {failed:#?}\n{}", node.said());
     node.kill();
     trial.fired("gateway killed without a server");
-    node = Node::start(&stage, &url, &token, "one", port);
+    node = GatewayProcess::start(&stage, &url, &token, "one", port);
     let took = wait_until_answered(&caller, 200, || node.said());
     trial.within("serves without a server", SERVE_BOUND, took);
 }
 
 async fn replica_lost(trial: &mut Trial) {
     let lab = Lab::start(2).unwrap();
-    let mut stage = trial.stage(Machines::None);
+    let mut stage = trial.stage(HostMode::None);
     stage.start().await;
     stage.create_lab_fleet(&lab, lab.hosts(), 1).await;
-    let mut pair = service("pair", 8000);
+    let mut pair = service_config("pair", 8000);
     pair["replicas"] = json!(2);
     pair["retry"] = json!(true);
-    pair["probes"] = probe();
+    pair["probes"] = probe_config();
     stage.apply(&pair).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let ready = |run: &Value| run["deployment"]["state"] == "complete";
-    stage.eventually_run("pair", PATIENCE, ready).await;
+    stage.eventually_run("pair", TIMEOUT, ready).await;
     let path = "/proxy/services/main/pair/";
-    let traffic: Vec<Traffic> = (0..4).map(|_| Traffic::start(&caller, path)).collect();
+    let traffic: Vec<ConstantTraffic> = (0..4).map(|_| ConstantTraffic::start(&caller, path)).collect();
     trial.pause(500, 2_000).await;
     let host = trial.choose(&[1, 2]);
     let killed = lab.host(host).run("kill -9 $(pgrep -f 'python3 -c' | head -n 1)").unwrap();
@@ -149,37 +149,37 @@ async fn replica_lost(trial: &mut Trial) {
         bad.extend(failed);
     }
     assert!(bad.len() as f64 <= all as f64 / 1_000.0, "S3: {} of {all}: {bad:#?}", bad.len());
-    let after = Traffic::start(&caller, path);
+    let after = ConstantTraffic::start(&caller, path);
     after.goes_on();
     let (_, failed) = after.end();
     assert!(failed.is_empty(), "S3: {failed:#?}\n{}", stage.server_log());
 }
 
 async fn bad_deployment(trial: &mut Trial) {
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
     let ready_within = 3;
-    let mut first = service("page", free_port());
-    first["probes"] = probe();
+    let mut first = service_config("page", free_port());
+    first["probes"] = probe_config();
     first["deployment"] = json!({"ready_within": ready_within});
     stage.apply(&first).await;
-    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
-    let caller = Caller::new(stage.address());
-    let traffic = Traffic::start(&caller, "/proxy/services/main/page/");
+    stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "complete").await;
+    let caller = ServiceCaller::new(stage.address());
+    let traffic = ConstantTraffic::start(&caller, "/proxy/services/main/page/");
     traffic.goes_on();
-    let mut bad = moved(&first, free_port());
+    let mut bad = with_port(&first, free_port());
     let what = trial.choose(&["never ready", "ends at once"]);
     if what == "never ready" {
-        bad["env"] = json!({"PAGE": PAGE, "VERSION": "2", "SICK": "1"});
+        bad["env"] = json!({"PAGE": REPLICA_PROGRAM, "VERSION": "2", "SICK": "1"});
     } else {
         bad["commands"] = json!(["exit 7"]);
     }
     let began = Instant::now();
-    update(&mut stage, &bad).await;
+    update_run(&mut stage, &bad).await;
     let back = |run: &Value| {
         run["deployment"]["rolled_back"]["num"] == 1 && run["deployment"]["state"] == "complete"
     };
-    stage.eventually_run("page", PATIENCE, back).await;
+    stage.eventually_run("page", TIMEOUT, back).await;
     trial.fired(what);
     trial.within("rolled back", Duration::from_secs(ready_within + 15), began.elapsed());
     traffic.goes_on();
@@ -190,7 +190,7 @@ async fn bad_deployment(trial: &mut Trial) {
 }
 
 async fn metrics_missing(trial: &mut Trial) {
-    let mut stage = trial.stage(Machines::Processes);
+    let mut stage = trial.stage(HostMode::Processes);
     stage.start().await;
     let scaling = json!({"replicas": "0..1", "scaling": {"metric": "rps", "target": 10, "window": 30,
         "scale_up_delay": 1, "scale_down_delay": 1}});
@@ -203,7 +203,7 @@ async fn metrics_missing(trial: &mut Trial) {
     let silent = |run: &Value| {
         run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("nobody says what came"))
     };
-    stage.eventually_run("open", PATIENCE, silent).await;
+    stage.eventually_run("open", TIMEOUT, silent).await;
     // Longer than the window: by the counts alone it would sleep now.
     let until = Instant::now() + Duration::from_secs(45);
     while Instant::now() < until {
@@ -212,7 +212,7 @@ async fn metrics_missing(trial: &mut Trial) {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     // Somebody counts again, and nobody asks.
-    node = Node::start(&stage, &stage.url(), &token, "one", port);
-    stage.eventually_run("open", PATIENCE, |run| run["status"] == "pending").await;
+    node = GatewayProcess::start(&stage, &stage.url(), &token, "one", port);
+    stage.eventually_run("open", TIMEOUT, |run| run["status"] == "pending").await;
     assert!(!node.said().contains("panicked"), "{}", node.said());
 }

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use windlass_faults::{self as faults, Order, Outcome, Row, RowTest, Running, Trial, report};
+use windlass_faults::{
+    self as faults, FaultRow, RowTest, RunOptions, Trial, TrialFuture, TrialOutcome, report,
+};
 use windlass_testkit::{TempDir, temp_dir};
 
-fn row(play: fn(&mut Trial) -> Running<'_>) -> Row {
+fn row(play: fn(&mut Trial) -> TrialFuture<'_>) -> FaultRow {
     let (injection, expected, bound, proves) = ("something", "nothing", "≤ 1 s", "R1 R2");
-    Row { id: "F0", injection, expected, bound, proves, play: RowTest::Now(play) }
+    FaultRow { id: "F0", injection, expected, bound, proves, play: RowTest::Now(play) }
 }
 
-fn run_row(dir: &TempDir, row: Row, times: u64) -> Vec<Outcome> {
+fn run_row(dir: &TempDir, row: FaultRow, times: u64) -> Vec<TrialOutcome> {
     let dir = dir.path().to_owned();
-    let order = Order { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir };
+    let order = RunOptions { rows: vec![row], times, jobs: 2, seed: 7, is_long: false, slack: 1, dir };
     let mut outcomes = faults::play(&order, |_| {}).unwrap();
     outcomes.sort_by_key(|outcome| outcome.seed);
     outcomes
@@ -20,7 +22,7 @@ fn run_row(dir: &TempDir, row: Row, times: u64) -> Vec<Outcome> {
 
 #[test]
 fn the_matrix_has_each_row_once_and_in_order() {
-    let ids: Vec<u32> = faults::all().iter().map(|row| row.id[1..].parse().unwrap()).collect();
+    let ids: Vec<u32> = faults::all_rows().iter().map(|row| row.id[1..].parse().unwrap()).collect();
     assert!(ids.is_sorted_by(|a, b| a < b), "{ids:?}");
     assert!(ids.iter().all(|id| (1..=35).contains(id)), "{ids:?}");
 }
@@ -60,9 +62,9 @@ fn a_broken_assertion_is_a_violation_and_its_directory_is_kept() {
     let kept = outcome.kept.clone().unwrap();
     assert!(kept.join("found").exists() && kept.join("violations.txt").exists());
     assert!(
-        report::told(outcome).contains("cargo xtask faults --row F0 --seed 7"),
+        report::render_trial(outcome).contains("cargo xtask faults --row F0 --seed 7"),
         "{}",
-        report::told(outcome)
+        report::render_trial(outcome)
     );
 }
 
@@ -83,10 +85,11 @@ fn a_time_beyond_its_bound_is_a_violation_and_the_nearest_is_shown() {
     assert!(outcomes[1].violations[0].contains("slow took 2"), "{outcomes:?}");
     let rows = [late];
     let lines = report::lines(&rows, &outcomes);
-    let table = report::table(&lines);
+    let table = report::render_table(&lines);
     assert!(table.contains("F0       2      2          1  slow: 2.0 of 1 s"), "{table}");
     assert!(
-        report::markdown(&lines).contains("| F0 | something | nothing | ≤ 1 s | R1 R2 | 2 | harm 2 | 1 |")
+        report::render_markdown(&lines)
+            .contains("| F0 | something | nothing | ≤ 1 s | R1 R2 | 2 | harm 2 | 1 |")
     );
-    assert_eq!(report::json(&lines)["rows"][0]["worst"]["took_ms"], 2000);
+    assert_eq!(report::render_json(&lines)["rows"][0]["worst"]["took_ms"], 2000);
 }

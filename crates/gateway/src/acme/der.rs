@@ -51,7 +51,7 @@ pub(super) fn new_key() -> Result<Vec<u8>, ring::error::Unspecified> {
 }
 
 /// Asks for a certificate for these names, signed with the key that it will have.
-pub(super) fn request(key: &[u8], names: &[String]) -> Result<Vec<u8>, ring::error::Unspecified> {
+pub(super) fn certificate_request(key: &[u8], names: &[String]) -> Result<Vec<u8>, ring::error::Unspecified> {
     let random = SystemRandom::new();
     let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key, &random)
         .map_err(|_| ring::error::Unspecified)?;

@@ -6,7 +6,7 @@ const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
 /// From when to when, in seconds of Unix time. Of what is no certificate: nothing.
-pub(crate) fn of(der: &[u8]) -> Option<(i64, i64)> {
+pub(crate) fn period(der: &[u8]) -> Option<(i64, i64)> {
     let (certificate, _) = read_tagged(der, SEQUENCE)?;
     let (info, _) = read_tagged(certificate, SEQUENCE)?;
     // The version may be left out. Serial number, algorithm and issuer follow.
@@ -76,9 +76,9 @@ mod tests {
     #[test]
     fn the_life_of_a_certificate_is_found() {
         let (der, _) = super::super::self_signed(&["a.test".to_owned()]).unwrap();
-        assert_eq!(of(&der), Some((1_704_067_200, 253_402_300_799)));
+        assert_eq!(period(&der), Some((1_704_067_200, 253_402_300_799)));
         for end in 0..der.len().min(120) {
-            assert_eq!(of(&der[..end]), None);
+            assert_eq!(period(&der[..end]), None);
         }
     }
 

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 pub use jws::{AccountKey, KeyError};
 
-use crate::{connect::Stream, tls::Pem};
+use crate::{connect::Stream, tls::CertificatePem};
 
 /// Where a certificate authority looks for the proof.
 pub const CHALLENGE_PATH: &str = "/.well-known/acme-challenge/";
@@ -166,8 +166,8 @@ impl Account {
     ) -> Result<Self, AcmeError> {
         let request = |url: &str| build(Method::GET, url, Bytes::new());
         let answer =
-            collect(directory, send_request(&*dialer, directory, request(directory)?).await?).await?;
-        let directory: Directory = parse(directory, &answer.1)?;
+            read_body(directory, send_request(&*dialer, directory, request(directory)?).await?).await?;
+        let directory: Directory = parse_json(directory, &answer.1)?;
         let new_account = directory.new_account.clone();
         let mut account = Self { dialer, directory, key, url: None, nonce: None, pause: POLL_INTERVAL };
         let contact: Vec<String> = contact.iter().map(|mail| format!("mailto:{mail}")).collect();
@@ -189,28 +189,32 @@ impl Account {
     }
 
     /// Gets a certificate for these names; the first names it. `challenges` must be shown on port 80 of all of them.
-    pub async fn certificate(&mut self, names: &[String], challenges: &Challenges) -> Result<Pem, AcmeError> {
+    pub async fn certificate(
+        &mut self,
+        names: &[String],
+        challenges: &Challenges,
+    ) -> Result<CertificatePem, AcmeError> {
         let name = names.first().cloned().unwrap_or_default();
         let identifiers: Vec<Value> =
             names.iter().map(|name| json!({ "type": "dns", "value": name })).collect();
         let new_order = self.directory.new_order.clone();
         let answer = self.post(&new_order, Some(&json!({ "identifiers": identifiers }))).await?;
         let order_url = answer.location.ok_or(AcmeError::Missing { what: "address of the order" })?;
-        let order: Order = parse(&order_url, &answer.body)?;
+        let order: Order = parse_json(&order_url, &answer.body)?;
         for url in &order.authorizations {
             self.complete_authorization(url, challenges).await?;
         }
         let key = der::new_key().map_err(|_| KeyError)?;
-        let csr = der::request(&key, names).map_err(|_| KeyError)?;
+        let csr = der::certificate_request(&key, names).map_err(|_| KeyError)?;
         self.post(&order.finalize, Some(&json!({ "csr": jws::encode(&csr) }))).await?;
         let url = self.await_order(&order_url, &name).await?;
         let chain = self.post(&url, None).await?.body.to_vec();
-        Ok(Pem { name, chain, key: key_pem(&key) })
+        Ok(CertificatePem { name, chain, key: key_pem(&key) })
     }
 
     /// Proves that a name is ours.
     async fn complete_authorization(&mut self, url: &str, challenges: &Challenges) -> Result<(), AcmeError> {
-        let authorization: Authorization = parse(url, &self.post(url, None).await?.body)?;
+        let authorization: Authorization = parse_json(url, &self.post(url, None).await?.body)?;
         if authorization.status == "valid" {
             return Ok(());
         }
@@ -225,7 +229,7 @@ impl Account {
     async fn await_validation(&mut self, url: &str, challenge: &str, name: &str) -> Result<(), AcmeError> {
         self.post(challenge, Some(&json!({}))).await?;
         for _ in 0..POLLS_MAX {
-            let seen: Authorization = parse(url, &self.post(url, None).await?.body)?;
+            let seen: Authorization = parse_json(url, &self.post(url, None).await?.body)?;
             match seen.status.as_str() {
                 "valid" => return Ok(()),
                 "pending" | "processing" => tokio::time::sleep(self.pause).await,
@@ -242,7 +246,7 @@ impl Account {
     /// Waits for an order; gives the address of the certificate.
     async fn await_order(&mut self, url: &str, name: &str) -> Result<String, AcmeError> {
         for _ in 0..POLLS_MAX {
-            let order: Order = parse(url, &self.post(url, None).await?.body)?;
+            let order: Order = parse_json(url, &self.post(url, None).await?.body)?;
             match order.status.as_str() {
                 "valid" => return order.certificate.ok_or(AcmeError::Missing { what: "certificate" }),
                 "pending" | "ready" | "processing" => tokio::time::sleep(self.pause).await,
@@ -268,7 +272,7 @@ impl Account {
                 send_request(&*self.dialer, url, build(Method::POST, url, Bytes::from(body))?).await?;
             self.nonce = header_text(&response, "replay-nonce");
             let location = header_text(&response, "location");
-            let (status, body) = collect(url, response).await?;
+            let (status, body) = read_body(url, response).await?;
             if status.is_success() {
                 return Ok(AcmeResponse { status, location, body });
             }
@@ -333,7 +337,7 @@ async fn send_request(
     sender.send_request(request).await.map_err(http)
 }
 
-async fn collect(
+async fn read_body(
     url: &str,
     response: Response<hyper::body::Incoming>,
 ) -> Result<(StatusCode, Bytes), AcmeError> {
@@ -343,7 +347,7 @@ async fn collect(
     Ok((status, body.to_bytes()))
 }
 
-fn parse<'a, T: Deserialize<'a>>(url: &str, body: &'a [u8]) -> Result<T, AcmeError> {
+fn parse_json<'a, T: Deserialize<'a>>(url: &str, body: &'a [u8]) -> Result<T, AcmeError> {
     serde_json::from_slice(body).map_err(|source| AcmeError::Json { url: url.to_owned(), source })
 }
 

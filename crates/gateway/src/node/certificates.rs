@@ -27,8 +27,8 @@ use super::NodeError;
 use crate::{
     acme::{Account, AccountKey, AcmeError, Challenges, Dialer, life},
     connect::Stream,
-    tls::{Certificates, Pem},
-    way::{Source, Told},
+    tls::{CertificatePem, Certificates},
+    way::{CertificateSource, GatewayConfig},
 };
 
 /// How often it is looked whether a certificate gets old.
@@ -66,7 +66,7 @@ pub(super) struct CertificateManager {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RequestedCertificates {
-    source: Option<Source>,
+    source: Option<CertificateSource>,
     names: BTreeSet<String>,
 }
 
@@ -120,7 +120,7 @@ impl CertificateManager {
     }
 
     /// What the server says now. Names without HTTPS need nothing.
-    pub(super) fn update(&self, told: &Told) {
+    pub(super) fn update(&self, told: &GatewayConfig) {
         let services = told.services.iter().filter(|service| service.https);
         let names = services.flat_map(|service| &service.domains).chain(&told.own);
         let names = names.map(|name| name.to_ascii_lowercase()).filter(|name| is_plain(name));
@@ -140,15 +140,19 @@ impl CertificateManager {
         let source = self.wanted.lock().source.clone();
         match (&self.given, source) {
             (Some((chain, key)), _) => self.load(chain, key),
-            (None, Some(Source::Files { chain, key })) => self.load(&chain, &key),
-            (None, Some(Source::Acme) | None) => Ok(()),
+            (None, Some(CertificateSource::Files { chain, key })) => self.load(&chain, &key),
+            (None, Some(CertificateSource::Acme) | None) => Ok(()),
         }
     }
 
     fn load(&self, chain: &Path, key: &Path) -> Result<(), NodeError> {
         let read =
             |path: &Path| fs::read(path).map_err(|source| NodeError::File { path: path.to_owned(), source });
-        self.certificates.put(&Pem { name: "*".to_owned(), chain: read(chain)?, key: read(key)? })?;
+        self.certificates.put(&CertificatePem {
+            name: "*".to_owned(),
+            chain: read(chain)?,
+            key: read(key)?,
+        })?;
         Ok(())
     }
 
@@ -160,8 +164,8 @@ impl CertificateManager {
             let wanted = self.wanted.lock().clone();
             let pause = match (&self.given, wanted.source) {
                 (Some(_), _) | (None, None) => RENEWAL_CHECK_INTERVAL,
-                (None, Some(Source::Acme)) => self.order_missing(&wanted.names, &mut orders).await,
-                (None, Some(Source::Files { chain, key })) => {
+                (None, Some(CertificateSource::Acme)) => self.order_missing(&wanted.names, &mut orders).await,
+                (None, Some(CertificateSource::Files { chain, key })) => {
                     let files = Some((chain.clone(), key.clone()));
                     if loaded != files {
                         match self.load(&chain, &key) {
@@ -221,11 +225,11 @@ impl CertificateManager {
     fn is_current(&self, name: &str) -> bool {
         let Ok(kept) = fs::read(self.file(name)) else { return false };
         let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
-        let Some((from, until)) = life::of(&first) else { return false };
+        let Some((from, until)) = life::period(&first) else { return false };
         if unix_now() > from + (until - from) / 3 * 2 {
             return false;
         }
-        self.certificates.has_own(name) || self.certificates.put(&pem(name, kept)).is_ok()
+        self.certificates.has_own(name) || self.certificates.put(&combined_pem(name, kept)).is_ok()
     }
 
     async fn order(&self, name: &str, account: &mut Option<Account>) -> Result<(), OrderError> {
@@ -237,7 +241,7 @@ impl CertificateManager {
         let path = self.file(name);
         let whole = [got.chain.as_slice(), b"\n", &got.key].concat();
         write_private_file(&path, &whole).map_err(|source| OrderError::Store { path, source })?;
-        Ok(self.certificates.put(&pem(name, whole))?)
+        Ok(self.certificates.put(&combined_pem(name, whole))?)
     }
 
     /// The account of this gateway; made when it is needed for the first time.
@@ -278,8 +282,8 @@ fn is_plain(name: &str) -> bool {
 }
 
 /// Chain and key lie in one text.
-fn pem(name: &str, text: Vec<u8>) -> Pem {
-    Pem { name: name.to_owned(), chain: text.clone(), key: text }
+fn combined_pem(name: &str, text: Vec<u8>) -> CertificatePem {
+    CertificatePem { name: name.to_owned(), chain: text.clone(), key: text }
 }
 
 /// Survives a power cut, and is nobody else's business.

@@ -18,16 +18,16 @@ use windlass_api::{
 use super::{
     SavedRoutes,
     certificates::CertificateManager,
-    server::{Server, ServerError},
+    server::{ServerClient, ServerError},
     sites::ReplicaConnector,
 };
 use crate::{
     connect::Connector,
     hold::ServiceWaker,
     replica::Replica,
-    serve::Own,
+    serve::OwnHostname,
     state::{self, RouteFileError},
-    stats::Told,
+    stats::TrafficTotals,
     table::Routes,
     way,
 };
@@ -44,13 +44,13 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct RouteSync {
-    server: Arc<Server>,
+    server: Arc<ServerClient>,
     id: Uuid,
     address: Option<String>,
     file: PathBuf,
     /// Who keeps certificates, where there is HTTPS.
     certificates: Option<Arc<CertificateManager>>,
-    own: Arc<Own>,
+    own: Arc<OwnHostname>,
     routes: Arc<Routes>,
     sites: Arc<ReplicaConnector>,
     state: Mutex<SyncState>,
@@ -62,7 +62,7 @@ pub(super) struct RouteSync {
 struct SyncState {
     version: Option<String>,
     /// What each service had counted when it was last told.
-    told: HashMap<String, Told>,
+    told: HashMap<String, TrafficTotals>,
     left: Vec<Uuid>,
     /// The last trouble with the server: told once.
     trouble: Option<String>,
@@ -76,7 +76,7 @@ impl ServiceWaker for RouteSync {
 
 impl RouteSync {
     pub(super) fn new(
-        server: Arc<Server>,
+        server: Arc<ServerClient>,
         id: Uuid,
         address: Option<String>,
         state: &Path,
@@ -101,7 +101,7 @@ impl RouteSync {
     }
 
     /// The name of the gateway itself.
-    pub(super) fn own(&self) -> Arc<Own> {
+    pub(super) fn own(&self) -> Arc<OwnHostname> {
         Arc::clone(&self.own)
     }
 
@@ -118,7 +118,7 @@ impl RouteSync {
     }
 
     /// What is told beside the routes.
-    fn apply_settings(&self, told: &way::Told) {
+    fn apply_settings(&self, told: &way::GatewayConfig) {
         self.own.set(told.own.as_deref());
         if let Some(certificates) = &self.certificates {
             certificates.update(told);
@@ -161,7 +161,7 @@ impl RouteSync {
                 Ok(answer) => {
                     self.reached();
                     let Some(document) = answer.routes else { continue };
-                    match serde_json::from_str::<way::Told>(document.text()) {
+                    match serde_json::from_str::<way::GatewayConfig>(document.text()) {
                         Ok(told) => self.take(answer.version, told).await,
                         Err(error) => {
                             tracing::error!(%error, "understand the routes: is the server newer than this gateway?");
@@ -192,7 +192,7 @@ impl RouteSync {
         }
     }
 
-    async fn take(self: &Arc<Self>, version: String, mut told: way::Told) {
+    async fn take(self: &Arc<Self>, version: String, mut told: way::GatewayConfig) {
         for service in &mut told.services {
             // Nobody is sent to a door that is not there.
             service.https &= self.certificates.is_some();
@@ -249,7 +249,7 @@ impl RouteSync {
             for live in self.routes.services() {
                 let service = live.service();
                 let key = format!("{}/{}", service.project, service.run);
-                let total = Told::now(live.stats(), now);
+                let total = TrafficTotals::now(live.stats(), now);
                 let before = state.told.get(&key).copied().unwrap_or_default();
                 if let Some(came) = total.since(before) {
                     report.came.push(TrafficReport {

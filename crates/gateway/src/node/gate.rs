@@ -8,7 +8,7 @@ use windlass_api::{
     operations::CheckServiceToken,
 };
 
-use super::server::Server;
+use super::server::ServerClient;
 use crate::auth::{Gatekeeper, Verdict};
 
 /// A caller waits for this.
@@ -16,10 +16,10 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the server is asked about the token of a stream that goes on.
 const REVOCATION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
-pub(super) struct ServerGatekeeper(pub(super) Arc<Server>);
+pub(super) struct ServerGatekeeper(pub(super) Arc<ServerClient>);
 
 /// What the server says of a token; nothing when it does not answer.
-async fn check_token(server: &Server, token: &str, project: &str) -> Option<TokenCheck> {
+async fn check_token(server: &ServerClient, token: &str, project: &str) -> Option<TokenCheck> {
     let asked = TokenCheckRequest { token: token.to_owned(), project: project.to_owned() };
     match server.call::<CheckServiceToken>(&asked, CHECK_TIMEOUT).await {
         Ok(answer) => Some(answer),

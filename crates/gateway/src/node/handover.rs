@@ -80,7 +80,7 @@ pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedList
 }
 
 /// Where the next process will ask. Takes the place of whoever was there.
-pub(super) fn open(state: &Path) -> io::Result<UnixListener> {
+pub(super) fn bind(state: &Path) -> io::Result<UnixListener> {
     let path = path(state);
     let fresh = path.with_extension("new");
     let _ = fs::remove_file(&fresh);
@@ -119,7 +119,7 @@ mod tests {
     fn a_listener_goes_over_with_those_who_wait_at_it() {
         let folder = temp_dir("handover").unwrap();
         assert!(request_listeners(folder.path()).unwrap().is_none(), "nobody is there");
-        let door = open(folder.path()).unwrap();
+        let door = bind(folder.path()).unwrap();
         door.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn whoever_asks_and_does_not_serve_takes_nothing() {
         let folder = temp_dir("handover").unwrap();
-        let door = open(folder.path()).unwrap();
+        let door = bind(folder.path()).unwrap();
         door.set_nonblocking(false).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let old = std::thread::spawn(move || {

@@ -24,15 +24,15 @@ use uuid::Uuid;
 
 pub use self::{
     certificates::AcmeSettings,
-    server::{Server, ServerError},
+    server::{ServerClient, ServerError},
 };
 use self::{certificates::CertificateManager, follow::RouteSync, gate::ServerGatekeeper};
 use crate::{
     access::TracingAccessLog,
     auth::{CachingGatekeeper, TokenCacheConfig},
     proxy::{Proxy, ProxyLimits},
-    route::Snapshot,
-    serve::{Door, ListenerConfig, ListenerLimits, serve},
+    route::RouteSnapshot,
+    serve::{ListenerConfig, ListenerLimits, RequestRouting, serve},
     state::{self, RouteFileError},
     tls::{self, TlsError},
 };
@@ -50,7 +50,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     #[error(transparent)]
-    Server(#[from] ServerError),
+    ServerClient(#[from] ServerError),
     #[error("make the state directory `{}`", path.display())]
     Directory {
         path: PathBuf,
@@ -82,7 +82,7 @@ pub enum NodeError {
 /// How a gateway is run.
 #[derive(Debug)]
 pub struct Settings {
-    pub server: Server,
+    pub server: ServerClient,
     /// Routes and the socket of the next process are kept here.
     pub state: PathBuf,
     pub listen: SocketAddr,
@@ -170,7 +170,7 @@ impl Node {
         let Self { follower, proxy, plain, encrypted, metrics, given, state } = self;
         let listening = ListenerConfig {
             proxy,
-            door: Door::Gateway(follower.own()),
+            door: RequestRouting::Gateway(follower.own()),
             challenges: encrypted.as_ref().map(|(_, keeper)| keeper.challenges()),
             tls: None,
             patience: ListenerLimits::USUAL,
@@ -192,7 +192,7 @@ impl Node {
         if let Some(listener) = metrics {
             beside.spawn(metrics::serve(open(listener)?, Arc::clone(&follower), stop.clone()));
         }
-        let next = handover::open(&state).map_err(NodeError::HandOver)?;
+        let next = handover::bind(&state).map_err(NodeError::HandOver)?;
         if let Some(given) = given {
             // Both accept for a moment; nobody is turned away.
             given.taken().map_err(NodeError::TakeOver)?;
@@ -279,15 +279,15 @@ fn make_private_dir(path: &Path) -> Result<(), NodeError> {
 struct SavedRoutes {
     generation: u64,
     version: String,
-    told: crate::way::Told,
+    told: crate::way::GatewayConfig,
 }
 
 impl SavedRoutes {
     fn read(path: &Path) -> Result<Option<Self>, RouteFileError> {
-        state::restore(path)
+        state::load(path)
     }
 
-    fn snapshot(&self) -> Snapshot {
-        Snapshot { generation: self.generation, services: self.told.services.clone() }
+    fn snapshot(&self) -> RouteSnapshot {
+        RouteSnapshot { generation: self.generation, services: self.told.services.clone() }
     }
 }

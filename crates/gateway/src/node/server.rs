@@ -47,18 +47,18 @@ pub enum ServerError {
 }
 
 /// The server, as it is found.
-pub struct Server {
+pub struct ServerClient {
     place: ServerUrl,
     authorization: HeaderValue,
 }
 
-impl std::fmt::Debug for Server {
+impl std::fmt::Debug for ServerClient {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Server").field("place", &self.place).finish_non_exhaustive()
     }
 }
 
-impl Server {
+impl ServerClient {
     /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
     pub fn new(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, ServerError> {
         let place = ServerUrl::parse(url, certificate)?;

@@ -21,13 +21,13 @@ use windlass_tunnel::{Backoff, Connection, SshPool};
 
 use crate::{
     connect::{Connector, Stream},
-    route::Target,
-    way::{Site, Way},
+    route::ReplicaTarget,
+    way::{AgentAddress, ReplicaHost},
 };
 
 /// The hosts that this gateway was told of, and the connections to them.
 pub(super) struct ReplicaConnector {
-    known: RwLock<BTreeMap<String, Site>>,
+    known: RwLock<BTreeMap<String, ReplicaHost>>,
     hosts: SshPool<String>,
 }
 
@@ -37,7 +37,7 @@ impl ReplicaConnector {
     }
 
     /// Connections to those that are no longer named end when nobody uses them.
-    pub(super) fn replace(&self, sites: BTreeMap<String, Site>) {
+    pub(super) fn replace(&self, sites: BTreeMap<String, ReplicaHost>) {
         let old = std::mem::replace(&mut *self.known.write(), sites);
         let known = self.known.read();
         for name in old.keys().filter(|name| !known.contains_key(*name)) {
@@ -45,18 +45,18 @@ impl ReplicaConnector {
         }
     }
 
-    async fn open(&self, target: &Target) -> io::Result<Stream> {
+    async fn open(&self, target: &ReplicaTarget) -> io::Result<Stream> {
         let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
-        let Target::Tunnel { name, port } = target else { return Err(absent()) };
+        let ReplicaTarget::Tunnel { name, port } = target else { return Err(absent()) };
         let (host, job) = name.split_once('/').ok_or_else(absent)?;
         let job: SubmissionId = job.parse().map_err(|_| absent())?;
         let site = self.known.read().get(host).cloned().ok_or_else(absent)?;
         let (stream, below) = match &site.way {
-            Way::Socket { path } => {
+            AgentAddress::Socket { path } => {
                 let stream = unix::connect(path).await?;
                 (ports::connect(stream, &site.credential, job, *port).await, None)
             }
-            Way::Ssh { socket, login } => {
+            AgentAddress::Ssh { socket, login } => {
                 if !login.is_pinned() {
                     return Err(io::Error::other("the server does not know the key of this host yet"));
                 }
@@ -76,7 +76,7 @@ impl ReplicaConnector {
 }
 
 impl Connector for ReplicaConnector {
-    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
+    fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(self.open(target))
     }
 }

@@ -15,7 +15,7 @@ const TRAILER_FIELDS_MAX: usize = 64;
 
 /// Where in the coding we are.
 #[derive(Debug, Default)]
-pub(crate) enum Chunked {
+pub(crate) enum ChunkedDecoder {
     #[default]
     Size,
     Data(u64),
@@ -34,7 +34,7 @@ pub(crate) enum ChunkPart {
     NeedMore,
 }
 
-impl Chunked {
+impl ChunkedDecoder {
     pub(crate) fn next(&mut self, buffer: &mut BytesMut) -> Result<ChunkPart, ExchangeError> {
         loop {
             match self {
@@ -135,7 +135,7 @@ mod tests {
 
     /// Feeds the bytes in steps of `step` and gathers what comes out.
     fn decode(text: &str, step: usize) -> Result<(String, Vec<String>, String), String> {
-        let (mut state, mut buffer) = (Chunked::default(), BytesMut::new());
+        let (mut state, mut buffer) = (ChunkedDecoder::default(), BytesMut::new());
         let (mut data, mut fields) = (Vec::new(), Vec::new());
         let mut bytes = text.as_bytes().chunks(step);
         loop {

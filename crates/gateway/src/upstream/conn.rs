@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{
     ExchangeError,
-    chunked::{ChunkPart, Chunked},
+    chunked::{ChunkPart, ChunkedDecoder},
     head::{self, Framing, ResponseHead},
 };
 use crate::{
@@ -205,7 +205,7 @@ impl UpstreamConnection {
         self.write.put_slice(b"0\r\n");
         for (name, value) in trailers {
             if crate::headers::is_forwardable_trailer(name) {
-                crate::headers::put(&mut self.write, name.as_str(), value.as_bytes());
+                crate::headers::put_header(&mut self.write, name.as_str(), value.as_bytes());
             }
         }
         self.write.put_slice(b"\r\n");
@@ -276,15 +276,15 @@ impl UpstreamConnection {
     /// The next piece of the answer's body; nothing at its end.
     pub(crate) fn poll_body(
         &mut self,
-        reading: &mut Reading,
+        reading: &mut BodyReader,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<BodyPart, ExchangeError>>> {
         loop {
             let need_more = match reading {
-                Reading::End => return Poll::Ready(None),
-                Reading::Sized(left) => {
+                BodyReader::End => return Poll::Ready(None),
+                BodyReader::Sized(left) => {
                     if *left == 0 {
-                        *reading = Reading::End;
+                        *reading = BodyReader::End;
                         continue;
                     }
                     if self.read.is_empty() {
@@ -295,26 +295,26 @@ impl UpstreamConnection {
                         return Poll::Ready(Some(Ok(BodyPart::Data(self.read.split_to(take).freeze()))));
                     }
                 }
-                Reading::Chunked(chunked) => match chunked.next(&mut self.read) {
+                BodyReader::Chunked(chunked) => match chunked.next(&mut self.read) {
                     Ok(ChunkPart::Data(data)) => return Poll::Ready(Some(Ok(BodyPart::Data(data)))),
                     Ok(ChunkPart::Trailers(trailers)) => {
                         return Poll::Ready(Some(Ok(BodyPart::Trailers(trailers))));
                     }
                     Ok(ChunkPart::End) => {
-                        *reading = Reading::End;
+                        *reading = BodyReader::End;
                         continue;
                     }
                     Ok(ChunkPart::NeedMore) => true,
                     Err(failure) => return Poll::Ready(Some(Err(failure))),
                 },
-                Reading::Close if self.read.is_empty() => true,
-                Reading::Close => {
+                BodyReader::Close if self.read.is_empty() => true,
+                BodyReader::Close => {
                     return Poll::Ready(Some(Ok(BodyPart::Data(self.read.split().freeze()))));
                 }
             };
             debug_assert!(need_more, "every other way returns or goes on");
             match ready!(self.poll_fill(cx)) {
-                Ok(0) if matches!(reading, Reading::Close) => *reading = Reading::End,
+                Ok(0) if matches!(reading, BodyReader::Close) => *reading = BodyReader::End,
                 Ok(0) => return Poll::Ready(Some(Err(ExchangeError::Cut))),
                 Ok(_) => {}
                 Err(error) => return Poll::Ready(Some(Err(ExchangeError::Read(error)))),
@@ -335,19 +335,19 @@ impl UpstreamConnection {
 
 /// What of an answer's body is still to be read.
 #[derive(Debug)]
-pub(crate) enum Reading {
+pub(crate) enum BodyReader {
     Sized(u64),
-    Chunked(Chunked),
+    Chunked(ChunkedDecoder),
     Close,
     End,
 }
 
-impl From<Framing> for Reading {
+impl From<Framing> for BodyReader {
     fn from(framing: Framing) -> Self {
         match framing {
             Framing::None => Self::End,
             Framing::Sized(length) => Self::Sized(length),
-            Framing::Chunked => Self::Chunked(Chunked::default()),
+            Framing::Chunked => Self::Chunked(ChunkedDecoder::default()),
             Framing::Close => Self::Close,
         }
     }

@@ -9,7 +9,7 @@ mod chunked;
 mod conn;
 mod head;
 
-pub(crate) use conn::{Reading, RequestWriter, UpstreamConnection};
+pub(crate) use conn::{BodyReader, RequestWriter, UpstreamConnection};
 pub(crate) use head::{Framing, ResponseHead, content_length, has_token};
 
 /// Why an exchange with a replica failed.

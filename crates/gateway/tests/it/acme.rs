@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use windlass_gateway::{
     Stream,
     acme::{Account, AccountKey, AcmeError, Challenges, Dialer},
-    tls::{self, Certificates, Pem},
+    tls::{self, CertificatePem, Certificates},
 };
 use windlass_testkit::{TempDir, temp_dir};
 
@@ -268,7 +268,7 @@ async fn a_certificate_is_ordered_proven_and_used() {
     let tls = Some(tls::config(Arc::clone(&certificates)).unwrap());
     let door = TestProxy::with(TestSettings { tls, ..setting() }, vec![secure]).await;
     let root = std::fs::read(authority.folder.path().join("ca.pem")).unwrap();
-    let trust = Pem { name: String::new(), chain: root, key: vec![] };
+    let trust = CertificatePem { name: String::new(), chain: root, key: vec![] };
     tls_connect(&door, "llm.test", &trust, b"http/1.1").await.unwrap();
 }
 

@@ -10,8 +10,8 @@ use std::{
 
 use tokio::{io::AsyncWriteExt as _, sync::Notify};
 use windlass_gateway::{
-    Drained, ProxyLimits,
-    route::{Balance, Replica, Service, Target},
+    DrainOutcome, ProxyLimits,
+    route::{Balance, ReplicaRoute, ReplicaTarget, Service},
 };
 
 use crate::kit::{
@@ -19,12 +19,12 @@ use crate::kit::{
     wait_until, with_timeout,
 };
 
-fn sleepy(replicas: Vec<Replica>, hold_ms: u64) -> Service {
+fn sleepy(replicas: Vec<ReplicaRoute>, hold_ms: u64) -> Service {
     Service { hold_ms, ..service(replicas) }
 }
 
-async fn unreachable_replica(id: &str) -> Replica {
-    Replica { id: id.to_owned(), target: Target::Tcp { address: unused_address().await } }
+async fn unreachable_replica(id: &str) -> ReplicaRoute {
+    ReplicaRoute { id: id.to_owned(), target: ReplicaTarget::Tcp { address: unused_address().await } }
 }
 
 #[tokio::test]
@@ -162,10 +162,10 @@ async fn a_replica_that_leaves_finishes_what_it_began() {
     let leaving = bed.replace(vec![service(vec![new.replica("new")])]);
     assert_eq!(leaving.iter().map(|replica| replica.id()).collect::<Vec<_>>(), ["old"]);
     assert_eq!(bed.get("/").await.body, "new");
-    assert_eq!(leaving[0].drained(Duration::from_millis(10)).await, Drained::Cut(1));
+    assert_eq!(leaving[0].drained(Duration::from_millis(10)).await, DrainOutcome::Cut(1));
     go.notify_one();
     read_until(&mut stream, "old").await;
-    assert_eq!(leaving[0].drained(Duration::from_secs(20)).await, Drained::Clean);
+    assert_eq!(leaving[0].drained(Duration::from_secs(20)).await, DrainOutcome::Clean);
 }
 
 #[tokio::test]

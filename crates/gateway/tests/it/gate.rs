@@ -1,6 +1,6 @@
 //! Who may pass: tokens, rates, origins.
 
-use windlass_gateway::route::{Cors, Limit, LimitKey};
+use windlass_gateway::route::{Cors, LimitKey, RouteLimit};
 
 use crate::kit::{TestProxy, Upstream, service};
 
@@ -59,7 +59,8 @@ async fn a_service_without_auth_has_its_own_and_is_not_given_ours() {
 async fn too_many_requests_are_told_when_to_come_back() {
     let upstream = Upstream::echo().await;
     let mut limited = service(vec![upstream.replica("a")]);
-    limited.limits = vec![Limit { prefix: "/api".into(), key: LimitKey::IpAddress, rps: 0.02, burst: 1 }];
+    limited.limits =
+        vec![RouteLimit { prefix: "/api".into(), key: LimitKey::IpAddress, rps: 0.02, burst: 1 }];
     let bed = TestProxy::new(vec![limited.clone()]).await;
     assert_eq!(bed.get("/api/x").await.status, 200);
     assert_eq!(bed.get("/api/y").await.status, 200);

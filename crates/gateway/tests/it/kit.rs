@@ -23,15 +23,15 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 use windlass_gateway::{
-    AccessLog, DirectConnector, Door, Gatekeeper, ListenerConfig, ListenerLimits, Proxy, ProxyLimits, Record,
-    Routes, ServiceWaker, Verdict,
-    route::{Replica, Service, Snapshot, Target},
+    AccessLog, AccessRecord, DirectConnector, Gatekeeper, ListenerConfig, ListenerLimits, Proxy, ProxyLimits,
+    RequestRouting, Routes, ServiceWaker, Verdict,
+    route::{ReplicaRoute, ReplicaTarget, RouteSnapshot, Service},
 };
-use windlass_testkit::wait::{WITHIN, eventually_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async};
 
 /// Not for ever.
 pub(crate) async fn with_timeout<F: Future>(what: F) -> F::Output {
-    tokio::time::timeout(WITHIN, what).await.expect("it takes too long")
+    tokio::time::timeout(TIMEOUT, what).await.expect("it takes too long")
 }
 
 /// Waits for a state.
@@ -121,8 +121,8 @@ impl Upstream {
         Self::http(move |_| async move { text(word) }).await
     }
 
-    pub(crate) fn replica(&self, id: &str) -> Replica {
-        Replica { id: id.to_owned(), target: Target::Tcp { address: self.address } }
+    pub(crate) fn replica(&self, id: &str) -> ReplicaRoute {
+        ReplicaRoute { id: id.to_owned(), target: ReplicaTarget::Tcp { address: self.address } }
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) async fn unused_address() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-pub(crate) fn service(replicas: Vec<Replica>) -> Service {
+pub(crate) fn service(replicas: Vec<ReplicaRoute>) -> Service {
     Service {
         domains: vec!["llm.test".to_owned()],
         auth: false,
@@ -169,7 +169,7 @@ impl Gatekeeper for Tokens {
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) woken: Mutex<Vec<String>>,
-    pub(crate) records: Mutex<Vec<Record>>,
+    pub(crate) records: Mutex<Vec<AccessRecord>>,
 }
 
 impl ServiceWaker for Recorder {
@@ -179,7 +179,7 @@ impl ServiceWaker for Recorder {
 }
 
 impl AccessLog for Recorder {
-    fn record(&self, record: Record) {
+    fn record(&self, record: AccessRecord) {
         self.records.lock().push(record);
     }
 }
@@ -200,7 +200,7 @@ pub(crate) struct TestProxy {
 pub(crate) struct TestSettings {
     pub(crate) bounds: ProxyLimits,
     pub(crate) patience: ListenerLimits,
-    pub(crate) door: Door,
+    pub(crate) door: RequestRouting,
     pub(crate) challenges: Option<Arc<windlass_gateway::acme::Challenges>>,
     pub(crate) tls: Option<Arc<rustls::ServerConfig>>,
 }
@@ -209,14 +209,15 @@ pub(crate) fn setting() -> TestSettings {
     TestSettings {
         bounds: ProxyLimits::USUAL,
         patience: ListenerLimits::USUAL,
-        door: Door::Hosts,
+        door: RequestRouting::Hosts,
         challenges: None,
         tls: None,
     }
 }
 
 pub(crate) fn path_settings() -> TestSettings {
-    let door = Door::ByPath { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
+    let door =
+        RequestRouting::ByPath { services: "/proxy/services".to_owned(), models: "/proxy/models".to_owned() };
     TestSettings { door, ..setting() }
 }
 
@@ -259,7 +260,7 @@ impl TestProxy {
 
     pub(crate) fn replace(&self, services: Vec<Service>) -> Vec<Arc<windlass_gateway::Replica>> {
         let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
-        self.routes.replace(Snapshot { generation, services }).unwrap()
+        self.routes.replace(RouteSnapshot { generation, services }).unwrap()
     }
 
     /// Sends bytes as they are on a new connection and reads until its end.

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use windlass_gateway::{
     ListenerLimits,
-    tls::{self, Certificates, Pem},
+    tls::{self, CertificatePem, Certificates},
 };
 use windlass_testkit::temp_dir;
 
@@ -106,7 +106,7 @@ async fn a_listener_without_a_place_hears_the_stop() {
 }
 
 /// A certificate made by Debian's program, which is not ours.
-fn certificate(folder: &Path, name: &str) -> Pem {
+fn certificate(folder: &Path, name: &str) -> CertificatePem {
     let (key, chain) = (folder.join("key.pem"), folder.join("chain.pem"));
     let made = Command::new("openssl")
         .args([
@@ -129,13 +129,17 @@ fn certificate(folder: &Path, name: &str) -> Pem {
         .output()
         .expect("openssl is needed: apt-get install openssl");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    Pem { name: name.to_owned(), chain: std::fs::read(chain).unwrap(), key: std::fs::read(key).unwrap() }
+    CertificatePem {
+        name: name.to_owned(),
+        chain: std::fs::read(chain).unwrap(),
+        key: std::fs::read(key).unwrap(),
+    }
 }
 
 pub(crate) async fn tls_connect(
     bed: &TestProxy,
     name: &str,
-    trust: &Pem,
+    trust: &CertificatePem,
     alpn: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
     tls_handshake(bed.connect().await, name, trust, alpn).await
@@ -144,7 +148,7 @@ pub(crate) async fn tls_connect(
 pub(crate) async fn tls_handshake(
     stream: TcpStream,
     name: &str,
-    trust: &Pem,
+    trust: &CertificatePem,
     alpn: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
@@ -205,9 +209,9 @@ fn a_key_of_another_certificate_is_refused() {
     let folder = temp_dir("tls").unwrap();
     let (a, b) = (certificate(folder.path(), "a.test"), certificate(folder.path(), "b.test"));
     let certificates = Certificates::default();
-    let mixed = Pem { name: "a.test".to_owned(), chain: a.chain.clone(), key: b.key };
+    let mixed = CertificatePem { name: "a.test".to_owned(), chain: a.chain.clone(), key: b.key };
     assert!(matches!(certificates.put(&mixed), Err(tls::TlsError::Mismatch { .. })));
-    let empty = Pem { name: "a.test".to_owned(), chain: vec![], key: a.key };
+    let empty = CertificatePem { name: "a.test".to_owned(), chain: vec![], key: a.key };
     assert!(matches!(certificates.put(&empty), Err(tls::TlsError::Empty { .. })));
     assert!(!certificates.has("a.test"));
 }

@@ -1,6 +1,6 @@
 //! The OpenAI-compatible endpoint.
 
-use windlass_gateway::route::{Model, Service};
+use windlass_gateway::route::{ServedModel, Service};
 
 use crate::kit::{TestProxy, Upstream, path_settings, service};
 
@@ -8,7 +8,7 @@ fn model_service(model: &str, prefix: &str, created: i64, upstream: &Upstream) -
     let mut service = service(vec![upstream.replica("a")]);
     service.run = format!("run-{created}");
     service.domains.clear();
-    service.model = Some(Model { name: model.to_owned(), prefix: prefix.to_owned(), created });
+    service.model = Some(ServedModel { name: model.to_owned(), prefix: prefix.to_owned(), created });
     service
 }
 

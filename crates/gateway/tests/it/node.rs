@@ -10,10 +10,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use windlass_gateway::{
-    node::{AcmeSettings, Node, Server, Settings, TlsSettings},
+    node::{AcmeSettings, Node, ServerClient, Settings, TlsSettings},
     route::Service,
     state,
-    tls::Pem,
+    tls::CertificatePem,
 };
 use windlass_testkit::temp_dir;
 use windlass_testkit::wait::eventually_ok_async;
@@ -43,7 +43,7 @@ impl RunningGateway {
         };
         let settings = Settings {
             // Nobody listens there.
-            server: Server::new("http://127.0.0.1:1", "token", None).unwrap(),
+            server: ServerClient::new("http://127.0.0.1:1", "token", None).unwrap(),
             state: state.to_owned(),
             listen,
             tls: Some(TlsSettings { listen: any, given: None, acme }),
@@ -66,7 +66,7 @@ impl RunningGateway {
     }
 
     /// Asks over HTTPS, once there is a certificate for the name.
-    async fn get_https(&self, name: &str, path: &str, root: &Pem) -> TestResponse {
+    async fn get_https(&self, name: &str, path: &str, root: &CertificatePem) -> TestResponse {
         let mut stream = eventually_ok_async(name, async || {
             let stream = TcpStream::connect(self.encrypted).await.unwrap();
             tls_handshake(stream, name, root, b"http/1.1").await
@@ -99,7 +99,7 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
     let serving = authority.serve().await;
     let directory = format!("http://{}/directory", serving.address);
     let node = RunningGateway::start(folder.path(), listen, &directory);
-    let root = Pem {
+    let root = CertificatePem {
         name: String::new(),
         chain: std::fs::read(authority.folder.path().join("ca.pem")).unwrap(),
         key: vec![],

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use windlass_gateway::route::Target;
+use windlass_gateway::route::ReplicaTarget;
 use windlass_testkit::temp_dir;
 
 use crate::kit::{
@@ -120,8 +120,10 @@ async fn a_replica_at_a_socket_is_reached() {
         let _ = stream.read(&mut head).await.unwrap();
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
     }));
-    let replica =
-        windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Unix { path: path.clone() } };
+    let replica = windlass_gateway::route::ReplicaRoute {
+        id: "a".to_owned(),
+        target: ReplicaTarget::Unix { path: path.clone() },
+    };
     let bed = TestProxy::new(vec![service(vec![replica])]).await;
     let got = bed.get("/").await;
     assert_eq!((got.status, got.body.as_str()), (200, "ok"));
@@ -174,7 +176,8 @@ async fn what_a_replica_does_wrong_is_said_in_plain_words() {
 #[tokio::test]
 async fn nobody_there_and_nobody_in_time() {
     let address = unused_address().await;
-    let replica = windlass_gateway::route::Replica { id: "a".to_owned(), target: Target::Tcp { address } };
+    let replica =
+        windlass_gateway::route::ReplicaRoute { id: "a".to_owned(), target: ReplicaTarget::Tcp { address } };
     let bed = TestProxy::new(vec![service(vec![replica])]).await;
     let got = bed.get("/").await;
     assert_eq!(got.status, 502);

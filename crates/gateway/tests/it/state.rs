@@ -1,35 +1,36 @@
 //! The last known routes in a file.
 
 use windlass_gateway::{
-    route::{Group, Replica, Snapshot, Target},
+    route::{ReplicaRoute, ReplicaTarget, RouteGroup, RouteSnapshot},
     state::{self, RouteFileError},
 };
 use windlass_testkit::temp_dir;
 
 use crate::kit::service;
 
-fn snapshot() -> Snapshot {
+fn snapshot() -> RouteSnapshot {
     let targets = [
-        Target::Tcp { address: "[::1]:80".parse().unwrap() },
-        Target::Unix { path: "/run/x.sock".into() },
-        Target::Tunnel { name: "host-1".to_owned(), port: 8000 },
+        ReplicaTarget::Tcp { address: "[::1]:80".parse().unwrap() },
+        ReplicaTarget::Unix { path: "/run/x.sock".into() },
+        ReplicaTarget::Tunnel { name: "host-1".to_owned(), port: 8000 },
     ];
-    let replicas = targets.into_iter().enumerate().map(|(n, target)| Replica { id: n.to_string(), target });
+    let replicas =
+        targets.into_iter().enumerate().map(|(n, target)| ReplicaRoute { id: n.to_string(), target });
     let mut service = service(vec![]);
-    service.groups = vec![Group { name: "0".to_owned(), replicas: replicas.collect() }];
-    Snapshot { generation: 7, services: vec![service] }
+    service.groups = vec![RouteGroup { name: "0".to_owned(), replicas: replicas.collect() }];
+    RouteSnapshot { generation: 7, services: vec![service] }
 }
 
 #[test]
 fn routes_come_back_as_they_were() {
     let folder = temp_dir("state").unwrap();
     let path = folder.path().join("routes");
-    assert!(state::restore::<Snapshot>(&path).unwrap().is_none());
+    assert!(state::load::<RouteSnapshot>(&path).unwrap().is_none());
     state::save(&path, &snapshot()).unwrap();
-    assert_eq!(state::restore::<Snapshot>(&path).unwrap(), Some(snapshot()));
-    let newer = Snapshot { generation: 8, ..snapshot() };
+    assert_eq!(state::load::<RouteSnapshot>(&path).unwrap(), Some(snapshot()));
+    let newer = RouteSnapshot { generation: 8, ..snapshot() };
     state::save(&path, &newer).unwrap();
-    assert_eq!(state::restore::<Snapshot>(&path).unwrap(), Some(newer));
+    assert_eq!(state::load::<RouteSnapshot>(&path).unwrap(), Some(newer));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
@@ -42,7 +43,7 @@ fn a_torn_or_edited_file_is_found_out() {
     for length in 0..whole.len() {
         std::fs::write(&path, &whole[..length]).unwrap();
         assert!(
-            matches!(state::restore::<Snapshot>(&path), Err(RouteFileError::Damaged { .. })),
+            matches!(state::load::<RouteSnapshot>(&path), Err(RouteFileError::Damaged { .. })),
             "{length} bytes"
         );
     }
@@ -50,8 +51,8 @@ fn a_torn_or_edited_file_is_found_out() {
         let mut edited = whole.clone();
         edited[at] ^= 1;
         std::fs::write(&path, &edited).unwrap();
-        assert!(state::restore::<Snapshot>(&path).is_err(), "byte {at}");
+        assert!(state::load::<RouteSnapshot>(&path).is_err(), "byte {at}");
     }
     std::fs::write(&path, [whole.as_slice(), b"x"].concat()).unwrap();
-    assert!(state::restore::<Snapshot>(&path).is_err());
+    assert!(state::load::<RouteSnapshot>(&path).is_err());
 }

@@ -9,14 +9,14 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    error::{Code, Diagnosis, Span, summary},
+    error::{Code, Diagnosis, SourceSpan, summary},
     scalar::ScalarValue,
     yaml::{Node, Scalar, Value},
 };
 
 /// How to treat what we do not know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum DecodeMode {
     /// Files people write: an unknown key is a mistake.
     Strict,
     /// JSON that clients send: a newer client may know more than we do, and writes null for "not set".
@@ -33,12 +33,12 @@ pub trait Fields: Sized {
     fn keys(keys: &mut Vec<&'static str>);
     fn decode_fields(node: &Node, cx: &mut Ctx) -> Option<Self>;
     fn write_fields<M: serde::ser::SerializeMap>(&self, map: &mut M) -> Result<(), M::Error>;
-    fn properties(generator: &mut SchemaGenerator, into: &mut Properties);
+    fn properties(generator: &mut SchemaGenerator, into: &mut SchemaProperties);
 }
 
 /// The properties of an object schema, while they are gathered.
 #[derive(Default)]
-pub struct Properties {
+pub struct SchemaProperties {
     pub properties: serde_json::Map<String, serde_json::Value>,
     pub required: Vec<&'static str>,
 }
@@ -53,19 +53,19 @@ pub const PROBLEMS_MAX: usize = 100;
 
 /// Where decoding stands and what went wrong so far.
 pub struct Ctx {
-    mode: Mode,
+    mode: DecodeMode,
     path: Vec<PathSegment>,
     problems: Vec<Diagnosis>,
     untold: usize,
 }
 
 impl Ctx {
-    pub fn new(mode: Mode) -> Self {
+    pub fn new(mode: DecodeMode) -> Self {
         Self { mode, path: Vec::new(), problems: Vec::new(), untold: 0 }
     }
 
     pub fn is_strict(&self) -> bool {
-        self.mode == Mode::Strict
+        self.mode == DecodeMode::Strict
     }
 
     /// The problems, in the order of the source.
@@ -73,7 +73,7 @@ impl Ctx {
         self.problems.sort_by_key(|problem| problem.span.start);
         if self.untold > 0 {
             let message = format!("{} more problems are not shown", self.untold);
-            self.problems.push(Diagnosis::new(Code::TooLarge, Span::NONE, message));
+            self.problems.push(Diagnosis::new(Code::TooLarge, SourceSpan::NONE, message));
         }
         self.problems
     }
@@ -172,12 +172,12 @@ impl Ctx {
     pub fn missing(&mut self, node: &Node, key: &'static str, message: impl Into<String>) {
         let start = node.span.start;
         let end = node.span.end;
-        self.problem(Diagnosis::new(Code::MissingField, Span { start, end }, message).at(key));
+        self.problem(Diagnosis::new(Code::MissingField, SourceSpan { start, end }, message).at(key));
     }
 }
 
 /// Decodes one value, or tells all that is wrong with it.
-pub fn decode<T: Decode>(node: &Node, mode: Mode) -> Result<T, Vec<Diagnosis>> {
+pub fn decode<T: Decode>(node: &Node, mode: DecodeMode) -> Result<T, Vec<Diagnosis>> {
     let mut cx = Ctx::new(mode);
     let value = T::decode(node, &mut cx);
     let problems = cx.into_problems();
@@ -192,7 +192,7 @@ pub(crate) fn from_serde<'de, T: Decode, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     let json = serde_json::Value::deserialize(deserializer)?;
-    decode(&Node::from_json(&json), Mode::Lenient).map_err(|e| serde::de::Error::custom(summary(&e)))
+    decode(&Node::from_json(&json), DecodeMode::Lenient).map_err(|e| serde::de::Error::custom(summary(&e)))
 }
 
 fn describe(node: &Node) -> String {
@@ -308,7 +308,7 @@ pub fn optional_field<T: Decode>(
     })
 }
 
-fn repoint(cx: &mut Ctx, span: Span) {
+fn repoint(cx: &mut Ctx, span: SourceSpan) {
     if let Some(last) = cx.problems.last_mut() {
         last.span = span;
     }
@@ -405,7 +405,8 @@ impl Decode for bool {
 
 /// A whole number, also when it is written in quotes or as `2.0`.
 pub(crate) fn whole(scalar: &Scalar) -> Option<i64> {
-    let meaning = if scalar.plain { scalar.meaning() } else { super::scalar::resolve(scalar.text.trim()) };
+    let meaning =
+        if scalar.plain { scalar.meaning() } else { super::scalar::resolve_scalar(scalar.text.trim()) };
     match meaning {
         ScalarValue::Int(n) => Some(n),
         ScalarValue::Float(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some(n as i64),
@@ -434,12 +435,13 @@ impl Decode for u32 {
 
 impl Decode for f64 {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
-        let number = scalar(node).and_then(|scalar| match super::scalar::resolve(scalar.text.trim()) {
-            ScalarValue::Int(n) => Some(n as Self),
-            ScalarValue::Float(n) => Some(n),
-            ScalarValue::Str => scalar.text.trim().parse().ok(),
-            ScalarValue::Null | ScalarValue::Bool(_) => None,
-        });
+        let number =
+            scalar(node).and_then(|scalar| match super::scalar::resolve_scalar(scalar.text.trim()) {
+                ScalarValue::Int(n) => Some(n as Self),
+                ScalarValue::Float(n) => Some(n),
+                ScalarValue::Str => scalar.text.trim().parse().ok(),
+                ScalarValue::Null | ScalarValue::Bool(_) => None,
+            });
         match number {
             Some(n) if n.is_finite() => Some(n),
             Some(_) => cx.out_of_range(node, "must be a finite number"),

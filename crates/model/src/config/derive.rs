@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::{
     Configuration,
     dev_environment::DevEnvironment,
-    interpolate::{self, Answer, DollarEscape, Reference},
+    interpolate::{self, DollarEscape, Reference, Substitution},
     job_spec::{AppSpec, FileArchive, JobSpec, ProbeSpec, REPO_DIR, Requirements, RetrySpec},
     mounts::{Mount, VolumeMount},
     name::UnixUser,
     ports::{self, PortMapping},
-    profile::{Properties, Retry, RetryEvent, SpotPolicy},
+    profile::{ProfileProperties, RetryEvent, RetrySetting, SpotPolicy},
     run::Run,
     service::{ReplicaGroup, Service},
     shell,
@@ -87,11 +87,11 @@ pub struct InheritedSpec {
 
 /// Everything that jobs are made from.
 #[derive(Clone, Copy)]
-pub struct Inputs<'a> {
+pub struct JobSpecInputs<'a> {
     pub run_name: &'a str,
     pub configuration: &'a Configuration,
     /// The profile of the run; the configuration's own properties win.
-    pub profile: Option<&'a Properties>,
+    pub profile: Option<&'a ProfileProperties>,
     pub inherited: &'a InheritedSpec,
     /// Metadata of the image, where `needs_image_metadata` asked for it.
     pub image: Option<&'a ImageMetadata>,
@@ -115,7 +115,7 @@ pub fn needs_image_metadata(configuration: &Configuration) -> bool {
 }
 
 /// The jobs a run starts with: every group's smallest number of replicas.
-pub fn job_specs(inputs: &Inputs<'_>) -> Result<Vec<JobSpec>, Error> {
+pub fn job_specs(inputs: &JobSpecInputs<'_>) -> Result<Vec<JobSpec>, Error> {
     let mut specs = Vec::new();
     let mut replica_num = 0;
     for group in 0..replica_groups(inputs.configuration) {
@@ -128,7 +128,7 @@ pub fn job_specs(inputs: &Inputs<'_>) -> Result<Vec<JobSpec>, Error> {
 }
 
 /// One replica of each group: what a plan shows, also when a service starts with none.
-pub fn plan_specs(inputs: &Inputs<'_>) -> Result<Vec<JobSpec>, Error> {
+pub fn plan_specs(inputs: &JobSpecInputs<'_>) -> Result<Vec<JobSpec>, Error> {
     let groups = 0..replica_groups(inputs.configuration);
     let specs: Result<Vec<_>, _> = groups.map(|group| replica_specs(inputs, group, 0)).collect();
     Ok(specs?.into_iter().flatten().collect())
@@ -181,7 +181,11 @@ pub fn replica_range(configuration: &Configuration, group: usize) -> Result<Repl
 }
 
 /// The jobs of one replica.
-pub fn replica_specs(inputs: &Inputs<'_>, group: usize, replica_num: u32) -> Result<Vec<JobSpec>, Error> {
+pub fn replica_specs(
+    inputs: &JobSpecInputs<'_>,
+    group: usize,
+    replica_num: u32,
+) -> Result<Vec<JobSpec>, Error> {
     match inputs.configuration {
         Configuration::Task(task) => task_specs(inputs, task, replica_num),
         Configuration::Service(service) => {
@@ -217,7 +221,7 @@ struct JobPosition {
     node_group: (u32, String, u32),
 }
 
-fn part<'a>(run: &'a Run, profile: &'a Properties) -> JobVariant<'a> {
+fn part<'a>(run: &'a Run, profile: &'a ProfileProperties) -> JobVariant<'a> {
     JobVariant {
         commands: vec![],
         resources: &run.resources,
@@ -236,7 +240,7 @@ fn to_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn task_specs(inputs: &Inputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<JobSpec>, Error> {
+fn task_specs(inputs: &JobSpecInputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<JobSpec>, Error> {
     let profile = merge_profile(&task.profile, inputs.profile);
     let total = u32::try_from(task.nodes_total()).unwrap_or(u32::MAX);
     let position = |job_num, node_group| JobPosition {
@@ -278,7 +282,7 @@ fn task_specs(inputs: &Inputs<'_>, task: &Task, replica_num: u32) -> Result<Vec<
 }
 
 fn service_spec(
-    inputs: &Inputs<'_>,
+    inputs: &JobSpecInputs<'_>,
     service: &Service,
     group: usize,
     replica_num: u32,
@@ -321,7 +325,7 @@ fn group_variant<'a>(base: JobVariant<'a>, group: &'a ReplicaGroup) -> JobVarian
     }
 }
 
-fn dev_spec(inputs: &Inputs<'_>, dev: &DevEnvironment, replica_num: u32) -> Result<JobSpec, Error> {
+fn dev_spec(inputs: &JobSpecInputs<'_>, dev: &DevEnvironment, replica_num: u32) -> Result<JobSpec, Error> {
     let profile = merge_profile(&dev.profile, inputs.profile);
     let stay = ["echo 'The dev environment is ready.'", "tail -f /dev/null"].map(str::to_owned);
     let commands = dev.run.setup.iter().chain(&dev.init).cloned().chain(stay).collect();
@@ -338,14 +342,14 @@ fn dev_spec(inputs: &Inputs<'_>, dev: &DevEnvironment, replica_num: u32) -> Resu
     Ok(spec)
 }
 
-fn merge_profile(own: &Properties, base: Option<&Properties>) -> Properties {
+fn merge_profile(own: &ProfileProperties, base: Option<&ProfileProperties>) -> ProfileProperties {
     base.map_or_else(|| own.clone(), |base| own.or(base))
 }
 
 fn job_spec(
-    inputs: &Inputs<'_>,
+    inputs: &JobSpecInputs<'_>,
     run: &Run,
-    profile: &Properties,
+    profile: &ProfileProperties,
     part: &JobVariant<'_>,
     position: JobPosition,
 ) -> Result<JobSpec, Error> {
@@ -410,7 +414,7 @@ fn job_spec(
 }
 
 fn requirements(
-    profile: &Properties,
+    profile: &ProfileProperties,
     part: &JobVariant<'_>,
     resources: ResourcesSpec,
     multinode: bool,
@@ -481,7 +485,7 @@ fn argv(run: &Run, part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> R
     Ok(argv)
 }
 
-fn environment(inputs: &Inputs<'_>, run: &Run) -> Result<BTreeMap<String, String>, Error> {
+fn environment(inputs: &JobSpecInputs<'_>, run: &Run) -> Result<BTreeMap<String, String>, Error> {
     if let Some(name) = run.env.unresolved().first() {
         return Err(Error::UnresolvedVariable { name: (*name).to_owned() });
     }
@@ -492,12 +496,12 @@ fn environment(inputs: &Inputs<'_>, run: &Run) -> Result<BTreeMap<String, String
     Ok(env)
 }
 
-fn retry(retry: Option<&Retry>) -> Option<RetrySpec> {
+fn retry(retry: Option<&RetrySetting>) -> Option<RetrySpec> {
     let all = || RetryEvent::ALL.to_vec();
     match retry {
-        None | Some(Retry::Flag(false)) => None,
-        Some(Retry::Flag(true)) => Some(RetrySpec { on_events: all(), duration: RETRY_DURATION }),
-        Some(Retry::Policy(policy)) => Some(RetrySpec {
+        None | Some(RetrySetting::Flag(false)) => None,
+        Some(RetrySetting::Flag(true)) => Some(RetrySpec { on_events: all(), duration: RETRY_DURATION }),
+        Some(RetrySetting::Policy(policy)) => Some(RetrySpec {
             on_events: policy.on_events.clone().unwrap_or_else(all),
             duration: policy.duration.map_or(RETRY_DURATION, |secs| secs.0),
         }),
@@ -510,7 +514,7 @@ fn volumes(mounts: &[Mount], job_num: u32) -> Result<Vec<Mount>, Error> {
         Reference::Named { namespace, name }
             if namespace == "dstack" && matches!(name.as_str(), "node_rank" | "job_num") =>
         {
-            Ok(Answer::Value(job_num.to_string()))
+            Ok(Substitution::Value(job_num.to_string()))
         }
         Reference::Named { .. } | Reference::Address { .. } => {
             Err(format!("`{reference}` means nothing here"))

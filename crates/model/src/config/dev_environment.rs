@@ -2,7 +2,7 @@
 
 use super::{
     decode::Ctx,
-    interpolate::{self, Place},
+    interpolate::{self, ReferenceScope},
     ports::PortMapping,
     profile, run,
     table::{table, words},
@@ -36,7 +36,7 @@ table! {
     }
     flatten {
         pub run: run::Run,
-        pub profile: profile::Properties,
+        pub profile: profile::ProfileProperties,
     }
     tag = "dev-environment";
     check = Self::check;
@@ -59,7 +59,7 @@ impl DevEnvironment {
         if self.run.dstack && self.inactivity_duration.0.is_some() {
             cx.conflict(node, "dstack", "`dstack` and `inactivity_duration` exclude each other");
         }
-        interpolate::check(node, Place::DevEnvironment, cx);
+        interpolate::check(node, ReferenceScope::DevEnvironment, cx);
     }
 }
 

@@ -64,17 +64,17 @@ fn effective_configuration(configuration: &mut Map<String, Value>) {
     if configuration.get("type") == Some(&json!("task")) && !is_set(configuration, "groups") {
         default(configuration, "nodes", || json!(1));
     }
-    if let Some(gpu) = gpu_of(configuration) {
+    if let Some(gpu) = gpu_spec(configuration) {
         set_vendor(gpu);
     }
     for group in configuration.get_mut("groups").and_then(Value::as_array_mut).into_iter().flatten() {
-        if let Some(gpu) = group.as_object_mut().and_then(gpu_of) {
+        if let Some(gpu) = group.as_object_mut().and_then(gpu_spec) {
             set_vendor(gpu);
         }
     }
 }
 
-fn gpu_of(owner: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
+fn gpu_spec(owner: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
     owner.get_mut("resources")?.get_mut("gpu")?.as_object_mut()
 }
 

@@ -105,12 +105,12 @@ pub struct SourcePos {
 
 /// From `start` up to, not including, `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
+pub struct SourceSpan {
     pub start: SourcePos,
     pub end: SourcePos,
 }
 
-impl Span {
+impl SourceSpan {
     /// Where a value came from JSON or from code: nothing to point at.
     pub const NONE: Self =
         Self { start: SourcePos { line: 0, column: 0 }, end: SourcePos { line: 0, column: 0 } };
@@ -127,12 +127,12 @@ pub struct Diagnosis {
     pub message: String,
     /// `resources.gpu.count`, `groups[1].commands`; empty for the whole file.
     pub path: String,
-    pub span: Span,
+    pub span: SourceSpan,
     pub hint: Option<String>,
 }
 
 impl Diagnosis {
-    pub fn new(code: Code, span: Span, message: impl Into<String>) -> Self {
+    pub fn new(code: Code, span: SourceSpan, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), path: String::new(), span, hint: None }
     }
 
@@ -215,7 +215,7 @@ fn source_line(source: &str, line: u32) -> Option<&str> {
 const SHOWN_CHARS_MAX: usize = 160;
 
 /// The line with tabs made visible as four columns, and where the caret starts and how wide it is.
-fn underline(text: &str, span: Span) -> (String, usize, usize) {
+fn underline(text: &str, span: SourceSpan) -> (String, usize, usize) {
     let from = usize::try_from(span.start.column).unwrap_or(1).saturating_sub(1);
     let visible = text.trim_end().chars().count();
     let to = if span.end.line == span.start.line {

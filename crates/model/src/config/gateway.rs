@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     decode::{Ctx, Decode, Int, check_keys, expect_map, required_field, text, word},
     error::{Code, Diagnosis},
-    interpolate::{self, Place},
+    interpolate::{self, ReferenceScope},
     name::{Name, Tags},
     profile::BackendType,
     table::{deserialize_by_decoding, schema_literal, table, words},
@@ -79,9 +79,9 @@ impl Decode for Certificate {
 /// The region of the backend, or what stands for one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Word(pub String);
+pub struct NonEmptyText(pub String);
 
-impl Decode for Word {
+impl Decode for NonEmptyText {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         if word.is_empty() { cx.invalid(node, "must not be empty") } else { Some(Self(word.to_owned())) }
@@ -100,7 +100,7 @@ table! {
         /// Where its machine is; shown in lists.
         pub region: String,
         /// Not supported: refused when the gateway is applied.
-        pub instance_type: Option<Word> = None,
+        pub instance_type: Option<NonEmptyText> = None,
         /// Services appear at `<run>.<domain>`.
         pub domain: Option<String> = None,
         /// Without effect but for the rule that lets-encrypt needs it; false gives a warning.
@@ -142,7 +142,7 @@ impl Gateway {
             }
             Some(Certificate::Acm { .. } | Certificate::GcpCm { .. } | Certificate::Files { .. }) => {}
         }
-        interpolate::check(node, Place::Gateway, cx);
+        interpolate::check(node, ReferenceScope::Gateway, cx);
     }
 
     /// Let's Encrypt must reach the one host that answers for the domain.
@@ -164,10 +164,10 @@ impl Gateway {
     }
 }
 
-deserialize_by_decoding!(Certificate, Word);
+deserialize_by_decoding!(Certificate, NonEmptyText);
 
 schema_literal! {
-    Word, "Word" => _g { "type": "string", "minLength": 1 };
+    NonEmptyText, "Word" => _g { "type": "string", "minLength": 1 };
     Certificate, "Certificate" => _g { "oneOf": [
         { "type": "object", "required": ["type"], "additionalProperties": false,
           "properties": { "type": { "const": "lets-encrypt" } } },

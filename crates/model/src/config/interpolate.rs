@@ -7,7 +7,7 @@ use std::fmt;
 
 use super::{
     decode::{Ctx, scalar},
-    error::{Code, Diagnosis, SourcePos, Span},
+    error::{Code, Diagnosis, SourcePos, SourceSpan},
     yaml::{Node, Value},
 };
 
@@ -17,11 +17,11 @@ pub enum Reference {
     /// `run.args`, `env.X`, `secrets.X`, `dstack.node_rank`, `run.project_name`.
     Named { namespace: String, name: String },
     /// `groups[i].nodes[j].IP_ADDRESS` (tasks) or `groups[i].replicas[j].IP_ADDRESS` (services).
-    Address { group: u32, member: u32, of: Members },
+    Address { group: u32, member: u32, of: GroupMembers },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Members {
+pub enum GroupMembers {
     Nodes,
     Replicas,
 }
@@ -30,10 +30,10 @@ impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Named { namespace, name } => write!(f, "{namespace}.{name}"),
-            Self::Address { group, member, of: Members::Nodes } => {
+            Self::Address { group, member, of: GroupMembers::Nodes } => {
                 write!(f, "groups[{group}].nodes[{member}].IP_ADDRESS")
             }
-            Self::Address { group, member, of: Members::Replicas } => {
+            Self::Address { group, member, of: GroupMembers::Replicas } => {
                 write!(f, "groups[{group}].replicas[{member}].IP_ADDRESS")
             }
         }
@@ -108,7 +108,7 @@ pub fn references(text: &str) -> Result<Vec<Reference>, Error> {
 }
 
 /// What becomes of a reference.
-pub enum Answer {
+pub enum Substitution {
     Value(String),
     /// Not ours to resolve: the text stays as it is.
     Keep,
@@ -125,7 +125,7 @@ pub enum DollarEscape {
 pub fn substitute(
     text: &str,
     dollars: DollarEscape,
-    mut resolve: impl FnMut(&Reference) -> Result<Answer, String>,
+    mut resolve: impl FnMut(&Reference) -> Result<Substitution, String>,
 ) -> Result<String, Error> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text)? {
@@ -133,8 +133,8 @@ pub fn substitute(
             Piece::Text(text) => out.push_str(text),
             Piece::Dollar => out.push_str(if dollars == DollarEscape::Unescape { "$" } else { "$$" }),
             Piece::Reference { reference, source, at } => match resolve(&reference) {
-                Ok(Answer::Value(value)) => out.push_str(&value),
-                Ok(Answer::Keep) => out.push_str(source),
+                Ok(Substitution::Value(value)) => out.push_str(&value),
+                Ok(Substitution::Keep) => out.push_str(source),
                 Err(reason) => return Err(Error { at, len: source.len(), reason }),
             },
         }
@@ -168,8 +168,8 @@ fn parse_address(inside: &str) -> Option<Reference> {
     };
     let (group, rest) = inside.strip_prefix("groups[")?.split_once("].")?;
     let (of, rest) = match rest.strip_prefix("nodes[") {
-        Some(rest) => (Members::Nodes, rest),
-        None => (Members::Replicas, rest.strip_prefix("replicas[")?),
+        Some(rest) => (GroupMembers::Nodes, rest),
+        None => (GroupMembers::Replicas, rest.strip_prefix("replicas[")?),
     };
     let member = rest.strip_suffix("].IP_ADDRESS")?;
     Some(Reference::Address { group: index(group)?, member: index(member)?, of })
@@ -177,7 +177,7 @@ fn parse_address(inside: &str) -> Option<Reference> {
 
 /// The kind of configuration that is checked, with the sizes of its groups.
 #[derive(Clone, Copy)]
-pub enum Place<'a> {
+pub enum ReferenceScope<'a> {
     Task(Option<&'a [i64]>),
     Service(Option<&'a [i64]>),
     DevEnvironment,
@@ -187,26 +187,26 @@ pub enum Place<'a> {
 /// Names that may stand in one field.
 struct AllowedReferences<'a> {
     names: &'static [(&'static str, Option<&'static str>)],
-    addresses: Option<(Members, Option<&'a [i64]>)>,
+    addresses: Option<(GroupMembers, Option<&'a [i64]>)>,
 }
 
 const SECRETS: (&str, Option<&str>) = ("secrets", None);
 const ENV: (&str, Option<&str>) = ("env", None);
 
 /// Checks the references of all fields that are interpolated, in files that people write.
-pub(crate) fn check(node: &Node, place: Place<'_>, cx: &mut Ctx) {
+pub(crate) fn check(node: &Node, place: ReferenceScope<'_>, cx: &mut Ctx) {
     if !cx.is_strict() {
         return;
     }
     let only = |names| AllowedReferences { names, addresses: None };
-    if let Place::Gateway = place {
+    if let ReferenceScope::Gateway = place {
         check_field(node, "domain", &only(&[("run", Some("project_name"))]), cx);
         return;
     }
     let addresses = match place {
-        Place::Task(sizes) => Some((Members::Nodes, sizes)),
-        Place::Service(sizes) => Some((Members::Replicas, sizes)),
-        Place::DevEnvironment | Place::Gateway => None,
+        ReferenceScope::Task(sizes) => Some((GroupMembers::Nodes, sizes)),
+        ReferenceScope::Service(sizes) => Some((GroupMembers::Replicas, sizes)),
+        ReferenceScope::DevEnvironment | ReferenceScope::Gateway => None,
     };
     // Secrets in commands are left as text; a shell gets them through the environment.
     let commands = AllowedReferences { names: &[("run", Some("args")), SECRETS], addresses };
@@ -263,7 +263,7 @@ fn report(node: &Node, at: usize, len: usize, reason: &str, cx: &mut Ctx) {
 }
 
 /// Where a part of a one-line value stands. In folded and block values only the value is known.
-fn inside(node: &Node, at: usize, len: usize) -> Span {
+fn inside(node: &Node, at: usize, len: usize) -> SourceSpan {
     let (start, end) = (node.span.start, node.span.end);
     let Some(word) = scalar(node) else { return node.span };
     let chars = |bytes: usize| u32::try_from(word.text[..bytes].chars().count()).unwrap_or(0);
@@ -274,7 +274,7 @@ fn inside(node: &Node, at: usize, len: usize) -> Span {
     }
     let column = start.column + quotes / 2 + chars(at);
     let stop = start.column + quotes / 2 + chars(at + len);
-    Span { start: SourcePos { column, ..start }, end: SourcePos { column: stop, ..start } }
+    SourceSpan { start: SourcePos { column, ..start }, end: SourcePos { column: stop, ..start } }
 }
 
 impl AllowedReferences<'_> {
@@ -298,13 +298,13 @@ impl AllowedReferences<'_> {
         }
     }
 
-    fn check_address(&self, group: u32, member: u32, of: Members) -> Result<(), String> {
+    fn check_address(&self, group: u32, member: u32, of: GroupMembers) -> Result<(), String> {
         let (expected, sizes) = match self.addresses {
             None => return Err("addresses of groups can stand only in `commands`".to_owned()),
             Some((expected, sizes)) => (expected, sizes.unwrap_or(&[])),
         };
         if of != expected {
-            let right = if expected == Members::Nodes { "nodes" } else { "replicas" };
+            let right = if expected == GroupMembers::Nodes { "nodes" } else { "replicas" };
             return Err(format!("members of these groups are called `{right}`"));
         }
         match usize::try_from(group).ok().and_then(|group| sizes.get(group)) {

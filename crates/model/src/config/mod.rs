@@ -39,7 +39,7 @@ use serde::{Serialize, Serializer};
 
 pub use self::schema::{profiles_schema, schema};
 use self::{
-    decode::{Ctx, Decode, Mode, closest, scalar},
+    decode::{Ctx, Decode, DecodeMode, closest, scalar},
     dev_environment::DevEnvironment,
     error::{Code, Diagnosis},
     fleet::Fleet,
@@ -110,7 +110,7 @@ impl Configuration {
     }
 
     /// The profile properties of a run configuration.
-    pub fn profile(&self) -> Option<&profile::Properties> {
+    pub fn profile(&self) -> Option<&profile::ProfileProperties> {
         match self {
             Self::Task(task) => Some(&task.profile),
             Self::Service(service) => Some(&service.profile),
@@ -120,7 +120,7 @@ impl Configuration {
     }
 
     /// Fills in what a profile says and the configuration does not.
-    pub fn merge_profile(&mut self, base: &profile::Properties) {
+    pub fn merge_profile(&mut self, base: &profile::ProfileProperties) {
         match self {
             Self::Task(task) => task.profile = task.profile.or(base),
             Self::Service(service) => service.0.profile = service.0.profile.or(base),
@@ -131,7 +131,7 @@ impl Configuration {
 
     /// Reads what a client sent. Unknown keys are ignored: the client may be newer.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, Vec<Diagnosis>> {
-        decode::decode(&Node::from_json(json), Mode::Lenient)
+        decode::decode(&Node::from_json(json), DecodeMode::Lenient)
     }
 }
 
@@ -192,28 +192,28 @@ deserialize_by_decoding!(Configuration);
 
 /// A configuration that was read from a file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Parsed {
+pub struct ParsedConfiguration {
     pub configuration: Configuration,
     /// The tree it was read from, for whoever has more to say about its lines.
     pub node: Node,
 }
 
 /// Reads a file that a person wrote, and says everything that is wrong with it.
-pub fn parse(text: &str) -> Result<Parsed, Vec<Diagnosis>> {
+pub fn parse(text: &str) -> Result<ParsedConfiguration, Vec<Diagnosis>> {
     let node = yaml::read(text).map_err(|diagnosis| vec![diagnosis])?;
     if node.value == Value::Null {
         let message = "the file is empty; a configuration starts with `type`";
         let known = format!("known types: {}", KINDS.join(", "));
         return Err(vec![Diagnosis::new(Code::UnknownType, node.span, message).at("type").hint(known)]);
     }
-    let configuration = decode::decode(&node, Mode::Strict)?;
-    Ok(Parsed { configuration, node })
+    let configuration = decode::decode(&node, DecodeMode::Strict)?;
+    Ok(ParsedConfiguration { configuration, node })
 }
 
 /// Reads `profiles.yml`.
 pub fn parse_profiles(text: &str) -> Result<Profiles, Vec<Diagnosis>> {
     let node = yaml::read(text).map_err(|diagnosis| vec![diagnosis])?;
-    decode::decode(&node, Mode::Strict)
+    decode::decode(&node, DecodeMode::Strict)
 }
 
 /// All problems of a file as a person reads them.

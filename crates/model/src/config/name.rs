@@ -68,12 +68,12 @@ impl Decode for GroupName {
 
 /// Something in this project (`gpus`) or in another (`lab/gpus`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Reference {
+pub struct ResourceReference {
     pub project: Option<String>,
     pub name: String,
 }
 
-impl Reference {
+impl ResourceReference {
     pub fn parse(text: &str) -> Option<Self> {
         let (project, name) = match text.split_once('/') {
             None => (None, text),
@@ -84,7 +84,7 @@ impl Reference {
     }
 }
 
-impl Decode for Reference {
+impl Decode for ResourceReference {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if is_map(node) {
             check_keys(node, &["project", "name"], cx);
@@ -208,12 +208,12 @@ impl Decode for PythonVersion {
     }
 }
 
-deserialize_by_decoding!(Name, GroupName, Reference, Tags, User, PythonVersion);
+deserialize_by_decoding!(Name, GroupName, ResourceReference, Tags, User, PythonVersion);
 
 schema_literal! {
     Name, "Name" => _g { "type": "string", "pattern": "^[a-z][a-z0-9-]{1,40}$" };
     GroupName, "GroupName" => _g { "type": ["string", "integer"], "pattern": "^[a-z0-9][a-z0-9-]{0,39}$" };
-    Reference, "Reference" => _g { "anyOf": [
+    ResourceReference, "Reference" => _g { "anyOf": [
         { "type": "string", "pattern": "^([^/]+/)?[^/]+$" },
         { "type": "object", "properties": { "project": { "type": ["string", "null"] }, "name": { "type": "string" } },
           "required": ["name"], "additionalProperties": false },

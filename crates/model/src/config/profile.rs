@@ -7,10 +7,10 @@ use serde::Serialize;
 use super::{
     decode::{Ctx, Decode, Int, check_keys, closest, is_map, required_field, text},
     error::{Code, Diagnosis},
-    name::{Reference, Tags},
+    name::{ResourceReference, Tags},
     schema::subschema,
     table::{deserialize_by_decoding, schema_literal, table, words},
-    units::{Idle, OffableDuration, OneOrMany, PositiveNumber, Seconds},
+    units::{IdleDuration, OffableDuration, OneOrMany, PositiveNumber, Seconds},
     yaml::{Node, Value},
 };
 
@@ -131,12 +131,12 @@ impl RetryPolicy {
 /// `true`, `false` or a policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Retry {
+pub enum RetrySetting {
     Flag(bool),
     Policy(RetryPolicy),
 }
 
-impl Decode for Retry {
+impl Decode for RetrySetting {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if is_map(node) {
             RetryPolicy::decode(node, cx).map(Self::Policy)
@@ -229,7 +229,7 @@ table! {
 pub enum InstanceSelector {
     Name { name: String },
     Hostname { hostname: String },
-    Member { fleet: Reference, instance: u32 },
+    Member { fleet: ResourceReference, instance: u32 },
 }
 
 struct NonEmptyName(String);
@@ -265,9 +265,9 @@ impl Decode for InstanceSelector {
 /// The hosts a run may use: at least one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct Instances(pub Vec<InstanceSelector>);
+pub struct InstanceSelectors(pub Vec<InstanceSelector>);
 
-impl Decode for Instances {
+impl Decode for InstanceSelectors {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let list = Vec::decode(node, cx)?;
         if list.is_empty() { cx.invalid(node, "at least one instance is needed") } else { Some(Self(list)) }
@@ -339,11 +339,11 @@ table! {
         /// Spot, on demand, or either; on demand unless given.
         pub spot_policy: Option<SpotPolicy> = None,
         /// Whether and when to try again; no unless given.
-        pub retry: Option<Retry> = None,
+        pub retry: Option<RetrySetting> = None,
         /// The highest price per hour, in dollars.
         pub max_price: Option<PositiveNumber> = None,
         /// How long an idle instance is kept: 5 minutes for runs and 3 days for fleets unless given.
-        pub idle_duration: Idle = Idle(None),
+        pub idle_duration: IdleDuration = IdleDuration(None),
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
         /// Options of single backends; they have no effect, and give a warning.
@@ -353,7 +353,7 @@ table! {
 
 table! {
     /// All properties of a profile.
-    pub struct Properties {
+    pub struct ProfileProperties {
         /// The longest a run may take; no limit unless given.
         pub max_duration: OffableDuration = OffableDuration::Unset,
         /// How long the commands have to end once the run is stopped, before they are killed; 5 minutes unless given.
@@ -369,9 +369,9 @@ table! {
         /// Starts the run at these times.
         pub schedule: Option<Schedule> = None,
         /// Fleets to run in, of the same project.
-        pub fleets: Option<Vec<Reference>> = None,
+        pub fleets: Option<Vec<ResourceReference>> = None,
         /// Only these hosts.
-        pub instances: Option<Instances> = None,
+        pub instances: Option<InstanceSelectors> = None,
         /// The image of runs that name none, on machines that allow no plain processes.
         pub default_image: Option<String> = None,
     }
@@ -390,7 +390,7 @@ table! {
         pub default: bool = false,
     }
     flatten {
-        pub properties: Properties,
+        pub properties: ProfileProperties,
     }
 }
 
@@ -442,7 +442,7 @@ impl Profiles {
     }
 }
 
-impl Properties {
+impl ProfileProperties {
     /// These properties where they are set, `base` where they are not.
     #[must_use]
     pub fn or(&self, base: &Self) -> Self {
@@ -468,7 +468,7 @@ impl Properties {
                 spot_policy: p.spot_policy.or(q.spot_policy),
                 retry: p.retry.clone().or_else(|| q.retry.clone()),
                 max_price: p.max_price.or(q.max_price),
-                idle_duration: Idle(p.idle_duration.0.or(q.idle_duration.0)),
+                idle_duration: IdleDuration(p.idle_duration.0.or(q.idle_duration.0)),
                 tags: p.tags.clone().or_else(|| q.tags.clone()),
                 backend_options: p.backend_options.clone().or_else(|| q.backend_options.clone()),
             },
@@ -486,10 +486,17 @@ impl Provisioning {
     }
 }
 
-deserialize_by_decoding!(Retry, Cron, InstanceSelector, Instances, Fraction, AllBackendOptions);
+deserialize_by_decoding!(
+    RetrySetting,
+    Cron,
+    InstanceSelector,
+    InstanceSelectors,
+    Fraction,
+    AllBackendOptions
+);
 
 schema_literal! {
-    Retry, "Retry" => generator { "anyOf": [{ "type": "boolean" }, subschema::<RetryPolicy>(generator)] };
+    RetrySetting, "Retry" => generator { "anyOf": [{ "type": "boolean" }, subschema::<RetryPolicy>(generator)] };
     Cron, "Cron" => generator { "allOf": [subschema::<OneOrMany>(generator)] };
     InstanceSelector, "InstanceSelector" => generator { "anyOf": [
         { "type": "string", "minLength": 1 },
@@ -498,9 +505,9 @@ schema_literal! {
         { "type": "object", "required": ["hostname"], "additionalProperties": false,
           "properties": { "hostname": { "type": "string", "minLength": 1 } } },
         { "type": "object", "required": ["fleet", "instance"], "additionalProperties": false, "properties": {
-            "fleet": subschema::<Reference>(generator), "instance": { "type": "integer", "minimum": 0 } } },
+            "fleet": subschema::<ResourceReference>(generator), "instance": { "type": "integer", "minimum": 0 } } },
     ] };
-    Instances, "Instances" => generator {
+    InstanceSelectors, "Instances" => generator {
         "type": "array", "minItems": 1, "items": subschema::<InstanceSelector>(generator) };
     Fraction, "Fraction" => _g { "type": "number", "minimum": 0, "maximum": 1 };
     AllBackendOptions, "AllBackendOptions" => generator {

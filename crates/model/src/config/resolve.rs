@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     Configuration,
     env::EnvValue,
-    interpolate::{self, Answer, DollarEscape, Members, Reference},
+    interpolate::{self, DollarEscape, GroupMembers, Reference, Substitution},
     job_spec::JobSpec,
     run::RegistryAuth,
     shell,
@@ -39,12 +39,12 @@ pub fn resolve_for_client(
     let env = run.env.clone();
     let variable = |reference: &Reference| match reference {
         Reference::Named { namespace, name } if namespace == "env" => match env.0.get(name) {
-            Some(EnvValue::Value(value)) => Ok(Answer::Value(value.clone())),
+            Some(EnvValue::Value(value)) => Ok(Substitution::Value(value.clone())),
             Some(EnvValue::FromClient) | None => {
                 Err(format!("`{reference}`: there is no such variable in `env`"))
             }
         },
-        Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Answer::Keep),
+        Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Substitution::Keep),
         Reference::Named { .. } | Reference::Address { .. } => {
             Err(format!("`{reference}` means nothing here"))
         }
@@ -56,10 +56,10 @@ pub fn resolve_for_client(
     let args = args.iter().map(|arg| shell::quote(arg)).collect::<Vec<_>>().join(" ");
     let argument = |reference: &Reference| match reference {
         Reference::Named { namespace, name } if namespace == "run" && name == "args" => {
-            Ok(Answer::Value(args.clone()))
+            Ok(Substitution::Value(args.clone()))
         }
-        Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Answer::Keep),
-        Reference::Address { .. } => Ok(Answer::Keep),
+        Reference::Named { namespace, .. } if namespace == "secrets" => Ok(Substitution::Keep),
+        Reference::Address { .. } => Ok(Substitution::Keep),
         Reference::Named { .. } => Err(format!("`{reference}` means nothing here")),
     };
     for command in commands_mut(configuration) {
@@ -75,7 +75,7 @@ pub fn resolve_for_client(
 
 fn resolve_probe(
     probe: &mut Probe,
-    variable: impl Fn(&Reference) -> Result<Answer, String> + Copy,
+    variable: impl Fn(&Reference) -> Result<Substitution, String> + Copy,
 ) -> Result<(), Error> {
     for Text(url) in probe.url.iter_mut() {
         replace(url, "probes", variable)?;
@@ -109,7 +109,7 @@ fn commands_mut(configuration: &mut Configuration) -> Vec<&mut String> {
 fn replace(
     text: &mut String,
     place: &'static str,
-    resolve: impl Fn(&Reference) -> Result<Answer, String>,
+    resolve: impl Fn(&Reference) -> Result<Substitution, String>,
 ) -> Result<(), Error> {
     let replaced = interpolate::substitute(text, DollarEscape::Unescape, resolve);
     *text = replaced.map_err(|error| Error::Reference { place, reason: error.reason })?;
@@ -143,11 +143,11 @@ pub fn insert_secrets(
             Reference::Named { namespace, name } if namespace == "secrets" => Ok(look_up(name).map_or_else(
                 || {
                     names.push(name.clone());
-                    Answer::Keep
+                    Substitution::Keep
                 },
-                Answer::Value,
+                Substitution::Value,
             )),
-            Reference::Named { .. } | Reference::Address { .. } => Ok(Answer::Keep),
+            Reference::Named { .. } | Reference::Address { .. } => Ok(Substitution::Keep),
         };
         // A value that is no template is a value.
         if let Ok(replaced) = interpolate::substitute(text, DollarEscape::Keep, resolve) {
@@ -164,7 +164,7 @@ pub fn gateway_domain(domain: &str, project: &str) -> Result<String, Error> {
     let mut text = domain.to_owned();
     replace(&mut text, "domain", |reference| match reference {
         Reference::Named { namespace, name } if namespace == "run" && name == "project_name" => {
-            Ok(Answer::Value(project.to_owned()))
+            Ok(Substitution::Value(project.to_owned()))
         }
         Reference::Named { .. } | Reference::Address { .. } => {
             Err(format!("`{reference}` means nothing here"))
@@ -174,7 +174,7 @@ pub fn gateway_domain(domain: &str, project: &str) -> Result<String, Error> {
 }
 
 /// The nodes or replicas whose addresses the commands of a job wait for.
-pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, Members)> {
+pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, GroupMembers)> {
     let mut awaited = Vec::new();
     for word in &spec.commands {
         for reference in interpolate::references(word).unwrap_or_default() {
@@ -193,9 +193,9 @@ pub fn insert_addresses(
 ) -> Vec<String> {
     let mut resolve = |reference: &Reference| match reference {
         Reference::Address { group, member, .. } => {
-            Ok(look_up(*group, *member).map_or(Answer::Keep, Answer::Value))
+            Ok(look_up(*group, *member).map_or(Substitution::Keep, Substitution::Value))
         }
-        Reference::Named { .. } => Ok(Answer::Keep),
+        Reference::Named { .. } => Ok(Substitution::Keep),
     };
     // What is not a reference of ours is the shell's business.
     let put_in = |text: &String| {

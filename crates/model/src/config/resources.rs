@@ -8,7 +8,7 @@ use super::{
     decode::{Ctx, Decode, check_keys, excerpt, expect_map, is_map, optional_field, text, word},
     schema::{any_of, default, describe, subschema},
     table::deserialize_by_decoding,
-    units::{Memory, parse_range},
+    units::{MemorySize, parse_range},
     yaml::{Node, Value},
 };
 use crate::resources::{CpuArch, CpuSpec, DiskSpec, Gb, GpuSpec, GpuVendor, Range, ResourcesSpec};
@@ -249,7 +249,7 @@ impl Decode for ResourcesSpec {
         let usual = Self::default();
         let cpu = optional_field(node, "cpu", cx, || usual.cpu);
         let memory = optional_field(node, "memory", cx, || usual.memory);
-        let shm_size: Option<Option<Memory>> = optional_field(node, "shm_size", cx, || None);
+        let shm_size: Option<Option<MemorySize>> = optional_field(node, "shm_size", cx, || None);
         let gpu = optional_field(node, "gpu", cx, || usual.gpu);
         let disk = optional_field(node, "disk", cx, || usual.disk);
         Some(Self {
@@ -338,7 +338,7 @@ impl JsonSchema for ResourcesSpec {
         let mut memory = subschema::<Range<Gb>>(generator);
         describe(&mut memory, "Memory: `16GB..`.");
         default(&mut memory, &usual.memory);
-        let mut shm_size = subschema::<Option<Memory>>(generator);
+        let mut shm_size = subschema::<Option<MemorySize>>(generator);
         describe(&mut shm_size, "Size of shared memory (/dev/shm).");
         let mut gpu = subschema::<Option<GpuSpec>>(generator);
         describe(&mut gpu, "GPUs: `24GB`, `H100:80GB:8`, `nvidia:80GB..:2..8`.");

@@ -14,7 +14,7 @@ pub enum ScalarValue {
 }
 
 /// Resolves the text of a plain (unquoted) scalar.
-pub fn resolve(text: &str) -> ScalarValue {
+pub fn resolve_scalar(text: &str) -> ScalarValue {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return ScalarValue::Null,
         "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
@@ -140,8 +140,8 @@ mod tests {
             ("-.inf", ScalarValue::Float(f64::NEG_INFINITY)),
         ];
         for (text, meaning) in cases {
-            assert_eq!(resolve(text), meaning, "{text:?}");
+            assert_eq!(resolve_scalar(text), meaning, "{text:?}");
         }
-        assert!(matches!(resolve(".nan"), ScalarValue::Float(n) if n.is_nan()));
+        assert!(matches!(resolve_scalar(".nan"), ScalarValue::Float(n) if n.is_nan()));
     }
 }

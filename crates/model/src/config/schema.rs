@@ -4,7 +4,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::decode::{Fields, Properties};
+use super::decode::{Fields, SchemaProperties};
 
 /// Adds the doc comment of a field or type. A reference may not have siblings in draft-07, so it is wrapped.
 pub(crate) fn describe(schema: &mut Schema, doc: &str) {
@@ -35,7 +35,7 @@ fn unwrap_reference(schema: &mut Schema) {
 
 /// The schema of a set of fields that stands alone.
 pub(crate) fn object<T: Fields>(generator: &mut SchemaGenerator, doc: &str) -> Schema {
-    let mut found = Properties::default();
+    let mut found = SchemaProperties::default();
     T::properties(generator, &mut found);
     let mut schema = schemars::json_schema!({
         "type": "object",

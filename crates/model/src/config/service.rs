@@ -3,10 +3,10 @@
 use super::{
     decode::{Ctx, Decode, Fields as _, Int, check_keys, expect_map},
     error::{Code, Diagnosis},
-    interpolate::{self, Place},
+    interpolate::{self, ReferenceScope},
     name::{GroupName, PythonVersion},
     ports::ServicePort,
-    profile::{self, Retry, SpotPolicy},
+    profile::{self, RetrySetting, SpotPolicy},
     run,
     serving::{Balance, Cors, Deployment},
     table::{deserialize_by_decoding, table, words},
@@ -83,7 +83,7 @@ impl ReplicaGroup {
 
 table! {
     /// Replicas that answer requests.
-    pub struct Properties {
+    pub struct ServiceProperties {
         /// The port the service listens at.
         pub port: ServicePort,
         /// What to run, joined with `&&`.
@@ -119,7 +119,7 @@ table! {
     }
     flatten {
         pub run: run::Run,
-        pub profile: profile::Properties,
+        pub profile: profile::ProfileProperties,
     }
     tag = "service";
     check = Self::check;
@@ -129,11 +129,11 @@ table! {
 /// A service. Reads the old form of groups (a list under `replicas`) as the new one.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(transparent)]
-pub struct Service(pub Properties);
+pub struct Service(pub ServiceProperties);
 
 impl std::ops::Deref for Service {
-    type Target = Properties;
-    fn deref(&self) -> &Properties {
+    type Target = ServiceProperties;
+    fn deref(&self) -> &ServiceProperties {
         &self.0
     }
 }
@@ -144,9 +144,9 @@ impl Decode for Service {
         let modern = upgrade_old_spelling(node, cx);
         let node = modern.as_ref().unwrap_or(node);
         let mut keys = Vec::new();
-        Properties::keys(&mut keys);
+        ServiceProperties::keys(&mut keys);
         check_keys(node, &keys, cx);
-        Properties::decode_fields(node, cx).map(Self)
+        ServiceProperties::decode_fields(node, cx).map(Self)
     }
 }
 
@@ -157,7 +157,7 @@ impl schemars::JsonSchema for Service {
         "Service".into()
     }
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let mut schema = Properties::json_schema(generator);
+        let mut schema = ServiceProperties::json_schema(generator);
         // The old form of groups: a list under `replicas`, with `count` for the replicas of each.
         if let Some(replicas) = schema.pointer_mut("/properties/replicas") {
             let modern = replicas.take();
@@ -213,7 +213,7 @@ fn rename_count(group: &mut Node) {
     }
 }
 
-impl Properties {
+impl ServiceProperties {
     fn check(&self, node: &Node, cx: &mut Ctx) {
         match &self.groups {
             None => {
@@ -232,7 +232,7 @@ impl Properties {
             .groups
             .as_ref()
             .map(|groups| groups.iter().map(|group| i64::from(group.replicas.min)).collect());
-        interpolate::check(node, Place::Service(sizes.as_deref()), cx);
+        interpolate::check(node, ReferenceScope::Service(sizes.as_deref()), cx);
     }
 
     fn check_traffic(&self, node: &Node, cx: &mut Ctx) {
@@ -321,8 +321,8 @@ impl Properties {
             cx.conflict(node, "groups", "at most one group can have a `router`");
         }
         let retries = match &self.profile.provisioning.retry {
-            None | Some(Retry::Flag(false)) => false,
-            Some(Retry::Flag(true) | Retry::Policy(_)) => true,
+            None | Some(RetrySetting::Flag(false)) => false,
+            Some(RetrySetting::Flag(true) | RetrySetting::Policy(_)) => true,
         };
         if retries && routers.iter().any(|router| router.kind == RouterKind::Dynamo) {
             cx.conflict(node, "retry", "`retry` and a router of type dynamo exclude each other");

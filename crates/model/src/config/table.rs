@@ -70,7 +70,7 @@ macro_rules! table {
 
             fn properties(
                 generator: &mut schemars::SchemaGenerator,
-                into: &mut $crate::config::decode::Properties,
+                into: &mut $crate::config::decode::SchemaProperties,
             ) {
                 $(
                     into.properties.insert("type".to_owned(), serde_json::json!({ "const": $tag }));

@@ -3,7 +3,7 @@
 use super::{
     decode::{Ctx, Int},
     error::{Code, Diagnosis},
-    interpolate::{self, Place},
+    interpolate::{self, ReferenceScope},
     name::GroupName,
     ports::PortMapping,
     profile, run,
@@ -45,7 +45,7 @@ table! {
     }
     flatten {
         pub run: run::Run,
-        pub profile: profile::Properties,
+        pub profile: profile::ProfileProperties,
     }
     tag = "task";
     check = Self::check;
@@ -58,7 +58,7 @@ impl Task {
             Some(groups) => self.check_groups(groups, node, cx),
         }
         let sizes: Option<Vec<i64>> = self.groups.as_ref().map(|g| g.iter().map(|g| g.nodes.get()).collect());
-        interpolate::check(node, Place::Task(sizes.as_deref()), cx);
+        interpolate::check(node, ReferenceScope::Task(sizes.as_deref()), cx);
     }
 
     fn check_groups(&self, groups: &[NodeGroup], node: &Node, cx: &mut Ctx) {

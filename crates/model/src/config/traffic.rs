@@ -7,7 +7,7 @@ use super::{
         Ctx, Decode, Int, check_keys, excerpt, is_map, optional_field, required_field, scalar, text, word,
     },
     error::{Code, Diagnosis},
-    name::Reference,
+    name::ResourceReference,
     schema::subschema,
     table::{deserialize_by_decoding, schema_literal, table, words},
     units::{PositiveNumber, Seconds, parse_range},
@@ -21,7 +21,7 @@ use crate::resources::Range;
 pub enum GatewayChoice {
     /// False: none. True: the default one, which must exist.
     Flag(bool),
-    Named(Reference),
+    Named(ResourceReference),
 }
 
 impl Decode for GatewayChoice {
@@ -35,7 +35,7 @@ impl Decode for GatewayChoice {
         });
         match flag {
             Some(flag) => Some(Self::Flag(flag)),
-            None => Reference::decode(node, cx).map(Self::Named),
+            None => ResourceReference::decode(node, cx).map(Self::Named),
         }
     }
 }
@@ -406,7 +406,7 @@ impl Probe {
 deserialize_by_decoding!(GatewayChoice, Https, Model, Replicas, LimitKey, Prefix, Rps);
 
 schema_literal! {
-    GatewayChoice, "GatewayChoice" => generator { "anyOf": [{ "type": "boolean" }, subschema::<Reference>(generator)] };
+    GatewayChoice, "GatewayChoice" => generator { "anyOf": [{ "type": "boolean" }, subschema::<ResourceReference>(generator)] };
     Https, "Https" => _g { "anyOf": [{ "type": "boolean" }, { "const": "auto" }] };
     Model, "Model" => _g { "anyOf": [
         { "type": "string" },

@@ -169,9 +169,9 @@ fn range_schema(end: &Schema, pattern: &str) -> Schema {
 /// A size in gibibytes: `512MB`, `16GB`, `1TB`, or a bare number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
-pub struct Memory(pub Gb);
+pub struct MemorySize(pub Gb);
 
-impl Decode for Memory {
+impl Decode for MemorySize {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         match parse_memory(text(node, cx)?) {
             Ok(gb) => Some(Self(gb)),
@@ -253,9 +253,9 @@ impl Decode for OffableDuration {
 /// How long something may be idle; -1 (`off`) keeps it for ever.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub struct Idle(pub Option<i64>);
+pub struct IdleDuration(pub Option<i64>);
 
-impl Decode for Idle {
+impl Decode for IdleDuration {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         if scalar(node).and_then(whole) == Some(-1) {
             return Some(Self(Some(-1)));
@@ -321,10 +321,10 @@ impl Decode for OneOrMany {
 }
 
 deserialize_by_decoding!(
-    Memory,
+    MemorySize,
     Seconds,
     OffableDuration,
-    Idle,
+    IdleDuration,
     InactivityDuration,
     PositiveNumber,
     OneOrMany
@@ -333,12 +333,12 @@ deserialize_by_decoding!(
 const DURATION: &str = r"^\s*\d+\s*[smhdw]?\s*$";
 
 schema_literal! {
-    Memory, "Memory" => _g { "type": ["number", "string"], "pattern": r"^\s*[0-9.]+\s*([MmGgTt][Bb])?\s*$" };
+    MemorySize, "Memory" => _g { "type": ["number", "string"], "pattern": r"^\s*[0-9.]+\s*([MmGgTt][Bb])?\s*$" };
     Seconds, "Duration" => _g { "anyOf": [{ "type": "integer", "minimum": 0 }, { "type": "string", "pattern": DURATION }] };
     OffableDuration, "OffableDuration" => _g { "anyOf": [
         { "type": "integer", "minimum": 0 }, { "type": "string", "pattern": DURATION },
         { "const": "off" }, { "type": ["boolean", "null"] }] };
-    Idle, "IdleDuration" => _g { "anyOf": [
+    IdleDuration, "IdleDuration" => _g { "anyOf": [
         { "type": "integer", "minimum": -1 }, { "type": "string", "pattern": DURATION },
         { "const": "off" }, { "type": ["boolean", "null"] }] };
     InactivityDuration, "InactivityDuration" => generator {

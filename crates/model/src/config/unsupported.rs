@@ -5,10 +5,10 @@
 
 use super::{
     Configuration,
-    error::{Code, Diagnosis, Span},
+    error::{Code, Diagnosis, SourceSpan},
     gateway::{Certificate, Gateway},
-    name::Reference,
-    profile::{InstanceSelector, Properties, Provisioning},
+    name::ResourceReference,
+    profile::{InstanceSelector, ProfileProperties, Provisioning},
     run::{self, Run},
     service::Service,
     traffic::{GatewayChoice, Model},
@@ -21,13 +21,13 @@ const LOCAL_PORT: u16 = 80;
 
 /// Where a configuration is to be used, as far as that is known.
 #[derive(Clone, Copy, Default)]
-pub struct Context<'a> {
+pub struct ReviewContext<'a> {
     /// The tree that it was read from, for lines.
     pub node: Option<&'a Node>,
     /// The project that it is applied in.
     pub project: Option<&'a str>,
     /// The properties of a run with those of its profile; its own when absent.
-    pub properties: Option<&'a Properties>,
+    pub properties: Option<&'a ProfileProperties>,
 }
 
 /// What cannot be had, and what has no effect.
@@ -38,7 +38,7 @@ pub struct SupportReview {
 }
 
 /// Looks for everything that would otherwise be dropped.
-pub fn review(configuration: &Configuration, context: Context<'_>) -> SupportReview {
+pub fn review(configuration: &Configuration, context: ReviewContext<'_>) -> SupportReview {
     let mut found = Reviewer { context, review: SupportReview::default() };
     match configuration {
         Configuration::Task(task) => {
@@ -78,21 +78,21 @@ pub fn review(configuration: &Configuration, context: Context<'_>) -> SupportRev
 }
 
 /// The same for a profile, before a run takes it over.
-pub fn review_profile(properties: &Properties) -> SupportReview {
-    let mut found = Reviewer { context: Context::default(), review: SupportReview::default() };
+pub fn review_profile(properties: &ProfileProperties) -> SupportReview {
+    let mut found = Reviewer { context: ReviewContext::default(), review: SupportReview::default() };
     found.provisioning(&properties.provisioning);
     found.review
 }
 
 struct Reviewer<'a> {
-    context: Context<'a>,
+    context: ReviewContext<'a>,
     review: SupportReview,
 }
 
 impl Reviewer<'_> {
     fn diagnosis(&self, path: &str, message: &str) -> Diagnosis {
         let key = path.split(['.', '[']).next().unwrap_or(path);
-        let span = self.context.node.map_or(Span::NONE, |node| node.key_span(key));
+        let span = self.context.node.map_or(SourceSpan::NONE, |node| node.key_span(key));
         Diagnosis::new(Code::Unsupported, span, message).at(path)
     }
 
@@ -106,7 +106,7 @@ impl Reviewer<'_> {
         self.review.warnings.push(warning);
     }
 
-    fn run(&mut self, run: &Run, own: &Properties) {
+    fn run(&mut self, run: &Run, own: &ProfileProperties) {
         if run.dstack {
             let message = "`dstack: true` is not supported: a job does not get a way into the server";
             self.refuse("dstack", message, "put a token of a user into a secret, and name it in `env`");
@@ -137,7 +137,7 @@ impl Reviewer<'_> {
     }
 
     /// Only tasks have nodes that could wait for each other.
-    fn single_nodes(&mut self, own: &Properties) {
+    fn single_nodes(&mut self, own: &ProfileProperties) {
         let properties = self.context.properties.unwrap_or(own);
         let set = [
             ("startup_order", properties.startup_order.is_some()),
@@ -157,7 +157,7 @@ impl Reviewer<'_> {
     }
 
     /// Something of another project is never taken for something of this one.
-    fn reference(&mut self, path: &str, what: &str, reference: &Reference) {
+    fn reference(&mut self, path: &str, what: &str, reference: &ResourceReference) {
         let (Some(named), Some(own)) = (&reference.project, self.context.project) else { return };
         if named != own {
             let message = format!(

@@ -7,7 +7,7 @@ use super::{
     error::{Code, Diagnosis},
     name::{Name, Tags},
     table::{deserialize_by_decoding, schema_literal, table},
-    units::{Idle, Memory},
+    units::{IdleDuration, MemorySize},
     yaml::Node,
 };
 
@@ -19,12 +19,12 @@ table! {
         /// The zone of the disk.
         pub availability_zone: Option<String> = None,
         /// The size of a new disk.
-        pub size: Option<Memory> = None,
+        pub size: Option<MemorySize> = None,
         /// An existing disk.
         pub volume_id: Option<String> = None,
     }
     flatten {
-        pub shared: Shared,
+        pub shared: VolumeProperties,
     }
     check = Self::check;
 }
@@ -42,7 +42,7 @@ table! {
         /// The region, where the cluster knows any.
         pub region: String = String::new(),
         /// The size of a new claim.
-        pub size: Option<Memory> = None,
+        pub size: Option<MemorySize> = None,
         /// An existing claim.
         pub claim_name: Option<String> = None,
         /// The storage class of a new claim.
@@ -53,7 +53,7 @@ table! {
         pub read_only: bool = false,
     }
     flatten {
-        pub shared: Shared,
+        pub shared: VolumeProperties,
     }
     check = Self::check;
 }
@@ -72,7 +72,7 @@ table! {
         pub volume_id: Option<String> = None,
     }
     flatten {
-        pub shared: Shared,
+        pub shared: VolumeProperties,
     }
     check = Self::check;
 }
@@ -87,24 +87,24 @@ table! {
     /// A directory of the server's own machine.
     pub struct LocalVolume {}
     flatten {
-        pub shared: Shared,
+        pub shared: VolumeProperties,
     }
 }
 
 table! {
     /// Properties of every volume.
-    pub struct Shared {
+    pub struct VolumeProperties {
         /// The name; generated when absent.
         pub name: Option<Name> = None,
         /// Deletes it when nothing used it for so long.
-        pub auto_cleanup_duration: Idle = Idle(None),
+        pub auto_cleanup_duration: IdleDuration = IdleDuration(None),
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
     }
     title = "VolumeProperties";
 }
 
-impl Shared {
+impl VolumeProperties {
     fn check_external(&self, external: bool, key: &'static str, node: &Node, cx: &mut Ctx) {
         if external && self.auto_cleanup_duration.0.is_some_and(|secs| secs >= 0) {
             let message = format!("`auto_cleanup_duration` is not for external volumes (`{key}`)");
@@ -156,7 +156,7 @@ impl Volume {
         }
     }
 
-    pub const fn shared(&self) -> &Shared {
+    pub const fn shared(&self) -> &VolumeProperties {
         match self {
             Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
                 &volume.shared
@@ -286,7 +286,7 @@ impl Serialize for Volume {
 deserialize_by_decoding!(Volume);
 
 /// The schema of one backend's volumes: its fields, and the two that choose it.
-fn variant<T: super::decode::Fields>(
+fn backend_schema<T: super::decode::Fields>(
     generator: &mut schemars::SchemaGenerator,
     backends: &[&str],
 ) -> schemars::Schema {
@@ -307,10 +307,10 @@ schema_literal! {
     Volume, "Volume" => generator {
         "description": "A disk that outlives runs.",
         "oneOf": [
-            variant::<AwsVolume>(generator, &["aws", "gcp", "runpod", "mock"]),
-            variant::<KubernetesVolume>(generator, &["kubernetes"]),
-            variant::<PlainVolume>(generator, &["daytona", "lium"]),
-            variant::<LocalVolume>(generator, &[LOCAL]),
+            backend_schema::<AwsVolume>(generator, &["aws", "gcp", "runpod", "mock"]),
+            backend_schema::<KubernetesVolume>(generator, &["kubernetes"]),
+            backend_schema::<PlainVolume>(generator, &["daytona", "lium"]),
+            backend_schema::<LocalVolume>(generator, &[LOCAL]),
         ],
     };
 }

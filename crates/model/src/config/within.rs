@@ -6,7 +6,7 @@ use super::{
     fleet::Fleet,
     name::Tags,
     profile::{Provisioning, SpotPolicy},
-    units::{Idle, PositiveNumber},
+    units::{IdleDuration, PositiveNumber},
 };
 use crate::resources::{CpuSpec, DiskSpec, Gb, GpuSpec, Range, ResourcesSpec};
 
@@ -54,24 +54,24 @@ impl fmt::Display for LimitConflict {
 
 /// What may be asked of backends for this run in this fleet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Within {
+pub struct AllowedProvisioning {
     pub provisioning: Provisioning,
     pub resources: ResourcesSpec,
 }
 
 /// What the run and the fleet both allow, or everything they do not agree on.
-pub fn within(
+pub fn intersect(
     fleet: &Fleet,
     run: &Provisioning,
     resources: &ResourcesSpec,
-) -> Result<Within, Vec<LimitConflict>> {
+) -> Result<AllowedProvisioning, Vec<LimitConflict>> {
     let mut clashes = Vec::new();
     let provisioning = provisioning(&fleet.provisioning, run, &mut clashes);
     let resources = match &fleet.resources {
         None => resources.clone(),
         Some(of_fleet) => intersect_resources(of_fleet, resources, &mut clashes),
     };
-    if clashes.is_empty() { Ok(Within { provisioning, resources }) } else { Err(clashes) }
+    if clashes.is_empty() { Ok(AllowedProvisioning { provisioning, resources }) } else { Err(clashes) }
 }
 
 fn provisioning(fleet: &Provisioning, run: &Provisioning, clashes: &mut Vec<LimitConflict>) -> Provisioning {
@@ -115,7 +115,7 @@ fn provisioning(fleet: &Provisioning, run: &Provisioning, clashes: &mut Vec<Limi
         spot_policy,
         retry: run.retry.clone(),
         max_price: lower_price(fleet.max_price, run.max_price),
-        idle_duration: Idle(shorter_idle(fleet.idle_duration.0, run.idle_duration.0)),
+        idle_duration: IdleDuration(shorter_idle(fleet.idle_duration.0, run.idle_duration.0)),
         tags: merged_tags(fleet.tags.as_ref(), run.tags.as_ref()),
         backend_options: run.backend_options.clone().or_else(|| fleet.backend_options.clone()),
     }

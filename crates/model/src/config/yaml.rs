@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
 
 use super::{
-    error::{Code, Diagnosis, SourcePos, Span},
+    error::{Code, Diagnosis, SourcePos, SourceSpan},
     scalar::{self, ScalarValue},
 };
 
@@ -24,7 +24,7 @@ pub const NODES_MAX: usize = 100_000;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub value: Value,
-    pub span: Span,
+    pub span: SourceSpan,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -44,14 +44,14 @@ pub struct Scalar {
 
 impl Scalar {
     pub fn meaning(&self) -> ScalarValue {
-        if self.plain { scalar::resolve(&self.text) } else { ScalarValue::Str }
+        if self.plain { scalar::resolve_scalar(&self.text) } else { ScalarValue::Str }
     }
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub key: String,
-    pub key_span: Span,
+    pub key_span: SourceSpan,
     pub value: Node,
 }
 
@@ -70,7 +70,7 @@ impl Node {
     }
 
     /// Where `key` is written; the whole mapping when it is not.
-    pub fn key_span(&self, key: &str) -> Span {
+    pub fn key_span(&self, key: &str) -> SourceSpan {
         self.entry(key).map_or(self.span, |entry| entry.key_span)
     }
 
@@ -104,13 +104,13 @@ impl Node {
                 map.iter()
                     .map(|(key, value)| Entry {
                         key: key.clone(),
-                        key_span: Span::NONE,
+                        key_span: SourceSpan::NONE,
                         value: Self::from_json(value),
                     })
                     .collect(),
             ),
         };
-        Self { value, span: Span::NONE }
+        Self { value, span: SourceSpan::NONE }
     }
 }
 
@@ -138,7 +138,7 @@ pub fn read_all(text: &str) -> Result<Vec<Node>, Diagnosis> {
 
 /// Reads bytes, which may not be text at all.
 pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
-    let start = Span { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
+    let start = SourceSpan { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
         let message = "the file is UTF-16; configurations are UTF-8";
         return Err(Diagnosis::new(Code::UnsupportedYaml, start, message).hint("save it as UTF-8"));
@@ -146,7 +146,7 @@ pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let line = bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count() + 1;
         let pos = |column| SourcePos { line: number(line), column };
-        let span = Span { start: pos(1), end: pos(2) };
+        let span = SourceSpan { start: pos(1), end: pos(2) };
         Diagnosis::new(Code::UnsupportedYaml, span, "the file is not UTF-8 text")
     })?;
     read(text).map(|node| (text, node))
@@ -154,7 +154,7 @@ pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
 
 /// What can be refused without parsing.
 fn check_text(text: &str) -> Result<&str, Diagnosis> {
-    let start = Span { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
+    let start = SourceSpan { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if text.len() > BYTES_MAX {
         let message = format!("the file has {} bytes; at most {BYTES_MAX} are read", text.len());
         return Err(Diagnosis::new(Code::TooLarge, start, message));
@@ -164,7 +164,7 @@ fn check_text(text: &str) -> Result<&str, Diagnosis> {
         let line = text[..at].matches('\n').count() + 1;
         let column = text[..at].rsplit('\n').next().map_or(0, |tail| tail.chars().count()) + 1;
         let start = SourcePos { line: number(line), column: number(column) };
-        let span = Span { start, end: SourcePos { column: start.column + 1, ..start } };
+        let span = SourceSpan { start, end: SourcePos { column: start.column + 1, ..start } };
         let message = "the file contains a NUL character; is it text, in UTF-8?";
         return Err(Diagnosis::new(Code::UnsupportedYaml, span, message));
     }
@@ -179,8 +179,8 @@ fn pos(mark: Marker) -> SourcePos {
     SourcePos { line: number(mark.line()), column: number(mark.col()).saturating_add(1) }
 }
 
-fn span(span: saphyr_parser::Span) -> Span {
-    Span { start: pos(span.start), end: pos(span.end) }
+fn span(span: saphyr_parser::Span) -> SourceSpan {
+    SourceSpan { start: pos(span.start), end: pos(span.end) }
 }
 
 struct Anchor {
@@ -199,26 +199,26 @@ struct Reader<'a> {
 enum OpenCollection {
     Seq {
         anchor: usize,
-        start: Span,
+        start: SourceSpan,
         items: Vec<Node>,
     },
     Map {
         anchor: usize,
-        start: Span,
+        start: SourceSpan,
         entries: Vec<Entry>,
-        key: Option<(String, Span)>,
-        seen: BTreeMap<String, Span>,
+        key: Option<(String, SourceSpan)>,
+        seen: BTreeMap<String, SourceSpan>,
     },
 }
 
 impl Reader<'_> {
-    fn next(&mut self) -> Result<(Event<'_>, Span), Diagnosis> {
+    fn next(&mut self) -> Result<(Event<'_>, SourceSpan), Diagnosis> {
         match self.parser.next_event() {
-            None => Ok((Event::StreamEnd, Span::NONE)),
+            None => Ok((Event::StreamEnd, SourceSpan::NONE)),
             Some(Ok((event, at))) => Ok((event, span(at))),
             Some(Err(error)) => {
                 let start = pos(*error.marker());
-                let span = Span { start, end: SourcePos { column: start.column + 1, ..start } };
+                let span = SourceSpan { start, end: SourcePos { column: start.column + 1, ..start } };
                 // The parser looks ahead, and may stop at its own bound before we count to ours.
                 if error.info().contains("recursion limit") {
                     let message = format!("nested deeper than {DEPTH_MAX} levels");
@@ -238,11 +238,14 @@ impl Reader<'_> {
         };
         let root = self.documents(only)?.pop();
         let start = SourcePos { line: 1, column: 1 };
-        Ok(root.unwrap_or(Node { value: Value::Null, span: Span { start, end: start } }))
+        Ok(root.unwrap_or(Node { value: Value::Null, span: SourceSpan { start, end: start } }))
     }
 
     /// All documents of the stream. `another` is asked before each but the first is read.
-    fn documents(&mut self, another: impl Fn(Span) -> Result<(), Diagnosis>) -> Result<Vec<Node>, Diagnosis> {
+    fn documents(
+        &mut self,
+        another: impl Fn(SourceSpan) -> Result<(), Diagnosis>,
+    ) -> Result<Vec<Node>, Diagnosis> {
         let mut roots = Vec::new();
         loop {
             let (event, at) = self.next()?;
@@ -320,7 +323,7 @@ impl Reader<'_> {
         }
     }
 
-    fn count(&mut self, nodes: usize, depth: usize, at: Span) -> Result<(), Diagnosis> {
+    fn count(&mut self, nodes: usize, depth: usize, at: SourceSpan) -> Result<(), Diagnosis> {
         self.nodes = self.nodes.saturating_add(nodes);
         if depth > DEPTH_MAX {
             let message = format!("nested deeper than {DEPTH_MAX} levels");
@@ -333,7 +336,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn expand(&mut self, id: usize, at: Span, depth: usize) -> Result<Node, Diagnosis> {
+    fn expand(&mut self, id: usize, at: SourceSpan, depth: usize) -> Result<Node, Diagnosis> {
         let Some(anchor) = self.anchors.get(&id) else {
             return Err(Diagnosis::new(Code::Syntax, at, "an alias refers to a value that contains it"));
         };
@@ -344,24 +347,27 @@ impl Reader<'_> {
         Ok(node)
     }
 
-    fn close(&self, open: OpenCollection, at: Span) -> Result<(Node, usize), Diagnosis> {
+    fn close(&self, open: OpenCollection, at: SourceSpan) -> Result<(Node, usize), Diagnosis> {
         match open {
             OpenCollection::Seq { anchor, start, items } => {
                 let end = items.last().map_or(at.end, |item| item.span.end);
-                Ok((Node { value: Value::Seq(items), span: Span { start: start.start, end } }, anchor))
+                Ok((Node { value: Value::Seq(items), span: SourceSpan { start: start.start, end } }, anchor))
             }
             OpenCollection::Map { anchor, start, entries, key: _, seen: _ } => {
                 let end = entries.last().map_or(at.end, |entry| entry.value.span.end);
                 let entries = merge(entries)?;
-                Ok((Node { value: Value::Map(entries), span: Span { start: start.start, end } }, anchor))
+                Ok((
+                    Node { value: Value::Map(entries), span: SourceSpan { start: start.start, end } },
+                    anchor,
+                ))
             }
         }
     }
 }
 
-fn scalar_node(text: String, style: ScalarStyle, span: Span) -> Node {
+fn scalar_node(text: String, style: ScalarStyle, span: SourceSpan) -> Node {
     let plain = style == ScalarStyle::Plain;
-    if plain && scalar::resolve(&text) == ScalarValue::Null {
+    if plain && scalar::resolve_scalar(&text) == ScalarValue::Null {
         return Node { value: Value::Null, span };
     }
     Node { value: Value::Scalar(Scalar { text, plain }), span }
@@ -394,7 +400,7 @@ fn insert_value(open: &mut OpenCollection, done: Node) -> Result<(), Diagnosis> 
     Ok(())
 }
 
-fn refuse_tag(tagged: bool, at: Span) -> Result<(), Diagnosis> {
+fn refuse_tag(tagged: bool, at: SourceSpan) -> Result<(), Diagnosis> {
     if tagged {
         let message = "YAML tags (`!…`) are not part of configurations";
         return Err(Diagnosis::new(Code::UnsupportedYaml, at, message)
@@ -403,7 +409,7 @@ fn refuse_tag(tagged: bool, at: Span) -> Result<(), Diagnosis> {
     Ok(())
 }
 
-fn refuse_collection_key(stack: &[OpenCollection], at: Span) -> Result<(), Diagnosis> {
+fn refuse_collection_key(stack: &[OpenCollection], at: SourceSpan) -> Result<(), Diagnosis> {
     match stack.last() {
         Some(OpenCollection::Map { key: None, .. }) => {
             Err(Diagnosis::new(Code::UnsupportedYaml, at, "a key must be a word, not a list or a mapping"))

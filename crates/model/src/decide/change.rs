@@ -2,7 +2,7 @@
 
 use crate::{
     event::{Actor, EventCause},
-    machine::Word,
+    machine::StrEnum,
 };
 
 /// An event for a machine, a word for programs and a sentence for people.
@@ -13,7 +13,7 @@ pub struct Change<E> {
     pub message: String,
 }
 
-impl<E: Word> Change<E> {
+impl<E: StrEnum> Change<E> {
     /// A change whose reason is the event itself.
     pub fn told(event: E, message: impl Into<String>) -> Self {
         Self { event, reason: event.as_str(), message: message.into() }

@@ -14,14 +14,15 @@ use crate::{
 };
 
 /// Between two looks when nothing changes.
-pub const POLL: Span = Span::secs(30);
+pub const POLL_INTERVAL: Span = Span::secs(30);
 /// The wait before each next try to reach `nodes.min`; the last repeats.
-pub const BACKOFF: [Span; 5] = [Span::mins(1), Span::mins(2), Span::mins(5), Span::mins(10), Span::mins(30)];
+pub const RETRY_DELAYS: [Span; 5] =
+    [Span::mins(1), Span::mins(2), Span::mins(5), Span::mins(10), Span::mins(30)];
 /// How often it is tried in a row.
 pub const ATTEMPTS_MAX: u32 = 15;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct FleetMember {
     pub id: InstanceId,
     pub instance_num: u32,
     pub status: instance::Status,
@@ -32,7 +33,7 @@ pub struct Member {
     pub up_to_date: bool,
 }
 
-impl Member {
+impl FleetMember {
     fn may_go(&self) -> bool {
         self.status == instance::Status::Idle && self.jobs == 0
     }
@@ -44,7 +45,7 @@ impl Member {
 
 /// What is stored about the fleet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fleet {
+pub struct FleetView {
     pub status: Status,
     /// SSH fleets keep the hosts they are given.
     pub is_ssh: bool,
@@ -55,7 +56,7 @@ pub struct Fleet {
     pub nodes_target: u32,
     pub nodes_max: Option<u32>,
     /// Not the terminated ones.
-    pub members: Vec<Member>,
+    pub members: Vec<FleetMember>,
     /// Tries in a row to reach `nodes_min`.
     pub attempts: u32,
     pub tried_at: Option<Timestamp>,
@@ -74,7 +75,7 @@ pub struct Plan {
     pub due: Timestamp,
 }
 
-pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
+pub fn decide(fleet: &FleetView, now: Timestamp) -> Plan {
     let keep = Plan {
         create: Vec::new(),
         end: Vec::new(),
@@ -82,7 +83,7 @@ pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
         attempts: fleet.attempts,
         tried_at: fleet.tried_at,
         note: None,
-        due: now + POLL,
+        due: now + POLL_INTERVAL,
     };
     match fleet.status {
         Status::Submitted | Status::Active if fleet.delete_asked => {
@@ -102,15 +103,15 @@ pub fn decide(fleet: &Fleet, now: Timestamp) -> Plan {
     }
 }
 
-fn end_all_members(fleet: &Fleet) -> Vec<(InstanceId, instance::TerminationReason)> {
+fn end_all_members(fleet: &FleetView) -> Vec<(InstanceId, instance::TerminationReason)> {
     let alive = fleet.members.iter().filter(|member| !member.is_ending());
     alive.map(|member| (member.id, instance::TerminationReason::TerminatedByUser)).collect()
 }
 
-fn plan_active(fleet: &Fleet, mut plan: Plan, now: Timestamp) -> Plan {
-    let mut alive: Vec<&Member> = fleet.members.iter().filter(|member| !member.is_ending()).collect();
+fn plan_active(fleet: &FleetView, mut plan: Plan, now: Timestamp) -> Plan {
+    let mut alive: Vec<&FleetMember> = fleet.members.iter().filter(|member| !member.is_ending()).collect();
     alive.sort_by_key(|member| member.instance_num);
-    let outdated: Vec<&Member> =
+    let outdated: Vec<&FleetMember> =
         alive.iter().filter(|member| member.may_go() && !member.up_to_date).copied().collect();
     for member in outdated {
         plan.end.push((member.id, instance::TerminationReason::FleetSpecMismatch));
@@ -147,7 +148,7 @@ fn is_up(status: instance::Status) -> bool {
     }
 }
 
-fn create_missing(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
+fn create_missing(fleet: &FleetView, mut plan: Plan, missing: u32, total: u32, now: Timestamp) -> Plan {
     if fleet.attempts >= ATTEMPTS_MAX {
         plan.note =
             Some(format!("{missing} nodes are missing, and {ATTEMPTS_MAX} tries failed: it gives up"));
@@ -155,8 +156,8 @@ fn create_missing(fleet: &Fleet, mut plan: Plan, missing: u32, total: u32, now: 
     }
     let next = match (fleet.attempts.checked_sub(1), fleet.tried_at) {
         (Some(index), Some(tried)) => {
-            let last = BACKOFF.len() - 1;
-            tried + BACKOFF[usize::try_from(index).unwrap_or(last).min(last)]
+            let last = RETRY_DELAYS.len() - 1;
+            tried + RETRY_DELAYS[usize::try_from(index).unwrap_or(last).min(last)]
         }
         (None, _) | (_, None) => now,
     };

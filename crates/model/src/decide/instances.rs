@@ -11,9 +11,9 @@ use crate::{
 };
 
 /// Between two looks at a host.
-pub const POLL: Span = Span::secs(7);
+pub const POLL_INTERVAL: Span = Span::secs(7);
 /// How long its last answer counts while it tells of itself, if only its blocks changed. When it stops, it is looked at.
-pub const POLL_TOLD: Span = Span::secs(20);
+pub const POLL_WITH_EVENTS: Span = Span::secs(20);
 /// Between two looks at one that is starting; the first follow faster, see `next_starting_poll`.
 pub const POLL_STARTING: Span = Span::secs(5);
 /// Between the very first looks at one that is starting.
@@ -30,22 +30,22 @@ pub const DELETE_RETRY: Span = Span::secs(30);
 /// After this long the tries become rare, and people are told.
 pub const DELETE_MAX: Span = Span::mins(15);
 /// How people are told.
-pub const TOLD: &str = "cannot be deleted";
+pub const DELETE_FAILED_MESSAGE: &str = "cannot be deleted";
 /// Between two tries after that.
 pub const DELETE_RETRY_LATE: Span = Span::mins(10);
 /// Between two looks at one that is over; nobody should look.
 const POLL_TERMINATED: Span = Span::mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum InstanceKind {
     Cloud,
     Ssh,
 }
 
 /// What is stored about the instance.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Instance {
-    pub kind: Kind,
+pub struct InstanceView {
+    pub kind: InstanceKind,
     pub status: Status,
     pub created_at: Timestamp,
     /// When the backend made it.
@@ -71,7 +71,7 @@ pub struct Instance {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum InstanceObservation {
     NotAsked,
     /// The backend made it.
     Created,
@@ -131,7 +131,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn keep(instance: &Instance, due: Timestamp) -> Self {
+    fn keep(instance: &InstanceView, due: Timestamp) -> Self {
         Self {
             action: None,
             change: None,
@@ -143,16 +143,16 @@ impl Plan {
         }
     }
 
-    fn with_action(instance: &Instance, action: Action, now: Timestamp) -> Self {
+    fn with_action(instance: &InstanceView, action: Action, now: Timestamp) -> Self {
         Self { action: Some(action), ..Self::keep(instance, now) }
     }
 
-    fn change(instance: &Instance, event: Event, message: impl Into<String>, now: Timestamp) -> Self {
+    fn change(instance: &InstanceView, event: Event, message: impl Into<String>, now: Timestamp) -> Self {
         Self { change: Some(Change::told(event, message)), ..Self::keep(instance, now) }
     }
 
     fn end(
-        instance: &Instance,
+        instance: &InstanceView,
         event: Event,
         reason: TerminationReason,
         message: impl Into<String>,
@@ -163,7 +163,7 @@ impl Plan {
     }
 }
 
-pub fn decide(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+pub fn decide(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     if let Some(plan) = end_unneeded(instance, now) {
         return plan;
     }
@@ -177,14 +177,14 @@ pub fn decide(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
 }
 
 /// Whether it is worth looking at the world before deciding.
-pub fn is_wanted(instance: &Instance, now: Timestamp) -> bool {
+pub fn should_probe(instance: &InstanceView, now: Timestamp) -> bool {
     end_unneeded(instance, now).is_none()
 }
 
 /// Until when the last answer of a host counts, if a pass is only about its blocks: a job came or went, and the word
 /// for it follows from what is stored. A host is asked every `poll`, however many jobs it sees in between.
-pub fn answered_until(
-    instance: &Instance,
+pub fn answer_valid_until(
+    instance: &InstanceView,
     seen_at: Option<Timestamp>,
     poll: Span,
     now: Timestamp,
@@ -199,7 +199,7 @@ pub fn answered_until(
 }
 
 /// Ends one that nobody wants, unless jobs are on it: those end first.
-fn end_unneeded(instance: &Instance, now: Timestamp) -> Option<Plan> {
+fn end_unneeded(instance: &InstanceView, now: Timestamp) -> Option<Plan> {
     if instance.jobs > 0 {
         return None;
     }
@@ -230,21 +230,23 @@ pub fn next_starting_poll(since: Timestamp, now: Timestamp) -> Timestamp {
     now + Span(waited / 4).clamp(POLL_STARTING_FIRST, POLL_STARTING)
 }
 
-fn plan_pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_pending(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     let first = match instance.kind {
-        Kind::Cloud => Action::Create,
-        Kind::Ssh => Action::Deploy,
+        InstanceKind::Cloud => Action::Create,
+        InstanceKind::Ssh => Action::Deploy,
     };
     match seen {
-        Seen::Created => Plan::change(instance, Event::Created, "the backend made it", now),
-        Seen::NoOffers { said } => Plan::end(instance, Event::GaveUp, TerminationReason::NoOffers, said, now),
-        Seen::Deployed { healthy: true } if instance.jobs == 0 => {
+        InstanceObservation::Created => Plan::change(instance, Event::Created, "the backend made it", now),
+        InstanceObservation::NoOffers { said } => {
+            Plan::end(instance, Event::GaveUp, TerminationReason::NoOffers, said, now)
+        }
+        InstanceObservation::Deployed { healthy: true } if instance.jobs == 0 => {
             Plan::change(instance, Event::ReadyIdle, "deployed and healthy", now)
         }
-        Seen::Deployed { .. } => Plan::change(instance, Event::Created, "deployed", now),
-        Seen::DeployFailed { fatal: true, said } => give_up(instance, said.clone(), now),
-        Seen::Untrusted { said } => give_up(instance, said.clone(), now),
-        Seen::DeployFailed { fatal: false, said } => {
+        InstanceObservation::Deployed { .. } => Plan::change(instance, Event::Created, "deployed", now),
+        InstanceObservation::DeployFailed { fatal: true, said } => give_up(instance, said.clone(), now),
+        InstanceObservation::Untrusted { said } => give_up(instance, said.clone(), now),
+        InstanceObservation::DeployFailed { fatal: false, said } => {
             let deadline = instance.created_at + DEPLOY_MAX;
             if now >= deadline {
                 let message = format!("not deployed within {} s: {said}", DEPLOY_MAX.as_secs());
@@ -252,51 +254,51 @@ fn plan_pending(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
             }
             Plan { note: Some(said.clone()), ..Plan::keep(instance, (now + POLL_STARTING).min(deadline)) }
         }
-        Seen::NotAsked
-        | Seen::Starting
-        | Seen::Answers { .. }
-        | Seen::Silent
-        | Seen::Gone { .. }
-        | Seen::Unknown
-        | Seen::NotDeleted { .. } => Plan::with_action(instance, first, now),
+        InstanceObservation::NotAsked
+        | InstanceObservation::Starting
+        | InstanceObservation::Answers { .. }
+        | InstanceObservation::Silent
+        | InstanceObservation::Gone { .. }
+        | InstanceObservation::Unknown
+        | InstanceObservation::NotDeleted { .. } => Plan::with_action(instance, first, now),
     }
 }
 
 /// An SSH host is let go. A machine that may exist after all is asked back first.
-fn give_up(instance: &Instance, said: String, now: Timestamp) -> Plan {
+fn give_up(instance: &InstanceView, said: String, now: Timestamp) -> Plan {
     let event = match instance.kind {
-        Kind::Ssh => Event::GaveUp,
-        Kind::Cloud => Event::Expired,
+        InstanceKind::Ssh => Event::GaveUp,
+        InstanceKind::Cloud => Event::Expired,
     };
     Plan::end(instance, event, TerminationReason::Error, said, now)
 }
 
-fn plan_provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_provisioning(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     let since = instance.started_at.unwrap_or(instance.created_at);
     let deadline = since + instance.provisioning_max;
     match seen {
-        Seen::Answers { health } => mark_ready(instance, *health, now),
-        Seen::Deployed { healthy: true } => mark_ready(instance, Health::Healthy, now),
-        Seen::Gone { said } => {
+        InstanceObservation::Answers { health } => mark_ready(instance, *health, now),
+        InstanceObservation::Deployed { healthy: true } => mark_ready(instance, Health::Healthy, now),
+        InstanceObservation::Gone { said } => {
             let message = format!("the backend took it back before it was ready: {said}");
             Plan::end(instance, Event::Expired, TerminationReason::Error, message, now)
         }
-        Seen::Unknown if !is_young(instance, now) => {
+        InstanceObservation::Unknown if !is_young(instance, now) => {
             Plan::end(instance, Event::Expired, TerminationReason::Error, NOT_LISTED_MESSAGE, now)
         }
-        Seen::Untrusted { said } => {
+        InstanceObservation::Untrusted { said } => {
             Plan::end(instance, Event::Expired, TerminationReason::Error, said.clone(), now)
         }
-        Seen::NotAsked if now < deadline => Plan::with_action(instance, Action::Check, now),
-        Seen::NotAsked
-        | Seen::Starting
-        | Seen::Silent
-        | Seen::Unknown
-        | Seen::Created
-        | Seen::NoOffers { .. }
-        | Seen::Deployed { healthy: false }
-        | Seen::DeployFailed { .. }
-        | Seen::NotDeleted { .. } => {
+        InstanceObservation::NotAsked if now < deadline => Plan::with_action(instance, Action::Check, now),
+        InstanceObservation::NotAsked
+        | InstanceObservation::Starting
+        | InstanceObservation::Silent
+        | InstanceObservation::Unknown
+        | InstanceObservation::Created
+        | InstanceObservation::NoOffers { .. }
+        | InstanceObservation::Deployed { healthy: false }
+        | InstanceObservation::DeployFailed { .. }
+        | InstanceObservation::NotDeleted { .. } => {
             if now >= deadline {
                 let message = format!("not ready within {} s", instance.provisioning_max.as_secs());
                 let reason = TerminationReason::ProvisioningTimeout;
@@ -308,49 +310,51 @@ fn plan_provisioning(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
 }
 
 /// Whether its backend may not know of it yet.
-fn is_young(instance: &Instance, now: Timestamp) -> bool {
+fn is_young(instance: &InstanceView, now: Timestamp) -> bool {
     now < instance.started_at.unwrap_or(instance.created_at) + LISTING_LAG_MAX
 }
 
-fn mark_ready(instance: &Instance, health: Health, now: Timestamp) -> Plan {
+fn mark_ready(instance: &InstanceView, health: Health, now: Timestamp) -> Plan {
     let event = if instance.jobs > 0 { Event::ReadyBusy } else { Event::ReadyIdle };
     Plan { health, unreachable_since: None, ..Plan::change(instance, event, "its agent answers", now) }
 }
 
-fn plan_ready(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_ready(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     match (seen, instance.kind) {
-        (Seen::Answers { health }, _) => plan_reachable(instance, *health, now),
-        (Seen::Deployed { healthy: true }, _) => plan_reachable(instance, Health::Healthy, now),
-        (Seen::Gone { said }, Kind::Cloud) => {
+        (InstanceObservation::Answers { health }, _) => plan_reachable(instance, *health, now),
+        (InstanceObservation::Deployed { healthy: true }, _) => {
+            plan_reachable(instance, Health::Healthy, now)
+        }
+        (InstanceObservation::Gone { said }, InstanceKind::Cloud) => {
             let message = format!("the backend does not have it any more: {said}");
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now)
         }
-        (Seen::Unknown, Kind::Cloud) if !is_young(instance, now) => {
+        (InstanceObservation::Unknown, InstanceKind::Cloud) if !is_young(instance, now) => {
             Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, NOT_LISTED_MESSAGE, now)
         }
-        (Seen::Untrusted { said }, _) => {
+        (InstanceObservation::Untrusted { said }, _) => {
             let plan = plan_unreachable(instance, now);
             let note = (instance.health != Health::Failure).then(|| said.clone());
             Plan { health: Health::Failure, note, ..plan }
         }
-        (Seen::NotAsked, _) => Plan::with_action(instance, Action::Check, now),
+        (InstanceObservation::NotAsked, _) => Plan::with_action(instance, Action::Check, now),
         (
-            Seen::Silent
-            | Seen::Starting
-            | Seen::Created
-            | Seen::Gone { .. }
-            | Seen::Unknown
-            | Seen::NoOffers { .. }
-            | Seen::Deployed { healthy: false }
-            | Seen::DeployFailed { .. }
-            | Seen::NotDeleted { .. },
-            Kind::Cloud | Kind::Ssh,
+            InstanceObservation::Silent
+            | InstanceObservation::Starting
+            | InstanceObservation::Created
+            | InstanceObservation::Gone { .. }
+            | InstanceObservation::Unknown
+            | InstanceObservation::NoOffers { .. }
+            | InstanceObservation::Deployed { healthy: false }
+            | InstanceObservation::DeployFailed { .. }
+            | InstanceObservation::NotDeleted { .. },
+            InstanceKind::Cloud | InstanceKind::Ssh,
         ) => plan_unreachable(instance, now),
     }
 }
 
-fn plan_reachable(instance: &Instance, health: Health, now: Timestamp) -> Plan {
-    let mut plan = Plan { health, unreachable_since: None, ..Plan::keep(instance, now + POLL) };
+fn plan_reachable(instance: &InstanceView, health: Health, now: Timestamp) -> Plan {
+    let mut plan = Plan { health, unreachable_since: None, ..Plan::keep(instance, now + POLL_INTERVAL) };
     if instance.unreachable_since.is_some() {
         plan.note = Some("reachable again".to_owned());
     }
@@ -372,29 +376,29 @@ fn plan_reachable(instance: &Instance, health: Health, now: Timestamp) -> Plan {
 }
 
 /// When it goes for being idle: never an SSH host, never one the fleet needs.
-fn idle_deadline(instance: &Instance) -> Option<Timestamp> {
+fn idle_deadline(instance: &InstanceView) -> Option<Timestamp> {
     let may_go = match instance.kind {
-        Kind::Cloud => instance.status == Status::Idle && instance.jobs == 0 && instance.above_min,
-        Kind::Ssh => false,
+        InstanceKind::Cloud => instance.status == Status::Idle && instance.jobs == 0 && instance.above_min,
+        InstanceKind::Ssh => false,
     };
     if may_go { Some(instance.idle_since? + instance.idle_max?) } else { None }
 }
 
-fn plan_unreachable(instance: &Instance, now: Timestamp) -> Plan {
+fn plan_unreachable(instance: &InstanceView, now: Timestamp) -> Plan {
     let since = instance.unreachable_since.unwrap_or(now);
-    let mut plan = Plan { unreachable_since: Some(since), ..Plan::keep(instance, now + POLL) };
+    let mut plan = Plan { unreachable_since: Some(since), ..Plan::keep(instance, now + POLL_INTERVAL) };
     if instance.unreachable_since.is_none() {
         plan.note = Some("unreachable".to_owned());
     }
     match instance.kind {
-        Kind::Ssh => plan,
-        Kind::Cloud if now.since(since) >= UNREACHABLE_MAX => {
+        InstanceKind::Ssh => plan,
+        InstanceKind::Cloud if now.since(since) >= UNREACHABLE_MAX => {
             let message = format!("unreachable for {} s", now.since(since).as_secs());
             let end = Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now);
             Plan { unreachable_since: Some(since), ..end }
         }
         // An idle one is given back in time whether or not it answers.
-        Kind::Cloud => match idle_deadline(instance) {
+        InstanceKind::Cloud => match idle_deadline(instance) {
             Some(deadline) if now >= deadline => {
                 let message = "idle for too long, and unreachable";
                 let end = Plan::end(instance, Event::Surplus, TerminationReason::IdleTimeout, message, now);
@@ -405,49 +409,54 @@ fn plan_unreachable(instance: &Instance, now: Timestamp) -> Plan {
     }
 }
 
-fn plan_terminating(instance: &Instance, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_terminating(instance: &InstanceView, seen: &InstanceObservation, now: Timestamp) -> Plan {
     let since = instance.terminating_since.unwrap_or(now);
     match seen {
-        Seen::Gone { said } => Plan::change(
+        InstanceObservation::Gone { said } => Plan::change(
             instance,
             Event::Deleted,
             format!("the backend does not have it any more: {said}"),
             now,
         ),
         // Whoever never came to the host has nothing to look for there.
-        Seen::NotDeleted { said } if instance.kind == Kind::Ssh && instance.started_at.is_none() => {
+        InstanceObservation::NotDeleted { said }
+            if instance.kind == InstanceKind::Ssh && instance.started_at.is_none() =>
+        {
             let message = format!("the host was never ready, and is let go as it is: {said}");
             Plan::change(instance, Event::Deleted, message, now)
         }
         // Nothing of ours is billed on it, and its user does not want to wait.
-        Seen::NotDeleted { said } if instance.kind == Kind::Ssh && instance.is_forced => {
+        InstanceObservation::NotDeleted { said }
+            if instance.kind == InstanceKind::Ssh && instance.is_forced =>
+        {
             let message = format!("deletion was forced, and the host is let go as it is: {said}");
             Plan::change(instance, Event::Deleted, message, now)
         }
-        Seen::NotDeleted { said } if now.since(since) < DELETE_MAX => {
+        InstanceObservation::NotDeleted { said } if now.since(since) < DELETE_MAX => {
             let due = (now + DELETE_RETRY).min(since + DELETE_MAX);
             Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::keep(instance, due) }
         }
-        Seen::NotDeleted { said } => match instance.kind {
+        InstanceObservation::NotDeleted { said } => match instance.kind {
             // Nothing of ours is billed on it, and a host that does not answer cannot be cleaned.
-            Kind::Ssh => {
+            InstanceKind::Ssh => {
                 Plan::change(instance, Event::Deleted, format!("gave up cleaning the host: {said}"), now)
             }
             // A machine that may still be billed is never called terminated.
-            Kind::Cloud => {
-                let note = (!instance.delete_told).then(|| format!("{TOLD}, look at the backend: {said}"));
+            InstanceKind::Cloud => {
+                let note = (!instance.delete_told)
+                    .then(|| format!("{DELETE_FAILED_MESSAGE}, look at the backend: {said}"));
                 Plan { note, ..Plan::keep(instance, now + DELETE_RETRY_LATE) }
             }
         },
-        Seen::NotAsked
-        | Seen::Created
-        | Seen::Starting
-        | Seen::NoOffers { .. }
-        | Seen::Deployed { .. }
-        | Seen::DeployFailed { .. }
-        | Seen::Answers { .. }
-        | Seen::Untrusted { .. }
-        | Seen::Unknown
-        | Seen::Silent => Plan::with_action(instance, Action::Delete, now),
+        InstanceObservation::NotAsked
+        | InstanceObservation::Created
+        | InstanceObservation::Starting
+        | InstanceObservation::NoOffers { .. }
+        | InstanceObservation::Deployed { .. }
+        | InstanceObservation::DeployFailed { .. }
+        | InstanceObservation::Answers { .. }
+        | InstanceObservation::Untrusted { .. }
+        | InstanceObservation::Unknown
+        | InstanceObservation::Silent => Plan::with_action(instance, Action::Delete, now),
     }
 }

@@ -23,7 +23,7 @@ pub const MAX_DURATION_BACKSTOP: Span = Span::mins(2);
 pub const POLL_STARTING: Span = Span::secs(5);
 pub const POLL_RUNNING: Span = Span::secs(10);
 /// The same, while that stream is known to flow. When it breaks, the job is looked at.
-pub const POLL_TOLD: Span = Span::mins(2);
+pub const POLL_WITH_EVENTS: Span = Span::mins(2);
 /// While nodes wait for each other.
 pub const POLL_SIBLINGS: Span = Span::secs(2);
 
@@ -89,7 +89,7 @@ impl Gate {
 
 /// What is stored about the submission.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct RunningJobView {
     pub status: Status,
     /// When it got its instance.
     pub provisioning_since: Timestamp,
@@ -116,7 +116,7 @@ pub struct Job {
 
 /// The host, as the instance's row and its backend say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Host {
+pub enum HostState {
     Fine,
     /// The backend took it back, or ended it.
     Gone,
@@ -129,16 +129,16 @@ pub enum Host {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Shim {
+pub enum ShimState {
     NotAsked,
     Silent,
     /// It answers and does not know the task.
     NoTask,
-    Task(Task),
+    Task(TaskState),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum TaskState {
     /// A scheduler that others fill as well decides when it starts.
     Queued,
     Pending,
@@ -150,22 +150,22 @@ pub enum Task {
         ports_known: bool,
     },
     /// Its reason is a word of ours, or empty.
-    Terminated(Ended),
+    Terminated(ReportedEnd),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Runner {
+pub enum RunnerState {
     NotAsked,
     Silent,
     /// It answers and waits for the job.
     Ready,
-    Pulled(Pulled),
+    Pulled(RunnerReport),
 }
 
 /// The last word of one pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pulled {
-    pub ended: Option<Ended>,
+pub struct RunnerReport {
+    pub ended: Option<ReportedEnd>,
     /// How long nobody was connected.
     pub no_connections: Option<Span>,
     /// It waits at its gate.
@@ -173,8 +173,8 @@ pub struct Pulled {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
-    pub how: How,
+pub struct ReportedEnd {
+    pub how: EndKind,
     pub reason: String,
     pub message: String,
     /// A word of the termination details, or nothing.
@@ -183,17 +183,17 @@ pub struct Ended {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum EndKind {
     Done,
     Failed,
     Terminated,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    pub host: Host,
-    pub shim: Shim,
-    pub runner: Runner,
+pub struct RunningJobObservation {
+    pub host: HostState,
+    pub shim: ShimState,
+    pub runner: RunnerState,
     /// The verdict of the utilization policy, by `utilization::is_gpu_idle`.
     pub gpu_idle: bool,
     /// Its host tells what happens to it, and nothing of it has to be asked for.
@@ -202,30 +202,30 @@ pub struct Seen {
 
 /// What to look at before deciding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct ProbeTargets {
     pub shim: bool,
     pub runner: bool,
 }
 
 /// The runner is asked only where it can be there; the shim also when a running job's runner is silent.
-pub fn asks(job: &Job) -> Ask {
+pub fn probe_targets(job: &RunningJobView) -> ProbeTargets {
     match job.status {
-        Status::Provisioning => Ask { shim: job.has_shim, runner: !job.has_shim },
-        Status::Pulling => Ask { shim: job.has_shim, runner: true },
-        Status::Running => Ask { shim: false, runner: true },
+        Status::Provisioning => ProbeTargets { shim: job.has_shim, runner: !job.has_shim },
+        Status::Pulling => ProbeTargets { shim: job.has_shim, runner: true },
+        Status::Running => ProbeTargets { shim: false, runner: true },
         Status::Submitted
         | Status::Terminating
         | Status::Terminated
         | Status::Aborted
         | Status::Failed
-        | Status::Done => Ask { shim: false, runner: false },
+        | Status::Done => ProbeTargets { shim: false, runner: false },
     }
 }
 
 /// The job as it is after a change from which the same pass goes on: a host that took the task may have it running
 /// already. Every other change ends the pass; what comes after it takes its time.
-pub fn goes_on(job: &Job, change: &Change<Event>, now: Timestamp) -> Option<Job> {
-    (job.status == Status::Provisioning && change.event == Event::TaskAccepted).then(|| Job {
+pub fn next_in_pass(job: &RunningJobView, change: &Change<Event>, now: Timestamp) -> Option<RunningJobView> {
+    (job.status == Status::Provisioning && change.event == Event::TaskAccepted).then(|| RunningJobView {
         status: Status::Pulling,
         pulling_since: Some(now),
         ..job.clone()
@@ -233,10 +233,10 @@ pub fn goes_on(job: &Job, change: &Change<Event>, now: Timestamp) -> Option<Job>
 }
 
 /// Whether the runner has said how the job ended, and nobody knows better.
-pub fn has_ended(runner: &Runner) -> bool {
+pub fn has_ended(runner: &RunnerState) -> bool {
     match runner {
-        Runner::Pulled(pulled) => pulled.ended.as_ref().is_some_and(knows_why),
-        Runner::NotAsked | Runner::Silent | Runner::Ready => false,
+        RunnerState::Pulled(pulled) => pulled.ended.as_ref().is_some_and(knows_why),
+        RunnerState::NotAsked | RunnerState::Silent | RunnerState::Ready => false,
     }
 }
 
@@ -269,7 +269,7 @@ pub struct Plan {
     pub due: Timestamp,
 }
 
-pub fn decide(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+pub fn decide(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     if let Some(plan) = end_for_host(job, seen, now) {
         return plan;
     }
@@ -287,49 +287,49 @@ pub fn decide(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     }
 }
 
-fn end_for_host(job: &Job, seen: &Seen, now: Timestamp) -> Option<Plan> {
+fn end_for_host(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Option<Plan> {
     match seen.host {
-        Host::Fine => None,
-        Host::Gone => Some(end_as_lost(unreachable_reason(job), "the instance is gone", now)),
-        Host::CreateFailed => {
+        HostState::Fine => None,
+        HostState::Gone => Some(end_as_lost(unreachable_reason(job), "the instance is gone", now)),
+        HostState::CreateFailed => {
             let reason = TerminationReason::FailedToStartDueToNoCapacity;
             Some(end_as_lost(reason, "its instance could not be made: no offer was to be had", now))
         }
-        Host::ProvisionTimeout => {
+        HostState::ProvisionTimeout => {
             let reason = TerminationReason::WaitingInstanceLimitExceeded;
             Some(end_as_lost(reason, "its instance was not ready in time", now))
         }
-        Host::AccessRevoked => {
+        HostState::AccessRevoked => {
             let reason = TerminationReason::InstanceAccessRevoked;
             Some(end_as_lost(reason, "the fleet is no longer shared with this project", now))
         }
     }
 }
 
-fn unreachable_reason(job: &Job) -> TerminationReason {
+fn unreachable_reason(job: &RunningJobView) -> TerminationReason {
     if job.spot { TerminationReason::InterruptedByNoCapacity } else { TerminationReason::InstanceUnreachable }
 }
 
-fn plan_provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     let since = job.provisioning_since;
     if !job.has_shim {
         return match &seen.runner {
-            Runner::Ready => start_job(job, since, job.provisioning_max, seen, now),
-            Runner::Pulled(_) => job_started(Vec::new(), seen, now),
-            Runner::Silent | Runner::NotAsked => {
+            RunnerState::Ready => start_job(job, since, job.provisioning_max, seen, now),
+            RunnerState::Pulled(_) => job_started(Vec::new(), seen, now),
+            RunnerState::Silent | RunnerState::NotAsked => {
                 let reason = TerminationReason::WaitingRunnerLimitExceeded;
                 wait_with_timeout(since, job.provisioning_max, reason, "the runner", now)
             }
         };
     }
     match &seen.shim {
-        Shim::NotAsked | Shim::Silent if job.instance_was_ready => wait_for_agents(job, now),
-        Shim::NotAsked | Shim::Silent => {
+        ShimState::NotAsked | ShimState::Silent if job.instance_was_ready => wait_for_agents(job, now),
+        ShimState::NotAsked | ShimState::Silent => {
             let reason = TerminationReason::WaitingInstanceLimitExceeded;
             wait_with_timeout(since, job.provisioning_max, reason, "the instance", now)
         }
-        Shim::NoTask => match startup_dependency(job) {
-            Some(others) => siblings(job, others, now),
+        ShimState::NoTask => match startup_dependency(job) {
+            Some(others) => wait_for_siblings(job, others, now),
             // The hands tried and it was not taken, over and over.
             None if now >= since + time_limit(job, job.provisioning_max) => end_as_lost(
                 TerminationReason::WaitingRunnerLimitExceeded,
@@ -339,7 +339,7 @@ fn plan_provisioning(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
             None => accept_task(vec![Action::SubmitTask], now),
         },
         // A holder before us handed it over and could not write that down.
-        Shim::Task(_) => accept_task(Vec::new(), now),
+        ShimState::Task(_) => accept_task(Vec::new(), now),
     }
 }
 
@@ -348,7 +348,7 @@ fn accept_task(actions: Vec<Action>, now: Timestamp) -> Plan {
 }
 
 /// Who must run before this job gets its task.
-fn startup_dependency(job: &Job) -> Option<&'static str> {
+fn startup_dependency(job: &RunningJobView) -> Option<&'static str> {
     // A runner waits for its job only so long: it is started when nothing else can keep it waiting.
     if !job.siblings.all_have_ips {
         return Some("the other nodes' addresses");
@@ -362,31 +362,32 @@ fn startup_dependency(job: &Job) -> Option<&'static str> {
     }
 }
 
-fn plan_pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     let since = job.pulling_since.unwrap_or(job.provisioning_since);
     let bound = |waits_for| {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
         wait_with_timeout(since, PULLING_TIMEOUT, reason, waits_for, now)
     };
     match &seen.shim {
-        Shim::NotAsked | Shim::Silent if job.has_shim => wait_for_agents(job, now),
+        ShimState::NotAsked | ShimState::Silent if job.has_shim => wait_for_agents(job, now),
         // Never handed over twice: a task that was forgotten may have run.
-        Shim::NoTask => {
+        ShimState::NoTask => {
             end_as_lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
         }
         // As long as it takes: whoever asked may stop it.
-        Shim::Task(Task::Queued) => wait(None, "its turn in the queue", now + POLL_RUNNING),
-        Shim::Task(Task::Pending | Task::Preparing) => bound("the host to prepare"),
-        Shim::Task(Task::Pulling) => bound("the image"),
-        Shim::Task(Task::Creating) => bound("the container"),
-        Shim::Task(Task::Running { ports_known: false }) => bound("the container's ports"),
-        Shim::Task(Task::Terminated(ended)) => end_as_exited(ending(ended), now),
-        Shim::NotAsked | Shim::Silent | Shim::Task(Task::Running { ports_known: true }) => match &seen.runner
-        {
-            Runner::NotAsked | Runner::Silent => bound("the runner"),
-            Runner::Ready => start_job(job, since, PULLING_TIMEOUT, seen, now),
+        ShimState::Task(TaskState::Queued) => wait(None, "its turn in the queue", now + POLL_RUNNING),
+        ShimState::Task(TaskState::Pending | TaskState::Preparing) => bound("the host to prepare"),
+        ShimState::Task(TaskState::Pulling) => bound("the image"),
+        ShimState::Task(TaskState::Creating) => bound("the container"),
+        ShimState::Task(TaskState::Running { ports_known: false }) => bound("the container's ports"),
+        ShimState::Task(TaskState::Terminated(ended)) => end_as_exited(ending(ended), now),
+        ShimState::NotAsked
+        | ShimState::Silent
+        | ShimState::Task(TaskState::Running { ports_known: true }) => match &seen.runner {
+            RunnerState::NotAsked | RunnerState::Silent => bound("the runner"),
+            RunnerState::Ready => start_job(job, since, PULLING_TIMEOUT, seen, now),
             // A holder before us started it and could not write that down. It may be over by now.
-            Runner::Pulled(pulled) => {
+            RunnerState::Pulled(pulled) => {
                 let plan = job_started(Vec::new(), seen, now);
                 Plan { due: if pulled.ended.is_some() { now } else { plan.due }, ..plan }
             }
@@ -394,9 +395,15 @@ fn plan_pulling(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     }
 }
 
-fn start_job(job: &Job, since: Timestamp, limit: Span, seen: &Seen, now: Timestamp) -> Plan {
+fn start_job(
+    job: &RunningJobView,
+    since: Timestamp,
+    limit: Span,
+    seen: &RunningJobObservation,
+    now: Timestamp,
+) -> Plan {
     if !job.siblings.all_have_ips {
-        return siblings(job, "the other nodes' addresses", now);
+        return wait_for_siblings(job, "the other nodes' addresses", now);
     }
     if now >= since + time_limit(job, limit) {
         let reason = TerminationReason::WaitingRunnerLimitExceeded;
@@ -406,11 +413,11 @@ fn start_job(job: &Job, since: Timestamp, limit: Span, seen: &Seen, now: Timesta
 }
 
 /// A node may have spent its own time on waiting for the others.
-fn time_limit(job: &Job, limit: Span) -> Span {
+fn time_limit(job: &RunningJobView, limit: Span) -> Span {
     if job.several { limit.max(SIBLINGS_TIMEOUT) } else { limit }
 }
 
-fn job_started(actions: Vec<Action>, seen: &Seen, now: Timestamp) -> Plan {
+fn job_started(actions: Vec<Action>, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     advance(
         actions,
         Change::told(Event::Started, "the runner took the job"),
@@ -418,8 +425,8 @@ fn job_started(actions: Vec<Action>, seen: &Seen, now: Timestamp) -> Plan {
     )
 }
 
-fn running_poll_interval(seen: &Seen) -> Span {
-    if seen.is_told { POLL_TOLD } else { POLL_RUNNING }
+fn running_poll_interval(seen: &RunningJobObservation) -> Span {
+    if seen.is_told { POLL_WITH_EVENTS } else { POLL_RUNNING }
 }
 
 /// One step on; whatever it waited for is behind it.
@@ -435,22 +442,22 @@ fn advance(actions: Vec<Action>, change: Change<Event>, due: Timestamp) -> Plan 
     }
 }
 
-fn plan_running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
-    let starting = Pulled::default();
+fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
+    let starting = RunnerReport::default();
     let pulled = match &seen.runner {
-        Runner::Pulled(pulled) => pulled,
-        Runner::NotAsked | Runner::Silent => return plan_unreachable_runner(job, seen, now),
+        RunnerState::Pulled(pulled) => pulled,
+        RunnerState::NotAsked | RunnerState::Silent => return plan_unreachable_runner(job, seen, now),
         // It took the job and says nothing of it yet: code is fetched before commands start. A runner is never
         // started twice, so it cannot have forgotten.
-        Runner::Ready => &starting,
+        RunnerState::Ready => &starting,
     };
-    let nobody_else = !job.has_shim || seen.shim == Shim::NoTask;
+    let nobody_else = !job.has_shim || seen.shim == ShimState::NoTask;
     if let Some(ended) = pulled.ended.as_ref().filter(|ended| nobody_else || knows_why(ended)) {
         let mut plan = end_as_exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
     }
-    if let Shim::Task(Task::Terminated(ended)) = &seen.shim {
+    if let ShimState::Task(TaskState::Terminated(ended)) = &seen.shim {
         // Its runner ended without a word: killed, or gone with a reboot.
         let mut plan = end_as_exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
@@ -479,13 +486,13 @@ fn plan_running(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
         due,
     };
     if pulled.at_gate && job.several && job.gate != Some(Gate::Open) {
-        at_gate(job, &mut plan, now);
+        pass_gate(job, &mut plan, now);
     }
     plan
 }
 
 /// Nodes go on together: each says that it is prepared, and whoever finds all of them so opens its own gate.
-fn at_gate(job: &Job, plan: &mut Plan, now: Timestamp) {
+fn pass_gate(job: &RunningJobView, plan: &mut Plan, now: Timestamp) {
     if job.siblings.all_at_gate {
         plan.actions.push(Action::OpenGate);
         plan.gate = Some(Gate::Open);
@@ -498,20 +505,20 @@ fn at_gate(job: &Job, plan: &mut Plan, now: Timestamp) {
 
 /// A runner that was told to end does not know by whom: somebody who asked for it, or an engine on its way down. The
 /// shim does, a moment later.
-fn knows_why(ended: &Ended) -> bool {
-    ended.how != How::Terminated || !ended.reason.is_empty()
+fn knows_why(ended: &ReportedEnd) -> bool {
+    ended.how != EndKind::Terminated || !ended.reason.is_empty()
 }
 
-fn max_duration_deadline(job: &Job) -> Option<Timestamp> {
+fn max_duration_deadline(job: &RunningJobView) -> Option<Timestamp> {
     Some(job.running_since? + job.max_duration? + MAX_DURATION_BACKSTOP)
 }
 
-fn plan_unreachable_runner(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
-    if let Shim::Task(Task::Terminated(ended)) = &seen.shim {
+fn plan_unreachable_runner(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
+    if let ShimState::Task(TaskState::Terminated(ended)) = &seen.shim {
         // The runner went down with its container; the shim knows how that ended.
         return end_as_exited(ending(ended), now);
     }
-    if matches!(seen.shim, Shim::NoTask) {
+    if matches!(seen.shim, ShimState::NoTask) {
         return end_as_lost(
             TerminationReason::ExecutorError,
             "the host does not know the task any more",
@@ -525,7 +532,12 @@ fn plan_unreachable_runner(job: &Job, seen: &Seen, now: Timestamp) -> Plan {
     wait_for_agents(job, now)
 }
 
-fn check_policies(job: &Job, seen: &Seen, pulled: &Pulled, now: Timestamp) -> Option<Plan> {
+fn check_policies(
+    job: &RunningJobView,
+    seen: &RunningJobObservation,
+    pulled: &RunnerReport,
+    now: Timestamp,
+) -> Option<Plan> {
     if max_duration_deadline(job).is_some_and(|deadline| now >= deadline) {
         let said = "max_duration is over and the runner did not end the job".to_owned();
         return Some(end_by_policy(TerminationReason::MaxDurationExceeded, said, now));
@@ -544,10 +556,10 @@ fn check_policies(job: &Job, seen: &Seen, pulled: &Pulled, now: Timestamp) -> Op
     None
 }
 
-fn ending(ended: &Ended) -> Ending {
+fn ending(ended: &ReportedEnd) -> Ending {
     let reason = match ended.how {
-        How::Done => TerminationReason::DoneByRunner,
-        How::Failed | How::Terminated => {
+        EndKind::Done => TerminationReason::DoneByRunner,
+        EndKind::Failed | EndKind::Terminated => {
             ended.reason.to_lowercase().parse().unwrap_or(TerminationReason::ContainerExitedWithError)
         }
     };
@@ -562,12 +574,12 @@ fn ending(ended: &Ended) -> Ending {
 }
 
 /// The agent understood and will not: no further try would help.
-pub fn refused(said: &str, now: Timestamp) -> Plan {
+pub fn end_as_refused(said: &str, now: Timestamp) -> Plan {
     end_as_exited(Ending::new(TerminationReason::ExecutorError).with_message(said), now)
 }
 
 /// The job cannot be started as it was submitted.
-pub fn unfit(said: &str, now: Timestamp) -> Plan {
+pub fn end_as_unstartable(said: &str, now: Timestamp) -> Plan {
     end(Event::StopAsked, Ending::new(TerminationReason::TerminatedByServer).with_message(said), now)
 }
 
@@ -577,12 +589,12 @@ pub fn end_without_volume(said: &str, now: Timestamp) -> Plan {
 }
 
 /// Nothing was done: look again soon. What was known of the connection stays.
-pub fn postpone(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
+pub fn postpone(job: &RunningJobView, waits_for: &'static str, now: Timestamp) -> Plan {
     wait(job.disconnected_at, waits_for, now + POLL_STARTING)
 }
 
 /// Agents that once answered are silent: a grace, then the end.
-fn wait_for_agents(job: &Job, now: Timestamp) -> Plan {
+fn wait_for_agents(job: &RunningJobView, now: Timestamp) -> Plan {
     let since = job.disconnected_at.unwrap_or(now);
     if now.since(since) >= job.lost_after {
         let said = format!("the agents were silent for {} s", now.since(since).as_secs());
@@ -591,7 +603,7 @@ fn wait_for_agents(job: &Job, now: Timestamp) -> Plan {
     wait(Some(since), "the agents to answer again", (now + POLL_STARTING).min(since + job.lost_after))
 }
 
-fn siblings(job: &Job, waits_for: &'static str, now: Timestamp) -> Plan {
+fn wait_for_siblings(job: &RunningJobView, waits_for: &'static str, now: Timestamp) -> Plan {
     let since = job.provisioning_since;
     let reason = TerminationReason::WaitingRunnerLimitExceeded;
     let mut plan = wait_with_timeout(since, SIBLINGS_TIMEOUT, reason, waits_for, now);

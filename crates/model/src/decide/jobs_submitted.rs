@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use crate::{
     decide::change::Change,
-    explain::{Shortfall, summary},
+    explain::{Shortfall, refusal_summary},
     id::{FleetId, InstanceId},
     job::{Ending, Event, TerminationReason},
-    plan::place::{Outcome, RESERVE_AFTER, Seat, Why},
+    plan::place::{NodePlacement, PlacementOutcome, RESERVE_AFTER, RefusalReport},
     time::{Span, Timestamp},
 };
 
 /// A waiting job is looked at again after this, if nothing wakes it before.
-pub const POLL: Span = Span::secs(4);
+pub const POLL_INTERVAL: Span = Span::secs(4);
 /// How long a volume may take to attach.
 pub const ATTACH_TIMEOUT: Span = Span::mins(5);
 /// How long a backend may take to grant an instance, over all offers.
@@ -27,14 +27,14 @@ pub const POLL_PLACEHOLDER: Span = Span::secs(30);
 
 /// What is stored about the submission.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct SubmittedJobView {
     pub submitted_at: Timestamp,
-    pub stage: Stage,
+    pub stage: AssignmentStage,
     pub has_volumes: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Stage {
+pub enum AssignmentStage {
     Unassigned,
     /// On an instance that exists; volumes are still to be attached.
     Assigned {
@@ -48,17 +48,17 @@ pub enum Stage {
 
 /// What was seen: in pass 1 what placement says of this node, in pass 2 how the work went.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
+pub enum SubmittedJobObservation {
     Seat {
         fleet: FleetId,
-        seat: Seat,
+        seat: NodePlacement,
     },
     Waits {
-        why: Arc<Why>,
+        why: Arc<RefusalReport>,
         reserved: Vec<InstanceId>,
     },
     Never {
-        why: Arc<Why>,
+        why: Arc<RefusalReport>,
     },
     /// Nothing was tried in this pass yet.
     NotTried,
@@ -76,18 +76,18 @@ pub enum Seen {
     },
 }
 
-impl Seen {
+impl SubmittedJobObservation {
     /// What an outcome of placement means for one node of the replica.
-    pub fn of(outcome: &Outcome, node: usize) -> Self {
+    pub fn of(outcome: &PlacementOutcome, node: usize) -> Self {
         match outcome {
-            Outcome::Placed { fleet, seats } => match seats.get(node) {
+            PlacementOutcome::Placed { fleet, seats } => match seats.get(node) {
                 Some(seat) => Self::Seat { fleet: *fleet, seat: seat.clone() },
                 None => Self::NotTried,
             },
-            Outcome::Waits { why, reserved } => {
+            PlacementOutcome::Waits { why, reserved } => {
                 Self::Waits { why: Arc::clone(why), reserved: reserved.clone() }
             }
-            Outcome::Never { why } => Self::Never { why: Arc::clone(why) },
+            PlacementOutcome::Never { why } => Self::Never { why: Arc::clone(why) },
         }
     }
 }
@@ -97,13 +97,13 @@ pub enum Plan {
     /// Write the assignment; the status stays until pass 2 is done.
     Assign {
         fleet: FleetId,
-        seat: Seat,
+        seat: NodePlacement,
         message: String,
         due: Timestamp,
     },
     /// Write the assignment if there is one, and the job is provisioning.
     Provision {
-        assign: Option<(FleetId, Seat)>,
+        assign: Option<(FleetId, NodePlacement)>,
         change: Change<Event>,
         due: Timestamp,
     },
@@ -112,7 +112,7 @@ pub enum Plan {
     },
     /// Stay in the queue, and say why.
     Wait {
-        why: Arc<Why>,
+        why: Arc<RefusalReport>,
         reserved: Vec<InstanceId>,
         message: String,
         due: Timestamp,
@@ -128,41 +128,41 @@ pub enum Plan {
     },
 }
 
-pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+pub fn decide(job: &SubmittedJobView, seen: SubmittedJobObservation, now: Timestamp) -> Plan {
     match &job.stage {
-        Stage::Unassigned => plan_unassigned(job, seen, now),
-        Stage::Assigned { since } => plan_assigned(seen, *since, now),
-        Stage::Placeholder { since } => plan_placeholder(seen, *since, now),
+        AssignmentStage::Unassigned => plan_unassigned(job, seen, now),
+        AssignmentStage::Assigned { since } => plan_assigned(seen, *since, now),
+        AssignmentStage::Placeholder { since } => plan_placeholder(seen, *since, now),
     }
 }
 
-fn plan_unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: Timestamp) -> Plan {
     match seen {
-        Seen::Seat { fleet, seat } => match &seat {
-            Seat::Existing { instance, blocks, .. } if !job.has_volumes => {
+        SubmittedJobObservation::Seat { fleet, seat } => match &seat {
+            NodePlacement::Existing { instance, blocks, .. } if !job.has_volumes => {
                 let message = format!("assigned to instance {instance}, {blocks} of its blocks");
                 let change = Change::told(Event::Placed, message);
                 Plan::Provision { assign: Some((fleet, seat)), change, due: now }
             }
-            Seat::Existing { instance, .. } => {
+            NodePlacement::Existing { instance, .. } => {
                 let message = format!("assigned to instance {instance}, attaching volumes");
                 Plan::Assign { fleet, seat, message, due: now }
             }
-            Seat::New { instance_num, offers, .. } => {
+            NodePlacement::New { instance_num, offers, .. } => {
                 let message =
                     format!("instance {instance_num} of the fleet is to be created: {} offers", offers.len());
                 Plan::Assign { fleet, seat, message, due: now }
             }
         },
-        Seen::Waits { why, reserved } => {
-            let message = summary(&why.refusals).unwrap_or_else(|| "waits for its turn".to_owned());
+        SubmittedJobObservation::Waits { why, reserved } => {
+            let message = refusal_summary(&why.refusals).unwrap_or_else(|| "waits for its turn".to_owned());
             // The moment it may reserve is worth waking for.
             let turn = job.submitted_at + RESERVE_AFTER;
-            let due = if turn > now { turn.min(now + POLL) } else { now + POLL };
+            let due = if turn > now { turn.min(now + POLL_INTERVAL) } else { now + POLL_INTERVAL };
             Plan::Wait { why, reserved, message, due }
         }
-        Seen::Never { why } => {
-            let said = summary(&why.refusals).unwrap_or_else(|| "nothing fits".to_owned());
+        SubmittedJobObservation::Never { why } => {
+            let said = refusal_summary(&why.refusals).unwrap_or_else(|| "nothing fits".to_owned());
             let no_fleet = why.refusals.iter().flat_map(|refusal| &refusal.shortfalls).all(|shortfall| {
                 matches!(shortfall, Shortfall::NoFleets | Shortfall::FleetNotNamed | Shortfall::NotCluster)
             });
@@ -172,49 +172,51 @@ fn plan_unassigned(job: &Job, seen: Seen, now: Timestamp) -> Plan {
                 (false, false) => Ending::no_capacity(said),
             })
         }
-        Seen::NotTried
-        | Seen::Attached
-        | Seen::Attaching
-        | Seen::AttachFailed { .. }
-        | Seen::Created
-        | Seen::Creating
-        | Seen::Refused { .. } => Plan::Recheck { due: now + POLL },
+        SubmittedJobObservation::NotTried
+        | SubmittedJobObservation::Attached
+        | SubmittedJobObservation::Attaching
+        | SubmittedJobObservation::AttachFailed { .. }
+        | SubmittedJobObservation::Created
+        | SubmittedJobObservation::Creating
+        | SubmittedJobObservation::Refused { .. } => Plan::Recheck { due: now + POLL_INTERVAL },
     }
 }
 
-fn plan_assigned(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
+fn plan_assigned(seen: SubmittedJobObservation, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
-        Seen::Attached => provision("volumes are attached", now),
-        Seen::AttachFailed { said } => end_with_volume_error(said),
-        Seen::Attaching if now.since(since) >= ATTACH_TIMEOUT => {
+        SubmittedJobObservation::Attached => provision("volumes are attached", now),
+        SubmittedJobObservation::AttachFailed { said } => end_with_volume_error(said),
+        SubmittedJobObservation::Attaching if now.since(since) >= ATTACH_TIMEOUT => {
             end_with_volume_error(format!("not attached within {} s", ATTACH_TIMEOUT.as_secs()))
         }
-        Seen::Attaching => Plan::Recheck { due: (now + POLL).min(since + ATTACH_TIMEOUT) },
-        Seen::NotTried
-        | Seen::Seat { .. }
-        | Seen::Waits { .. }
-        | Seen::Never { .. }
-        | Seen::Created
-        | Seen::Creating
-        | Seen::Refused { .. } => Plan::Attach { due: now },
+        SubmittedJobObservation::Attaching => {
+            Plan::Recheck { due: (now + POLL_INTERVAL).min(since + ATTACH_TIMEOUT) }
+        }
+        SubmittedJobObservation::NotTried
+        | SubmittedJobObservation::Seat { .. }
+        | SubmittedJobObservation::Waits { .. }
+        | SubmittedJobObservation::Never { .. }
+        | SubmittedJobObservation::Created
+        | SubmittedJobObservation::Creating
+        | SubmittedJobObservation::Refused { .. } => Plan::Attach { due: now },
     }
 }
 
-fn plan_placeholder(seen: Seen, since: Timestamp, now: Timestamp) -> Plan {
+fn plan_placeholder(seen: SubmittedJobObservation, since: Timestamp, now: Timestamp) -> Plan {
     match seen {
-        Seen::Created => provision("its instance is being created", now),
-        Seen::Refused { said } => end(Ending::no_capacity(said)),
-        Seen::Creating if now.since(since) >= CREATE_TIMEOUT => {
+        SubmittedJobObservation::Created => provision("its instance is being created", now),
+        SubmittedJobObservation::Refused { said } => end(Ending::no_capacity(said)),
+        SubmittedJobObservation::Creating if now.since(since) >= CREATE_TIMEOUT => {
             end(Ending::no_capacity(format!("no instance was granted within {} s", CREATE_TIMEOUT.as_secs())))
         }
-        Seen::Creating
-        | Seen::NotTried
-        | Seen::Seat { .. }
-        | Seen::Waits { .. }
-        | Seen::Never { .. }
-        | Seen::Attached
-        | Seen::Attaching
-        | Seen::AttachFailed { .. } => {
+        SubmittedJobObservation::Creating
+        | SubmittedJobObservation::NotTried
+        | SubmittedJobObservation::Seat { .. }
+        | SubmittedJobObservation::Waits { .. }
+        | SubmittedJobObservation::Never { .. }
+        | SubmittedJobObservation::Attached
+        | SubmittedJobObservation::Attaching
+        | SubmittedJobObservation::AttachFailed { .. } => {
             Plan::Recheck { due: (now + POLL_PLACEHOLDER).min(since + CREATE_TIMEOUT) }
         }
     }

@@ -22,19 +22,19 @@ pub const LOGS_GRACE: Span = Span::secs(30);
 pub const DRAIN_GRACE: Span = Span::secs(30);
 const DRAIN_POLL_INTERVAL: Span = Span::secs(1);
 /// Between two looks.
-pub const POLL: Span = Span::secs(2);
+pub const POLL_INTERVAL: Span = Span::secs(2);
 /// How long after the soft detach of a volume it may be forced.
 pub const FORCE_DETACH_AFTER: Span = Span::secs(60);
 /// How long a silent host keeps its job from ending, unless the server is told otherwise.
 pub const GIVE_UP_TIMEOUT: Span = Span::mins(5);
 
 /// How long that is on a server whose jobs are lost after this silence: as much longer as it is by default.
-pub fn give_up_after(lost_after: Span) -> Span {
+pub fn give_up_timeout(lost_after: Span) -> Span {
     Span::secs(lost_after.as_secs() * GIVE_UP_TIMEOUT.as_secs() / UNREACHABLE_GRACE.as_secs())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Volume {
+pub struct VolumeAttachment {
     pub id: VolumeId,
     pub asked_at: Option<Timestamp>,
     pub forced: bool,
@@ -44,7 +44,7 @@ pub struct Volume {
 
 /// What is stored about the submission.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct TerminatingJobView {
     pub ending: Ending,
     pub terminating_since: Timestamp,
     /// Known to the proxy or a gateway.
@@ -60,15 +60,15 @@ pub struct Job {
     pub stop_duration: Option<Span>,
     /// How long its commands may take to end once they are asked to.
     pub stop_grace: Span,
-    pub volumes: Vec<Volume>,
-    pub place: Option<Place>,
+    pub volumes: Vec<VolumeAttachment>,
+    pub place: Option<HeldInstance>,
     /// How long a silent host keeps it from ending.
     pub give_up_after: Span,
 }
 
 /// The instance it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct HeldInstance {
     pub has_shim: bool,
     pub status: instance::Status,
     /// Other jobs that are not final.
@@ -76,7 +76,7 @@ pub struct Place {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logs {
+pub enum LogDrain {
     NotAsked,
     Silent,
     More,
@@ -84,7 +84,7 @@ pub enum Logs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Task {
+pub enum TaskPresence {
     NotAsked,
     Silent,
     /// Known to the shim, in any state.
@@ -94,18 +94,18 @@ pub enum Task {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    pub logs: Logs,
-    pub task: Task,
+pub struct TerminatingJobObservation {
+    pub logs: LogDrain,
+    pub task: TaskPresence,
 }
 
-impl Seen {
-    pub const NOTHING: Self = Self { logs: Logs::NotAsked, task: Task::NotAsked };
+impl TerminatingJobObservation {
+    pub const NOTHING: Self = Self { logs: LogDrain::NotAsked, task: TaskPresence::NotAsked };
 }
 
 /// What the hands do next; each is safe to repeat and carries the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum TerminationStep {
     /// Take it out of the proxy's rotation.
     Unregister,
     /// Store the deadline; ask the runner to stop where there is a `grace`, after which it kills the commands.
@@ -127,7 +127,7 @@ pub enum Step {
 
 /// What becomes of the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Instance {
+pub enum InstanceRelease {
     /// It had none.
     None,
     /// Other jobs are on it.
@@ -140,7 +140,7 @@ pub enum Instance {
     Unchanged,
 }
 
-impl Instance {
+impl InstanceRelease {
     /// The event for its machine, if it is to move.
     pub const fn event(self) -> Option<instance::Event> {
         match self {
@@ -153,18 +153,18 @@ impl Instance {
 
 /// Everything is given back: the blocks are freed and the final status written, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
-pub struct End {
+pub struct FinalRelease {
     ending: Ending,
-    instance: Instance,
+    instance: InstanceRelease,
     gave_up_host: bool,
     change: Change<Event>,
 }
 
-impl End {
+impl FinalRelease {
     pub const fn ending(&self) -> &Ending {
         &self.ending
     }
-    pub const fn instance(&self) -> Instance {
+    pub const fn instance(&self) -> InstanceRelease {
         self.instance
     }
     /// The task may still be on a host that does not answer.
@@ -180,22 +180,22 @@ impl End {
 pub enum Plan {
     /// One step; `due` is now where the next look may follow at once, in the same pass.
     Step {
-        step: Step,
+        step: TerminationStep,
         waits_for: &'static str,
         due: Timestamp,
     },
-    End(End),
+    End(FinalRelease),
 }
 
 struct ProxyDrained;
 struct LogsDrained(ProxyDrained);
-struct Gone {
+struct ContainerRemoved {
     _after: LogsDrained,
     gave_up: bool,
 }
-struct VolumesDetached(Gone);
+struct VolumesDetached(ContainerRemoved);
 
-pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
+pub fn decide(job: &TerminatingJobView, seen: TerminatingJobObservation, now: Timestamp) -> Plan {
     let detached = unregistered(job, now)
         .and_then(|unregistered| quiet(job, seen, unregistered, now))
         .and_then(|quiet| gone(job, seen, quiet, now))
@@ -209,25 +209,34 @@ pub fn decide(job: &Job, seen: Seen, now: Timestamp) -> Plan {
 /// A proof, or what to do for it.
 type StepProof<T> = Result<T, Box<Plan>>;
 
-fn step<T>(step: Step, waits_for: &'static str, due: Timestamp) -> StepProof<T> {
+fn step<T>(step: TerminationStep, waits_for: &'static str, due: Timestamp) -> StepProof<T> {
     Err(Box::new(Plan::Step { step, waits_for, due }))
 }
 
 /// Nobody sends it requests any more, and those on their way were answered. One that ended by itself answers nothing,
 /// and an abort does not wait.
-fn unregistered(job: &Job, now: Timestamp) -> StepProof<ProxyDrained> {
+fn unregistered(job: &TerminatingJobView, now: Timestamp) -> StepProof<ProxyDrained> {
     if job.registered {
-        return step(Step::Unregister, "the proxy to let go", now);
+        return step(TerminationStep::Unregister, "the proxy to let go", now);
     }
     let drained_by = job.terminating_since + DRAIN_GRACE;
     if job.in_use && should_request_stop(job.ending.reason()) && now < drained_by {
-        return step(Step::Wait, "requests on their way to it", (now + DRAIN_POLL_INTERVAL).min(drained_by));
+        return step(
+            TerminationStep::Wait,
+            "requests on their way to it",
+            (now + DRAIN_POLL_INTERVAL).min(drained_by),
+        );
     }
     Ok(ProxyDrained)
 }
 
 /// The job had its grace and its logs are in, or its time is up.
-fn quiet(job: &Job, seen: Seen, before: ProxyDrained, now: Timestamp) -> StepProof<LogsDrained> {
+fn quiet(
+    job: &TerminatingJobView,
+    seen: TerminatingJobObservation,
+    before: ProxyDrained,
+    now: Timestamp,
+) -> StepProof<LogsDrained> {
     let reason = job.ending.reason();
     // A machine that is no more has nothing to say.
     let is_gone = job.place.is_none_or(|place| place.status == instance::Status::Terminated);
@@ -237,21 +246,25 @@ fn quiet(job: &Job, seen: Seen, before: ProxyDrained, now: Timestamp) -> StepPro
     let Some(deadline) = job.deadline else {
         let grace = should_request_stop(reason).then_some(job.stop_grace);
         let deadline = now + grace.unwrap_or(Span::ZERO) + LOGS_GRACE;
-        return step(Step::Stop { grace, deadline }, "the job to stop", now);
+        return step(TerminationStep::Stop { grace, deadline }, "the job to stop", now);
     };
     if now >= deadline {
         return Ok(LogsDrained(before));
     }
     match seen.logs {
-        Logs::Drained => Ok(LogsDrained(before)),
-        Logs::NotAsked => step(Step::DrainLogs, "its last output", now),
-        Logs::More if should_request_stop(reason) => {
-            step(Step::DrainLogs, "the job to stop", (now + POLL).min(deadline))
+        LogDrain::Drained => Ok(LogsDrained(before)),
+        LogDrain::NotAsked => step(TerminationStep::DrainLogs, "its last output", now),
+        LogDrain::More if should_request_stop(reason) => {
+            step(TerminationStep::DrainLogs, "the job to stop", (now + POLL_INTERVAL).min(deadline))
         }
-        Logs::More => step(Step::DrainLogs, "its last output", (now + POLL).min(deadline)),
+        LogDrain::More => {
+            step(TerminationStep::DrainLogs, "its last output", (now + POLL_INTERVAL).min(deadline))
+        }
         // Then it has proved as silent as a host may be.
-        Logs::Silent if now >= job.terminating_since + job.give_up_after => Ok(LogsDrained(before)),
-        Logs::Silent => step(Step::DrainLogs, "the host to answer", (now + POLL).min(deadline)),
+        LogDrain::Silent if now >= job.terminating_since + job.give_up_after => Ok(LogsDrained(before)),
+        LogDrain::Silent => {
+            step(TerminationStep::DrainLogs, "the host to answer", (now + POLL_INTERVAL).min(deadline))
+        }
     }
 }
 
@@ -283,16 +296,21 @@ const fn should_request_stop(reason: TerminationReason) -> bool {
 }
 
 /// The container is gone for sure, or nobody waits for that host any longer.
-fn gone(job: &Job, seen: Seen, before: LogsDrained, now: Timestamp) -> StepProof<Gone> {
-    let Some(place) = job.place else { return Ok(Gone { _after: before, gave_up: false }) };
+fn gone(
+    job: &TerminatingJobView,
+    seen: TerminatingJobObservation,
+    before: LogsDrained,
+    now: Timestamp,
+) -> StepProof<ContainerRemoved> {
+    let Some(place) = job.place else { return Ok(ContainerRemoved { _after: before, gave_up: false }) };
     match place.status {
         // The machine is no more, and the container with it.
-        instance::Status::Terminated => return Ok(Gone { _after: before, gave_up: false }),
+        instance::Status::Terminated => return Ok(ContainerRemoved { _after: before, gave_up: false }),
         // Nor is there one yet: nobody hands a task to a machine that is only wished for.
-        instance::Status::Pending => return Ok(Gone { _after: before, gave_up: false }),
+        instance::Status::Pending => return Ok(ContainerRemoved { _after: before, gave_up: false }),
         // Nor was one that is not ready yet ever told of it.
         instance::Status::Provisioning if !job.handed_over => {
-            return Ok(Gone { _after: before, gave_up: false });
+            return Ok(ContainerRemoved { _after: before, gave_up: false });
         }
         instance::Status::Provisioning
         | instance::Status::Idle
@@ -301,67 +319,74 @@ fn gone(job: &Job, seen: Seen, before: LogsDrained, now: Timestamp) -> StepProof
     }
     if !place.has_shim {
         // The container is the instance: it ends with it, which is what `Instance::Ended` asks for.
-        return Ok(Gone { _after: before, gave_up: false });
+        return Ok(ContainerRemoved { _after: before, gave_up: false });
     }
     let give_up_at = job.terminating_since + job.give_up_after;
     match seen.task {
-        Task::Gone => Ok(Gone { _after: before, gave_up: false }),
-        Task::NotAsked | Task::There => {
-            step(Step::RemoveTask, "its container to go", retry_at(seen.task, now))
+        TaskPresence::Gone => Ok(ContainerRemoved { _after: before, gave_up: false }),
+        TaskPresence::NotAsked | TaskPresence::There => {
+            step(TerminationStep::RemoveTask, "its container to go", retry_at(seen.task, now))
         }
-        Task::Silent if now >= give_up_at => Ok(Gone { _after: before, gave_up: true }),
-        Task::Silent => step(Step::Wait, "the host to answer", (now + POLL).min(give_up_at)),
+        TaskPresence::Silent if now >= give_up_at => Ok(ContainerRemoved { _after: before, gave_up: true }),
+        TaskPresence::Silent => {
+            step(TerminationStep::Wait, "the host to answer", (now + POLL_INTERVAL).min(give_up_at))
+        }
     }
 }
 
-fn retry_at(task: Task, now: Timestamp) -> Timestamp {
+fn retry_at(task: TaskPresence, now: Timestamp) -> Timestamp {
     match task {
-        Task::NotAsked => now,
-        Task::Silent | Task::There | Task::Gone => now + POLL,
+        TaskPresence::NotAsked => now,
+        TaskPresence::Silent | TaskPresence::There | TaskPresence::Gone => now + POLL_INTERVAL,
     }
 }
 
-fn detached(job: &Job, before: Gone, now: Timestamp) -> StepProof<VolumesDetached> {
-    let attached: Vec<&Volume> = job.volumes.iter().filter(|volume| volume.attached).collect();
+fn detached(
+    job: &TerminatingJobView,
+    before: ContainerRemoved,
+    now: Timestamp,
+) -> StepProof<VolumesDetached> {
+    let attached: Vec<&VolumeAttachment> = job.volumes.iter().filter(|volume| volume.attached).collect();
     if attached.is_empty() {
         return Ok(VolumesDetached(before));
     }
-    let ids = |volumes: Vec<&Volume>| volumes.iter().map(|volume| volume.id).collect();
-    let unasked: Vec<&Volume> = attached.iter().filter(|volume| volume.asked_at.is_none()).copied().collect();
+    let ids = |volumes: Vec<&VolumeAttachment>| volumes.iter().map(|volume| volume.id).collect();
+    let unasked: Vec<&VolumeAttachment> =
+        attached.iter().filter(|volume| volume.asked_at.is_none()).copied().collect();
     if !unasked.is_empty() {
-        let soft = Step::Detach { volumes: ids(unasked), force: false };
-        return step(soft, "its volumes to detach", now + POLL);
+        let soft = TerminationStep::Detach { volumes: ids(unasked), force: false };
+        return step(soft, "its volumes to detach", now + POLL_INTERVAL);
     }
     let stop_over = job.stop_duration.is_some_and(|limit| now >= job.terminating_since + limit);
     let may_force = stop_over || before.gave_up || job.ending.reason() == TerminationReason::AbortedByUser;
-    let ripe = |volume: &&&Volume| {
+    let ripe = |volume: &&&VolumeAttachment| {
         !volume.forced && volume.asked_at.is_some_and(|asked| now.since(asked) >= FORCE_DETACH_AFTER)
     };
-    let ripe: Vec<&Volume> = attached.iter().filter(ripe).copied().collect();
+    let ripe: Vec<&VolumeAttachment> = attached.iter().filter(ripe).copied().collect();
     if may_force && !ripe.is_empty() {
-        let hard = Step::Detach { volumes: ids(ripe), force: true };
-        return step(hard, "its volumes to detach", now + POLL);
+        let hard = TerminationStep::Detach { volumes: ids(ripe), force: true };
+        return step(hard, "its volumes to detach", now + POLL_INTERVAL);
     }
-    step(Step::Wait, "its volumes to detach", now + POLL)
+    step(TerminationStep::Wait, "its volumes to detach", now + POLL_INTERVAL)
 }
 
-fn final_release(job: &Job, VolumesDetached(gone): &VolumesDetached) -> End {
+fn final_release(job: &TerminatingJobView, VolumesDetached(gone): &VolumesDetached) -> FinalRelease {
     let instance = match job.place {
-        None => Instance::None,
+        None => InstanceRelease::None,
         Some(place) => match place.status {
-            instance::Status::Terminating | instance::Status::Terminated => Instance::Unchanged,
+            instance::Status::Terminating | instance::Status::Terminated => InstanceRelease::Unchanged,
             instance::Status::Pending
             | instance::Status::Provisioning
             | instance::Status::Idle
             | instance::Status::Busy
                 if place.other_jobs > 0 =>
             {
-                Instance::StaysBusy
+                InstanceRelease::StaysBusy
             }
-            instance::Status::Pending => Instance::Unchanged,
-            instance::Status::Provisioning => Instance::Ended,
-            instance::Status::Idle | instance::Status::Busy if !place.has_shim => Instance::Ended,
-            instance::Status::Idle | instance::Status::Busy => Instance::Freed,
+            instance::Status::Pending => InstanceRelease::Unchanged,
+            instance::Status::Provisioning => InstanceRelease::Ended,
+            instance::Status::Idle | instance::Status::Busy if !place.has_shim => InstanceRelease::Ended,
+            instance::Status::Idle | instance::Status::Busy => InstanceRelease::Freed,
         },
     };
     let reason = job.ending.reason().as_str();
@@ -374,5 +399,5 @@ fn final_release(job: &Job, VolumesDetached(gone): &VolumesDetached) -> End {
         ),
     };
     let change = Change::why(job.ending.final_status().event(), reason, message);
-    End { ending: job.ending.clone(), instance, gave_up_host: gone.gave_up, change }
+    FinalRelease { ending: job.ending.clone(), instance, gave_up_host: gone.gave_up, change }
 }

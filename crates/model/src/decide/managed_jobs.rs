@@ -19,8 +19,8 @@ use windlass_planted_bugs::{Bug, is_planted};
 use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, Status,
-        plan::{self, Plan, Shape},
-        record::{Placement, Record, job_status},
+        plan::{self, ManagedJobPlan, Shape},
+        record::{NodeLocation, TaskRecord, job_status},
     },
     money::Price,
     spot::Market,
@@ -36,8 +36,8 @@ const POLL_IDLE: Span = Span::secs(30);
 /// A job as stored, with what was seen of its tasks.
 #[derive(Clone, Debug)]
 pub struct ManagedJobView<'a> {
-    pub plan: &'a Plan,
-    pub cancel: Option<Cancel>,
+    pub plan: &'a ManagedJobPlan,
+    pub cancel: Option<CancelRequest>,
     /// One for each task of the plan.
     pub tasks: Vec<TaskView>,
     /// A random number from 0 to 1, for jitter.
@@ -46,15 +46,15 @@ pub struct ManagedJobView<'a> {
 
 /// A user's wish, which only an end that came before it outlives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cancel {
+pub struct CancelRequest {
     /// Let pending output be written, for so long.
     pub graceful: Option<Span>,
 }
 
 #[derive(Clone, Debug)]
 pub struct TaskView {
-    pub record: Record,
-    pub seen: Seen,
+    pub record: TaskRecord,
+    pub seen: AttemptObservation,
     /// All nodes of the task could be had on the spot market now.
     pub spot_capacity: bool,
     /// Capacity appeared since the task began to wait for its next try.
@@ -69,7 +69,7 @@ pub struct TaskView {
 
 /// What is known of the run of the newest attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum AttemptObservation {
     /// There is no such run.
     Nothing,
     /// It waits for nodes since then, and says why.
@@ -77,11 +77,11 @@ pub enum Seen {
     /// It has nodes, and they are being prepared.
     Provisioning,
     /// All its nodes were handed the task.
-    Running { placement: Option<Placement> },
+    Running { placement: Option<NodeLocation> },
     /// It ends, and not all its nodes are released.
     Ending,
     /// It is over: every node of it is released or fenced.
-    Over { ends: Vec<NodeEnd>, placement: Option<Placement> },
+    Over { ends: Vec<NodeEnd>, placement: Option<NodeLocation> },
     /// It could not be read. No verdict follows from that.
     Unclear,
     /// It is in a state that does not exist.
@@ -106,14 +106,14 @@ pub struct Decision {
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskDecision {
     pub task: u32,
-    pub record: Record,
-    pub moves: Vec<Moved>,
+    pub record: TaskRecord,
+    pub moves: Vec<TaskTransition>,
     pub act: Option<AttemptAction>,
 }
 
 /// One transition for the event log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Moved {
+pub struct TaskTransition {
     pub from: Status,
     pub to: Status,
     pub event: Event,
@@ -125,25 +125,25 @@ pub struct Moved {
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttemptAction {
     /// Make the run of this attempt, or find it where it was made before.
-    Submit(Submit),
+    Submit(SubmitAttempt),
     /// End the run of this attempt. May be repeated.
-    Stop(Stop),
+    Stop(StopAttempt),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Submit {
+pub struct SubmitAttempt {
     pub attempt: u32,
     pub candidate: u32,
     /// What the deadline's policy chose; `None`: as the task asks.
     pub market: Option<Market>,
     /// Places to stay away from.
-    pub avoid: Vec<Placement>,
+    pub avoid: Vec<NodeLocation>,
     /// The place to try first; a machine of it is reused where it is still there.
-    pub prefer: Option<Placement>,
+    pub prefer: Option<NodeLocation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stop {
+pub struct StopAttempt {
     pub attempt: u32,
     /// How long pending output may take; `None`: as the run itself says.
     pub graceful: Option<Span>,
@@ -151,7 +151,7 @@ pub struct Stop {
 
 /// What becomes of the job at `now`.
 pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
-    let mut records: Vec<Record> = view.tasks.iter().map(|task| task.record.clone()).collect();
+    let mut records: Vec<TaskRecord> = view.tasks.iter().map(|task| task.record.clone()).collect();
     let mut tasks = Vec::new();
     let mut due: Option<Timestamp> = None;
     for (index, seen) in view.tasks.iter().enumerate() {
@@ -165,7 +165,7 @@ pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
         tasks.extend(decision);
         due = earlier(due, next);
     }
-    let (schedule, wants_slot) = standing(view.plan, &records, view.cancel.is_some(), now);
+    let (schedule, wants_slot) = schedule_summary(view.plan, &records, view.cancel.is_some(), now);
     let counts = |index: usize| u32::try_from(index).is_ok_and(|task| view.plan.is_primary(task));
     let counted = records.iter().enumerate().filter(|(index, _)| counts(*index));
     let status = job_status(counted.map(|(_, record)| record.status));
@@ -194,7 +194,7 @@ pub(crate) enum TaskPermission {
     RunUntil(Timestamp),
 }
 
-fn turn(view: &ManagedJobView<'_>, records: &[Record], index: usize, now: Timestamp) -> TaskPermission {
+fn turn(view: &ManagedJobView<'_>, records: &[TaskRecord], index: usize, now: Timestamp) -> TaskPermission {
     let unclaimed = !has_launched(records);
     if let Some(cancel) = view.cancel {
         return TaskPermission::End {
@@ -212,7 +212,7 @@ fn turn(view: &ManagedJobView<'_>, records: &[Record], index: usize, now: Timest
                 let Some(record) = usize::try_from(task).ok().and_then(|task| records.get(task)) else {
                     continue;
                 };
-                if record.status.is_final() && !is_passed(record) {
+                if record.status.is_final() && !has_succeeded(record) {
                     return end(format!("task {} ended as {}", view.plan.task_name(task), record.status));
                 }
             }
@@ -222,15 +222,15 @@ fn turn(view: &ManagedJobView<'_>, records: &[Record], index: usize, now: Timest
     }
 }
 
-fn are_dependencies_met(plan: &Plan, records: &[Record], index: usize) -> bool {
+fn are_dependencies_met(plan: &ManagedJobPlan, records: &[TaskRecord], index: usize) -> bool {
     plan.tasks[index].after.iter().all(|task| {
         let record = usize::try_from(*task).ok().and_then(|task| records.get(task));
-        record.is_some_and(is_passed)
+        record.is_some_and(has_succeeded)
     })
 }
 
 /// Whoever follows this task may begin.
-fn is_passed(record: &Record) -> bool {
+fn has_succeeded(record: &TaskRecord) -> bool {
     let anyhow = is_planted(Bug::StartAfterFailedTask) && record.status.is_final();
     record.status == Status::Succeeded || anyhow
 }
@@ -238,7 +238,7 @@ fn is_passed(record: &Record) -> bool {
 /// A group begins as a whole, and ends with its primaries.
 fn group_permission(
     view: &ManagedJobView<'_>,
-    records: &[Record],
+    records: &[TaskRecord],
     index: usize,
     now: Timestamp,
 ) -> TaskPermission {
@@ -257,7 +257,7 @@ fn group_permission(
     if is_primary(index) {
         return TaskPermission::Run;
     }
-    let primaries: Vec<&Record> =
+    let primaries: Vec<&TaskRecord> =
         records.iter().enumerate().filter(|(task, _)| is_primary(*task)).map(|(_, record)| record).collect();
     if !primaries.iter().all(|record| record.status.is_final()) {
         return TaskPermission::Run;
@@ -274,17 +274,22 @@ fn group_permission(
 }
 
 /// Whether a task wants a launch slot from the moment its job is there: it follows nobody, and has something to run.
-pub fn is_initially_ready(task: &plan::Task) -> bool {
+pub fn is_initially_ready(task: &plan::TaskPlan) -> bool {
     task.after.is_empty() && !task.body.is_empty()
 }
 
 /// Something of the job was launched once, so it holds an alive slot until it is done.
-pub fn has_launched(records: &[Record]) -> bool {
+pub fn has_launched(records: &[TaskRecord]) -> bool {
     records.iter().any(|record| record.attempt > 0 || record.schedule.holds_alive_slot())
 }
 
 /// What the job shows, and which of its tasks want a slot.
-fn standing(plan: &Plan, records: &[Record], cancelled: bool, now: Timestamp) -> (Schedule, Vec<u32>) {
+fn schedule_summary(
+    plan: &ManagedJobPlan,
+    records: &[TaskRecord],
+    cancelled: bool,
+    now: Timestamp,
+) -> (Schedule, Vec<u32>) {
     let mut lanes = Vec::with_capacity(records.len());
     let mut wants_slot = Vec::new();
     for (index, record) in records.iter().enumerate() {

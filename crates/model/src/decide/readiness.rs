@@ -17,7 +17,7 @@ const FAILURE_MESSAGE_MAX: usize = 200;
 
 /// How one probe stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct State {
+pub struct ProbeState {
     pub success_streak: i64,
     #[serde(default)]
     pub failures: u32,
@@ -33,32 +33,32 @@ pub struct State {
 }
 
 /// What one request came to: why not, where it failed.
-pub type Outcome = Result<(), String>;
+pub type ProbeResult = Result<(), String>;
 
 /// As many states as there are probes, whatever was stored.
-pub fn fit(probes: &[ProbeSpec], mut states: Vec<State>) -> Vec<State> {
-    states.resize_with(probes.len(), State::default);
+pub fn resize_states(probes: &[ProbeSpec], mut states: Vec<ProbeState>) -> Vec<ProbeState> {
+    states.resize_with(probes.len(), ProbeState::default);
     states
 }
 
 /// When a probe is to be sent; `None`: never again.
-pub fn due(probe: &ProbeSpec, state: &State) -> Option<Timestamp> {
+pub fn next_probe_at(probe: &ProbeSpec, state: &ProbeState) -> Option<Timestamp> {
     if probe.until_ready && state.success_streak >= probe.ready_after {
         return None;
     }
     Some(state.last_at.map_or(Timestamp(0), |at| at + Span::secs(probe.interval)))
 }
 
-pub fn after(state: &State, outcome: Outcome, now: Timestamp) -> State {
+pub fn apply_result(state: &ProbeState, outcome: ProbeResult, now: Timestamp) -> ProbeState {
     match outcome {
-        Ok(()) => State {
+        Ok(()) => ProbeState {
             success_streak: state.success_streak.saturating_add(1),
             failures: 0,
             last_at: Some(now),
             said: None,
             was_ready: state.was_ready,
         },
-        Err(said) => State {
+        Err(said) => ProbeState {
             success_streak: 0,
             failures: state.failures.saturating_add(1),
             last_at: Some(now),
@@ -69,20 +69,20 @@ pub fn after(state: &State, outcome: Outcome, now: Timestamp) -> State {
 }
 
 /// Whether requests go to it from now on.
-pub fn is_ready(probes: &[ProbeSpec], states: &[State], was_ready: bool) -> bool {
-    let passes = |(probe, state): (&ProbeSpec, &State)| {
+pub fn is_ready(probes: &[ProbeSpec], states: &[ProbeState], was_ready: bool) -> bool {
+    let passes = |(probe, state): (&ProbeSpec, &ProbeState)| {
         state.success_streak >= probe.ready_after || was_ready && state.failures < FAILURES_MAX
     };
     states.len() >= probes.len() && probes.iter().zip(states).all(passes)
 }
 
 /// Of a replica that takes none now: whether it did.
-pub fn was_ready(states: &[State]) -> bool {
+pub fn was_ready(states: &[ProbeState]) -> bool {
     !states.is_empty() && states.iter().all(|state| state.was_ready)
 }
 
 /// What it waits for, in words; nothing when it waits for nothing.
-pub fn waits_for(probes: &[ProbeSpec], states: &[State]) -> Option<String> {
+pub fn waiting_message(probes: &[ProbeSpec], states: &[ProbeState]) -> Option<String> {
     let open = probes.iter().enumerate().find(|(index, probe)| {
         states.get(*index).is_none_or(|state| state.success_streak < probe.ready_after)
     });
@@ -118,10 +118,10 @@ mod tests {
     /// `+` succeeds, `-` fails; whether it is ready after each.
     #[track_caller]
     fn check(probe: &ProbeSpec, outcomes: &str, ready: &str) {
-        let (mut state, mut is, mut seen) = (State::default(), false, String::new());
+        let (mut state, mut is, mut seen) = (ProbeState::default(), false, String::new());
         for (second, outcome) in outcomes.chars().enumerate() {
             let outcome = if outcome == '+' { Ok(()) } else { Err("answers 500".to_owned()) };
-            state = after(&state, outcome, Timestamp::from_secs(i64::try_from(second).unwrap()));
+            state = apply_result(&state, outcome, Timestamp::from_secs(i64::try_from(second).unwrap()));
             is = is_ready(std::slice::from_ref(probe), std::slice::from_ref(&state), is);
             seen.push(if is { 'y' } else { 'n' });
         }
@@ -138,24 +138,24 @@ mod tests {
     #[test]
     fn a_replica_without_probes_is_ready_and_one_whose_probes_never_ran_is_not() {
         assert!(is_ready(&[], &[], false));
-        assert!(!is_ready(&[probe(1, false)], &fit(&[probe(1, false)], vec![]), false));
+        assert!(!is_ready(&[probe(1, false)], &resize_states(&[probe(1, false)], vec![]), false));
         assert!(!is_ready(&[probe(1, false)], &[], false));
     }
 
     #[test]
     fn an_interval_counts_from_the_end_of_the_last_one_and_until_ready_ends_it() {
-        let state = after(&State::default(), Ok(()), Timestamp::from_secs(100));
-        assert_eq!(due(&probe(1, false), &state), Some(Timestamp::from_secs(115)));
-        assert_eq!(due(&probe(2, true), &state), Some(Timestamp::from_secs(115)));
-        assert_eq!(due(&probe(1, true), &state), None);
-        assert_eq!(due(&probe(1, true), &State::default()), Some(Timestamp(0)));
+        let state = apply_result(&ProbeState::default(), Ok(()), Timestamp::from_secs(100));
+        assert_eq!(next_probe_at(&probe(1, false), &state), Some(Timestamp::from_secs(115)));
+        assert_eq!(next_probe_at(&probe(2, true), &state), Some(Timestamp::from_secs(115)));
+        assert_eq!(next_probe_at(&probe(1, true), &state), None);
+        assert_eq!(next_probe_at(&probe(1, true), &ProbeState::default()), Some(Timestamp(0)));
     }
 
     #[test]
     fn what_a_replica_waits_for_is_told() {
-        let failed = after(&State::default(), Err("it answers 500".to_owned()), Timestamp(1));
-        let told = waits_for(&[probe(2, false)], &[failed]);
+        let failed = apply_result(&ProbeState::default(), Err("it answers 500".to_owned()), Timestamp(1));
+        let told = waiting_message(&[probe(2, false)], &[failed]);
         assert_eq!(told.as_deref(), Some("probe GET /health: 0 of 2 in a row; it answers 500"));
-        assert_eq!(waits_for(&[], &[]), None);
+        assert_eq!(waiting_message(&[], &[]), None);
     }
 }

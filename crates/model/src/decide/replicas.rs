@@ -14,20 +14,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    rollout::{Pace, Rollout, RolloutEvaluation, Trial, Verdict, judge},
-    scaling::{Scaling, Traffic, WINDOW},
+    rollout::{Rollout, RolloutDecision, RolloutEvaluation, RolloutPolicy, TrialReplica, evaluate},
+    scaling::{DEFAULT_WINDOW, ScalingPolicy, Traffic},
 };
-use crate::{decide::runs::Start, time::Timestamp};
+use crate::{decide::runs::ReplicaStart, time::Timestamp};
 
 /// A group of equal replicas, as it is configured and as it is.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
+pub struct ReplicaGroupView {
     pub name: String,
     pub min: u32,
     pub max: u32,
-    pub scaling: Option<Scaling>,
+    pub scaling: Option<ScalingPolicy>,
     /// Those that are there, or will be: not those that a scale-down took away.
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<GroupReplica>,
     /// Numbers of former replicas, free to be used again.
     pub free: Vec<u32>,
     /// Numbers of replicas on their way out.
@@ -37,16 +37,16 @@ pub struct Group {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Replica {
+pub struct GroupReplica {
     pub num: u32,
     /// Of the configuration as it is now.
     pub current: bool,
-    pub stage: Stage,
+    pub stage: ReplicaStage,
 }
 
 /// How far it has come; the first ones go first when there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum ReplicaStage {
     /// Submitted, or to be tried again.
     Waits,
     Starting,
@@ -59,7 +59,7 @@ pub enum Stage {
 
 /// What is remembered of a group between passes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Memory {
+pub struct ScalingState {
     pub desired: u32,
     /// When that changed last.
     pub scaled_at: Timestamp,
@@ -70,26 +70,26 @@ pub struct Memory {
 
 /// What becomes of the replicas of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Wanted {
+pub struct ReplicaPlan {
     /// All that shall be there, also those that are.
-    pub start: Vec<Start>,
+    pub start: Vec<ReplicaStart>,
     /// The group of each of those.
     pub groups: BTreeMap<u32, String>,
     pub surplus: Vec<u32>,
-    pub memory: BTreeMap<String, Memory>,
+    pub memory: BTreeMap<String, ScalingState>,
     /// Why the number changed, for the event.
     pub why: Vec<String>,
 }
 
 /// `began` is when the run was submitted.
 pub fn decide(
-    groups: &[Group],
-    memory: &BTreeMap<String, Memory>,
-    pace: &Pace,
+    groups: &[ReplicaGroupView],
+    memory: &BTreeMap<String, ScalingState>,
+    pace: &RolloutPolicy,
     began: Timestamp,
     now: Timestamp,
-) -> Wanted {
-    let mut wanted = Wanted::default();
+) -> ReplicaPlan {
+    let mut wanted = ReplicaPlan::default();
     let mut used = BTreeSet::new();
     for group in groups {
         used.extend(group.replicas.iter().map(|replica| replica.num));
@@ -97,7 +97,7 @@ pub fn decide(
     }
     for group in groups {
         let before = memory.get(&group.name).cloned();
-        let before = before.unwrap_or(Memory { desired: group.min, scaled_at: began, said: None });
+        let before = before.unwrap_or(ScalingState { desired: group.min, scaled_at: began, said: None });
         let after = scaling::scale(group, before, now, &mut wanted.why);
         let (keep, mut missing) = plan_group(group, after.desired, pace, &mut wanted.surplus);
         let mut free = group.free.iter().copied().collect::<BTreeSet<u32>>();
@@ -110,7 +110,7 @@ pub fn decide(
             missing -= 1;
         }
         for num in nums {
-            wanted.start.push(Start { replica: num, jobs: 1 });
+            wanted.start.push(ReplicaStart { replica: num, jobs: 1 });
             wanted.groups.insert(num, group.name.clone());
         }
         wanted.memory.insert(group.name.clone(), after);
@@ -121,11 +121,16 @@ pub fn decide(
 }
 
 /// Those that stay, and how many are to be made. Those that go are added to `surplus`.
-fn plan_group(group: &Group, desired: u32, pace: &Pace, surplus: &mut Vec<u32>) -> (Vec<u32>, u32) {
-    let mut current: Vec<Replica> = group.replicas.iter().copied().filter(|r| r.current).collect();
-    let mut old: Vec<Replica> = group.replicas.iter().copied().filter(|r| !r.current).collect();
+fn plan_group(
+    group: &ReplicaGroupView,
+    desired: u32,
+    pace: &RolloutPolicy,
+    surplus: &mut Vec<u32>,
+) -> (Vec<u32>, u32) {
+    let mut current: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| r.current).collect();
+    let mut old: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| !r.current).collect();
     // The furthest first, then the lowest number: those at the end go.
-    let by_worth = |a: &Replica, b: &Replica| b.stage.cmp(&a.stage).then(a.num.cmp(&b.num));
+    let by_worth = |a: &GroupReplica, b: &GroupReplica| b.stage.cmp(&a.stage).then(a.num.cmp(&b.num));
     current.sort_by(by_worth);
     old.sort_by(by_worth);
     let too_many = current.split_off(current.len().min(desired as usize));
@@ -134,18 +139,20 @@ fn plan_group(group: &Group, desired: u32, pace: &Pace, surplus: &mut Vec<u32>) 
         surplus.extend(old.iter().map(|replica| replica.num));
         return (Vec::new(), 0);
     }
-    let ready = |all: &[Replica]| all.iter().filter(|replica| replica.stage == Stage::Ready).count();
+    let ready =
+        |all: &[GroupReplica]| all.iter().filter(|replica| replica.stage == ReplicaStage::Ready).count();
     let needed = desired.saturating_sub(pace.unavailable);
     let answer = ready(&current) + ready(&old);
     let spare = answer.saturating_sub(needed as usize);
     // One that had a bad moment may be all that there is soon, while its successor still starts beside it.
     let is_kept = |stage| match stage {
-        Stage::Ready => true,
-        Stage::NoLongerReady => answer < needed as usize && pace.surge > 0,
-        Stage::Waits | Stage::Starting | Stage::Runs => false,
+        ReplicaStage::Ready => true,
+        ReplicaStage::NoLongerReady => answer < needed as usize && pace.surge > 0,
+        ReplicaStage::Waits | ReplicaStage::Starting | ReplicaStage::Runs => false,
     };
     let leaves = old.iter().filter(|replica| !is_kept(replica.stage));
-    let leaves = leaves.chain(old.iter().rev().filter(|replica| replica.stage == Stage::Ready).take(spare));
+    let leaves =
+        leaves.chain(old.iter().rev().filter(|replica| replica.stage == ReplicaStage::Ready).take(spare));
     let leaves: BTreeSet<u32> = leaves.map(|replica| replica.num).collect();
     surplus.extend(&leaves);
     old.retain(|replica| !leaves.contains(&replica.num));

@@ -11,7 +11,7 @@ pub mod derive;
 
 use std::collections::BTreeSet;
 
-use derive::{DerivedRun, Verdict, derive};
+use derive::{DerivedRun, DerivedStatus, derive};
 
 use crate::{
     decide::change::Change,
@@ -40,7 +40,7 @@ pub struct RunView {
     /// Set by whoever turned the run terminating.
     pub ending: Option<run::Ending>,
     /// A user's wish, which nothing but a final status outlives.
-    pub stop_asked: Option<StopAsked>,
+    pub stop_asked: Option<RequestedStop>,
     pub submitted_at: Timestamp,
     /// How often in a row the run went back to pending for a retry.
     pub attempt: u32,
@@ -54,10 +54,10 @@ pub struct RunView {
     /// Every running replica of the gateway refused the service.
     pub gateway_failed: bool,
     /// The replicas of this execution; while a scheduled run waits for its slot, those of the last one.
-    pub replicas: Vec<Replica>,
+    pub replicas: Vec<ReplicaView>,
     /// What a start of this run submits now: of a task, all its replicas; of a service, those its
     /// autoscaler wants, which may be none.
-    pub start: Vec<Start>,
+    pub start: Vec<ReplicaStart>,
     /// Replicas of a service that a scale-down or a rolling deployment takes away now.
     pub surplus: Vec<u32>,
     /// The deployment on trial is given up now: the next look sees the former configuration.
@@ -72,12 +72,12 @@ impl RunView {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StopAsked {
+pub struct RequestedStop {
     /// Without the jobs' goodbye.
     pub abort: bool,
 }
 
-impl StopAsked {
+impl RequestedStop {
     fn ending(self) -> run::Ending {
         if self.abort {
             run::Ending::new(run::TerminationReason::AbortedByUser, "a user aborted it")
@@ -104,10 +104,10 @@ pub enum StopCriteria {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Replica {
+pub struct ReplicaView {
     pub num: u32,
     pub weight: ReplicaRole,
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<JobView>,
 }
 
 /// What it means for the run when a replica ends by itself.
@@ -123,11 +123,11 @@ pub enum ReplicaRole {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct JobView {
     pub num: u32,
     /// The number of its latest submission.
     pub submission: u32,
-    pub state: State,
+    pub state: SubmissionState,
     /// Submissions made in this execution of the run, the latest included.
     pub tries: u32,
     /// How many submissions failed in a row, up to the latest.
@@ -138,7 +138,7 @@ pub struct Job {
 
 /// A submission's status with the ending that belongs to it: there is none without.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum SubmissionState {
     Submitted,
     Provisioning,
     Pulling,
@@ -147,7 +147,7 @@ pub enum State {
     Final(job::Ending),
 }
 
-impl State {
+impl SubmissionState {
     /// Reads the two columns. A row without the reason it should have gets the plainest one of its status.
     pub fn of(status: job::Status, ending: Option<job::Ending>) -> Self {
         let or = |reason| ending.clone().unwrap_or(job::Ending::new(reason));
@@ -172,7 +172,7 @@ impl State {
     /// It ended for something that the next submission does otherwise, or along with one that did.
     fn is_retried_immediately(&self) -> bool {
         self.ending().is_some_and(|ending| {
-            ending.detail() == Some(job::Detail::RegionFull)
+            ending.detail() == Some(job::TerminationDetail::RegionFull)
                 || ending.reason() == job::TerminationReason::TerminatedByServer
         })
     }
@@ -207,7 +207,7 @@ impl State {
 
 /// A replica to start: its number and how many jobs it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
+pub struct ReplicaStart {
     pub replica: u32,
     pub jobs: u32,
 }
@@ -223,9 +223,9 @@ pub struct Plan {
     pub next_triggered_at: Option<Timestamp>,
     pub fired: Option<Timestamp>,
     /// A run that goes back to pending may land in another fleet.
-    pub fleet: Fleet,
-    pub submit: Vec<Submit>,
-    pub end: Vec<End>,
+    pub fleet: FleetUpdate,
+    pub submit: Vec<NewSubmission>,
+    pub end: Vec<JobEnd>,
     /// `None`: never again.
     pub due_at: Option<Timestamp>,
     /// One sentence for the event.
@@ -244,7 +244,7 @@ impl Plan {
     }
 }
 
-impl End {
+impl JobEnd {
     /// The change for the event log of the job.
     pub fn change(&self) -> Change<job::Event> {
         let said = self.ending.said().unwrap_or_default();
@@ -253,14 +253,14 @@ impl End {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fleet {
+pub enum FleetUpdate {
     Keep,
     Unset,
 }
 
 /// A submission to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Submit {
+pub struct NewSubmission {
     pub replica: u32,
     pub job: u32,
     pub submission: u32,
@@ -268,7 +268,7 @@ pub struct Submit {
 
 /// A job to turn terminating.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct JobEnd {
     pub replica: u32,
     pub job: u32,
     pub ending: job::Ending,
@@ -309,7 +309,7 @@ fn are_all_final(run: &RunView) -> bool {
 }
 
 /// A stop beats everything but an end that has already begun; an abort also hurries a stop.
-fn plan_stop(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
+fn plan_stop(run: &RunView, stop: RequestedStop, now: Timestamp) -> Option<Plan> {
     match run.status {
         run::Status::Pending | run::Status::Submitted | run::Status::Provisioning | run::Status::Running => {
             let plan = begin_termination(run, stop.ending(), now);
@@ -332,30 +332,30 @@ fn plan_stop(run: &RunView, stop: StopAsked, now: Timestamp) -> Option<Plan> {
 fn plan_active(run: &RunView, now: Timestamp) -> Plan {
     let DerivedRun { verdict, retries } = derive(run, now);
     match verdict {
-        Verdict::End(ending) => begin_termination(run, ending, now),
-        Verdict::Idle(why) => {
+        DerivedStatus::End(ending) => begin_termination(run, ending, now),
+        DerivedStatus::Idle(why) => {
             let (attempt, wait) = if retries.is_empty() { (0, Span::ZERO) } else { next_retry(run, now) };
             Plan {
                 event: Some(run::Event::JobsIdle),
                 status: run::Status::Pending,
                 attempt,
-                fleet: Fleet::Unset,
+                fleet: FleetUpdate::Unset,
                 end: end_siblings(&retries),
                 due_at: Some(now + wait),
                 ..unchanged(run, now, why)
             }
         }
-        Verdict::Waits => {
+        DerivedStatus::Waits => {
             let plan = continue_run(run, run::Event::Waits, &retries, now);
             // A policy may end the wait.
             let due =
                 if run.retry.is_none() && has_no_job_changes(&plan) { POLL_QUIET } else { POLL_CHANGING };
             Plan { due_at: Some(now + due), ..plan }
         }
-        Verdict::Provisions => {
+        DerivedStatus::Provisions => {
             Plan { attempt: 0, ..continue_run(run, run::Event::Provisions, &retries, now) }
         }
-        Verdict::Runs => {
+        DerivedStatus::Runs => {
             let plan = continue_run(run, run::Event::Runs, &retries, now);
             let due = if retries.is_empty() && has_no_job_changes(&plan) { POLL_QUIET } else { POLL_ACTIVE };
             Plan { attempt: 0, due_at: Some(now + due), ..plan }
@@ -369,7 +369,7 @@ fn has_no_job_changes(plan: &Plan) -> bool {
 }
 
 /// The run stays active; replicas to retry are ended, then resubmitted in place.
-fn continue_run(run: &RunView, event: run::Event, retries: &[&Replica], now: Timestamp) -> Plan {
+fn continue_run(run: &RunView, event: run::Event, retries: &[&ReplicaView], now: Timestamp) -> Plan {
     let status = run::step(run.status, event).after(run.status).unwrap_or(run.status);
     let again: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
     let added = run.start.iter().filter(|start| is_inactive(run, start.replica));
@@ -452,12 +452,12 @@ fn next_retry(run: &RunView, at: Timestamp) -> (u32, Span) {
     let Some(worst) = worst else { return (1, Span::ZERO) };
     let failures = worst.failures.max(1);
     let since = worst.failing_since.unwrap_or_else(|| run.started_at());
-    (failures, retry::wait(run.retry.as_ref(), run.retry_delay, failures, since, at))
+    (failures, retry::next_delay(run.retry.as_ref(), run.retry_delay, failures, since, at))
 }
 
 /// Whether there is a retry was decided when the run became pending: its wait is no reason against it.
 fn plan_pending_retry(run: &RunView, now: Timestamp) -> Plan {
-    if let Verdict::End(ending) = derive(run, run.pending_since.min(now)).verdict {
+    if let DerivedStatus::End(ending) = derive(run, run.pending_since.min(now)).verdict {
         return begin_termination(run, ending, now);
     }
     let ready_at = run.pending_since + next_retry(run, run.pending_since).1;
@@ -523,7 +523,7 @@ fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
             ending: None,
             attempt: 0,
             next_triggered_at: Some(slot),
-            fleet: Fleet::Unset,
+            fleet: FleetUpdate::Unset,
             due_at: Some(slot),
             ..unchanged(run, now, format!("{}; the next execution is scheduled", ending.said()))
         };
@@ -549,7 +549,7 @@ fn unchanged(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
         attempt: run.attempt,
         next_triggered_at: run.schedule.as_ref().and_then(|s| s.next),
         fired: run.schedule.as_ref().and_then(|s| s.fired),
-        fleet: Fleet::Keep,
+        fleet: FleetUpdate::Keep,
         submit: Vec::new(),
         end: Vec::new(),
         due_at: Some(now + POLL_ACTIVE),
@@ -558,36 +558,39 @@ fn unchanged(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
 }
 
 /// The unfinished jobs of an ending run, with the reason that follows from the run's.
-fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<End> {
+fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<JobEnd> {
     let reason = ending.reason().job_reason();
-    let wants_end = |job: &Job| match &job.state {
-        State::Submitted | State::Provisioning | State::Pulling | State::Running => true,
+    let wants_end = |job: &JobView| match &job.state {
+        SubmissionState::Submitted
+        | SubmissionState::Provisioning
+        | SubmissionState::Pulling
+        | SubmissionState::Running => true,
         // An abort after a stop hurries what still says goodbye.
-        State::Terminating(before) => {
+        SubmissionState::Terminating(before) => {
             reason == job::TerminationReason::AbortedByUser
                 && before.reason() == job::TerminationReason::TerminatedByUser
         }
-        State::Final(_) => false,
+        SubmissionState::Final(_) => false,
     };
     let mut end = Vec::new();
     for replica in &run.replicas {
         for job in replica.jobs.iter().filter(|job| wants_end(job)) {
             let ending = job::Ending::new(reason).with_message(ending.said());
-            end.push(End { replica: replica.num, job: job.num, ending });
+            end.push(JobEnd { replica: replica.num, job: job.num, ending });
         }
     }
     end
 }
 
 /// The siblings of failed jobs: a replica is retried as a whole.
-fn end_siblings(retries: &[&Replica]) -> Vec<End> {
+fn end_siblings(retries: &[&ReplicaView]) -> Vec<JobEnd> {
     let reason = job::TerminationReason::TerminatedByServer;
     retries.iter().flat_map(|replica| end_live_jobs(replica, reason, SIBLING_FAILED_MESSAGE)).collect()
 }
 
-fn end_live_jobs(replica: &Replica, reason: job::TerminationReason, said: &str) -> Vec<End> {
-    let is_live = |job: &&Job| job.state.ending().is_none();
-    let end = |job: &Job| End {
+fn end_live_jobs(replica: &ReplicaView, reason: job::TerminationReason, said: &str) -> Vec<JobEnd> {
+    let is_live = |job: &&JobView| job.state.ending().is_none();
+    let end = |job: &JobView| JobEnd {
         replica: replica.num,
         job: job.num,
         ending: job::Ending::new(reason).with_message(said),
@@ -596,34 +599,35 @@ fn end_live_jobs(replica: &Replica, reason: job::TerminationReason, said: &str) 
 }
 
 /// The next submissions of a replica, once all its jobs are final.
-fn resubmit(replica: &Replica) -> Vec<Submit> {
+fn resubmit(replica: &ReplicaView) -> Vec<NewSubmission> {
     if !replica.jobs.iter().all(|job| job.state.is_final()) {
         return Vec::new();
     }
-    let next = |job: &Job| Submit { replica: replica.num, job: job.num, submission: job.submission + 1 };
+    let next =
+        |job: &JobView| NewSubmission { replica: replica.num, job: job.num, submission: job.submission + 1 };
     replica.jobs.iter().map(next).collect()
 }
 
-fn submit_replica(run: &RunView, start: Start) -> Vec<Submit> {
+fn submit_replica(run: &RunView, start: ReplicaStart) -> Vec<NewSubmission> {
     let before = run.replicas.iter().find(|replica| replica.num == start.replica);
     let submission = |num| {
         let job = before.and_then(|replica| replica.jobs.iter().find(|job| job.num == num));
         job.map_or(0, |job| job.submission + 1)
     };
     (0..start.jobs)
-        .map(|num| Submit { replica: start.replica, job: num, submission: submission(num) })
+        .map(|num| NewSubmission { replica: start.replica, job: num, submission: submission(num) })
         .collect()
 }
 
 fn is_done(run: &RunView, replica: u32) -> bool {
-    let is_done = |job: &Job| job.state.status() == job::Status::Done;
+    let is_done = |job: &JobView| job.state.status() == job::Status::Done;
     run.replicas.iter().any(|r| r.num == replica && r.jobs.iter().all(is_done))
 }
 
 /// Whether a replica of an active service has nothing: never submitted, or scaled down and over.
 fn is_inactive(run: &RunView, replica: u32) -> bool {
     let is_scaled_down =
-        |job: &Job| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);
+        |job: &JobView| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);
     match run.replicas.iter().find(|r| r.num == replica) {
         Some(replica) => {
             let is_gone = replica.weight == ReplicaRole::Gone || replica.jobs.iter().any(is_scaled_down);

@@ -9,7 +9,7 @@ use crate::{
 /// Between two looks at one that is being made.
 pub const POLL_STARTING: Span = Span::secs(5);
 /// Between two looks at one that is ready.
-pub const POLL: Span = Span::mins(1);
+pub const POLL_INTERVAL: Span = Span::mins(1);
 /// How long a backend may take to make one.
 pub const PROVISIONING_TIMEOUT: Span = Span::mins(10);
 /// Between two tries to delete one.
@@ -17,7 +17,7 @@ pub const DELETE_RETRY: Span = Span::secs(30);
 
 /// What is stored about the volume.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Volume {
+pub struct VolumeView {
     pub status: Status,
     pub created_at: Timestamp,
     /// It was there before us, and outlives us.
@@ -30,7 +30,7 @@ pub struct Volume {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum VolumeObservation {
     NotAsked,
     Creating,
     Ready,
@@ -69,66 +69,77 @@ fn change(event: Event, message: impl Into<String>, now: Timestamp) -> Plan {
     Plan { change: Some(Change::told(event, message)), ..unchanged(now) }
 }
 
-pub fn decide(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+pub fn decide(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
     if volume.delete_asked {
         return plan_deleting(volume, seen, now);
     }
     match volume.status {
         Status::Submitted | Status::Provisioning => plan_starting(volume, seen, now),
         Status::Active => plan_active(volume, now),
-        Status::Failed => unchanged(now + POLL),
+        Status::Failed => unchanged(now + POLL_INTERVAL),
     }
 }
 
-fn plan_starting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_starting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
     let deadline = volume.created_at + PROVISIONING_TIMEOUT;
     match seen {
-        Seen::Ready => change(Event::Ready, "can be attached", now),
-        Seen::Broken { said } => change(Event::Broken, said, now),
-        Seen::Creating | Seen::NotAsked if now >= deadline => {
+        VolumeObservation::Ready => change(Event::Ready, "can be attached", now),
+        VolumeObservation::Broken { said } => change(Event::Broken, said, now),
+        VolumeObservation::Creating | VolumeObservation::NotAsked if now >= deadline => {
             change(Event::Broken, format!("not ready within {} s", PROVISIONING_TIMEOUT.as_secs()), now)
         }
-        Seen::Creating if volume.status == Status::Submitted => {
+        VolumeObservation::Creating if volume.status == Status::Submitted => {
             Plan { due: (now + POLL_STARTING).min(deadline), ..change(Event::Created, "is being made", now) }
         }
-        Seen::Creating => unchanged((now + POLL_STARTING).min(deadline)),
-        Seen::NotAsked | Seen::Deleted | Seen::NotDeleted { .. } => match volume.status {
-            Status::Submitted if volume.external => with_action(Action::Register, now),
-            Status::Submitted => with_action(Action::Create, now),
-            Status::Provisioning | Status::Active | Status::Failed => with_action(Action::Check, now),
-        },
+        VolumeObservation::Creating => unchanged((now + POLL_STARTING).min(deadline)),
+        VolumeObservation::NotAsked | VolumeObservation::Deleted | VolumeObservation::NotDeleted { .. } => {
+            match volume.status {
+                Status::Submitted if volume.external => with_action(Action::Register, now),
+                Status::Submitted => with_action(Action::Create, now),
+                Status::Provisioning | Status::Active | Status::Failed => with_action(Action::Check, now),
+            }
+        }
     }
 }
 
-fn plan_active(volume: &Volume, now: Timestamp) -> Plan {
+fn plan_active(volume: &VolumeView, now: Timestamp) -> Plan {
     let idle = if volume.attached || volume.external { None } else { volume.unattached_since };
-    let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return unchanged(now + POLL) };
+    let Some((since, limit)) = idle.zip(volume.cleanup_after) else { return unchanged(now + POLL_INTERVAL) };
     if now >= since + limit {
         let message = format!("unattached for {} s", now.since(since).as_secs());
         return Plan { change: Some(Change::told(Event::DeleteAsked, message)), ..unchanged(now) };
     }
-    unchanged((now + POLL).min(since + limit))
+    unchanged((now + POLL_INTERVAL).min(since + limit))
 }
 
-fn plan_deleting(volume: &Volume, seen: &Seen, now: Timestamp) -> Plan {
+fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
     match seen {
-        Seen::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..unchanged(now) },
+        VolumeObservation::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..unchanged(now) },
         // A volume in use is never pulled from under a job.
-        Seen::NotAsked | Seen::Creating | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
+        VolumeObservation::NotAsked
+        | VolumeObservation::Creating
+        | VolumeObservation::Ready
+        | VolumeObservation::Broken { .. }
+        | VolumeObservation::NotDeleted { .. }
             if volume.attached =>
         {
             unchanged(now + POLL_STARTING)
         }
-        Seen::NotAsked | Seen::Creating | Seen::Ready | Seen::Broken { .. } | Seen::NotDeleted { .. }
+        VolumeObservation::NotAsked
+        | VolumeObservation::Creating
+        | VolumeObservation::Ready
+        | VolumeObservation::Broken { .. }
+        | VolumeObservation::NotDeleted { .. }
             if volume.external =>
         {
             Plan { gone: true, note: Some("forgotten, not deleted".to_owned()), ..unchanged(now) }
         }
-        Seen::NotDeleted { said } => {
+        VolumeObservation::NotDeleted { said } => {
             Plan { note: Some(format!("not deleted yet: {said}")), ..unchanged(now + DELETE_RETRY) }
         }
-        Seen::NotAsked | Seen::Creating | Seen::Ready | Seen::Broken { .. } => {
-            with_action(Action::Delete, now)
-        }
+        VolumeObservation::NotAsked
+        | VolumeObservation::Creating
+        | VolumeObservation::Ready
+        | VolumeObservation::Broken { .. } => with_action(Action::Delete, now),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{Container, Needs, Queue, room::Kind};
+use super::{ContainerNeeds, ContainerView, QueueSnapshot, room::NodeClass};
 use crate::{
     container::Status,
     time::{Span, Timestamp},
@@ -28,13 +28,13 @@ pub enum Fit {
 }
 
 /// Room for containers, as far as it is known. It only shrinks while one round chooses.
-pub trait Room {
-    fn fit(&self, needs: &Needs) -> Fit;
-    fn take(&mut self, needs: &Needs);
+pub trait Capacity {
+    fn fit(&self, needs: &ContainerNeeds) -> Fit;
+    fn take(&mut self, needs: &ContainerNeeds);
     /// Keeps what this one could use already from whoever comes after it.
-    fn reserve(&mut self, needs: &Needs);
+    fn reserve(&mut self, needs: &ContainerNeeds);
     /// The machines there are, where a scheduler says so: what it refused may be taken once they are others.
-    fn kinds(&self) -> Vec<Kind> {
+    fn kinds(&self) -> Vec<NodeClass> {
         Vec::new()
     }
 }
@@ -66,7 +66,7 @@ impl ReportedReasons {
 /// How often each container was taken here, and when last. One that comes back is left alone for a while: what sent
 /// it back, an engine that restarts or a disk that is full, may pass, and its tries are counted.
 #[derive(Clone, Debug, Default)]
-pub struct Tries {
+pub struct RetryLimiter {
     taken: BTreeMap<String, (u32, Timestamp)>,
     refused: BTreeMap<String, RefusedSubmission>,
 }
@@ -78,11 +78,11 @@ struct RefusedSubmission {
     count: u32,
     at: Timestamp,
     /// What was asked for, and what there was.
-    needs: Needs,
-    kinds: Vec<Kind>,
+    needs: ContainerNeeds,
+    kinds: Vec<NodeClass>,
 }
 
-impl Tries {
+impl RetryLimiter {
     pub fn took(&mut self, uuid: &str, now: Timestamp) {
         let (count, at) = self.taken.entry(uuid.to_owned()).or_insert((0, now));
         (*count, *at) = (count.saturating_add(1), now);
@@ -90,7 +90,13 @@ impl Tries {
 
     /// The scheduler will not have it. It is asked again when the container asks for something else, when there are other
     /// machines, or after a while that grows with each refusal. Answers what to say of it.
-    pub fn refused(&mut self, container: &Container, why: &str, kinds: &[Kind], now: Timestamp) -> String {
+    pub fn refused(
+        &mut self,
+        container: &ContainerView,
+        why: &str,
+        kinds: &[NodeClass],
+        now: Timestamp,
+    ) -> String {
         // It never left the queue: there is nothing to recover from.
         self.taken.remove(&container.uuid);
         let before = self.refused.get(&container.uuid).map_or(0, |refused| refused.count);
@@ -107,7 +113,12 @@ impl Tries {
     }
 
     /// Why it is not handed over again, as long as nothing has changed.
-    fn refusal_reason(&self, container: &Container, kinds: &[Kind], now: Timestamp) -> Option<String> {
+    fn refusal_reason(
+        &self,
+        container: &ContainerView,
+        kinds: &[NodeClass],
+        now: Timestamp,
+    ) -> Option<String> {
         let refused = self.refused.get(&container.uuid)?;
         let doublings = refused.count.saturating_sub(1).min(RETRY_DELAY_DOUBLINGS + 1);
         let rest = Span(REFUSAL_DELAY_MIN.0 << doublings).min(REFUSAL_DELAY_MAX);
@@ -129,14 +140,14 @@ impl Tries {
 }
 
 /// In the order of the queue; at most `takes_max` are taken in one round.
-pub fn choose(
-    queue: &Queue,
-    room: &mut dyn Room,
+pub fn select(
+    queue: &QueueSnapshot,
+    room: &mut dyn Capacity,
     takes_max: usize,
     said: &mut ReportedReasons,
-    tries: &mut Tries,
+    tries: &mut RetryLimiter,
 ) -> Vec<Selection> {
-    let mut waiting: Vec<&Container> =
+    let mut waiting: Vec<&ContainerView> =
         queue.containers.iter().filter(|one| one.status == Status::Queued && one.priority > 0).collect();
     waiting.sort_by(|a, b| (b.priority, a.created_at, &a.uuid).cmp(&(a.priority, b.created_at, &b.uuid)));
     if is_planted(Bug::IgnorePriority) {
@@ -190,26 +201,27 @@ pub fn choose(
 #[cfg(test)]
 mod tests {
     use super::{
-        super::room::{Amount, Machine},
+        super::room::{HostCapacity, ResourceAmount},
         *,
     };
-    fn container(uuid: &str, priority: u64, cpus: u32) -> Container {
-        Container {
+    fn container(uuid: &str, priority: u64, cpus: u32) -> ContainerView {
+        ContainerView {
             uuid: uuid.into(),
             status: Status::Queued,
             priority,
             attempt: 0,
             created_at: Timestamp(0),
             is_mine: false,
-            needs: Needs { cpus, memory: 1, ..Needs::default() },
+            needs: ContainerNeeds { cpus, memory: 1, ..ContainerNeeds::default() },
         }
     }
 
-    fn round(containers: Vec<Container>, free: u32, said: &mut ReportedReasons) -> Vec<Selection> {
-        let queue = Queue { containers, asked_at: Timestamp(0) };
-        let total = Amount { cpus: 8, memory: 100, gpus: 0 };
-        let mut room = Machine::new(total, Amount { cpus: 8 - free, ..Amount::default() });
-        choose(&queue, &mut room, 10, said, &mut Tries::default())
+    fn round(containers: Vec<ContainerView>, free: u32, said: &mut ReportedReasons) -> Vec<Selection> {
+        let queue = QueueSnapshot { containers, asked_at: Timestamp(0) };
+        let total = ResourceAmount { cpus: 8, memory: 100, gpus: 0 };
+        let mut room =
+            HostCapacity::new(total, ResourceAmount { cpus: 8 - free, ..ResourceAmount::default() });
+        select(&queue, &mut room, 10, said, &mut RetryLimiter::default())
     }
 
     fn taken(choices: &[Selection]) -> Vec<&str> {
@@ -224,14 +236,14 @@ mod tests {
 
     #[test]
     fn the_highest_priority_comes_first_then_the_oldest_then_the_smallest_name() {
-        let older = Container { created_at: Timestamp(-1), ..container("z", 5, 1) };
+        let older = ContainerView { created_at: Timestamp(-1), ..container("z", 5, 1) };
         let all = vec![container("b", 5, 1), container("a", 5, 1), older, container("c", 9, 1)];
         assert_eq!(taken(&round(all, 8, &mut ReportedReasons::default())), ["c", "z", "a", "b"]);
     }
 
     #[test]
     fn r13_what_nobody_wants_or_somebody_has_is_not_taken() {
-        let held = Container { status: Status::Locked, ..container("h", 5, 1) };
+        let held = ContainerView { status: Status::Locked, ..container("h", 5, 1) };
         assert_eq!(round(vec![container("n", 0, 1), held], 8, &mut ReportedReasons::default()), []);
     }
 
@@ -259,20 +271,25 @@ mod tests {
     #[test]
     fn a_round_takes_no_more_than_it_may_and_the_next_goes_on_in_order() {
         let all = vec![container("a", 3, 1), container("b", 2, 1), container("c", 1, 1)];
-        let queue = Queue { containers: all, asked_at: Timestamp(0) };
-        let mut room = Machine::new(Amount { cpus: 8, memory: 100, gpus: 0 }, Amount::default());
-        let chosen = choose(&queue, &mut room, 2, &mut ReportedReasons::default(), &mut Tries::default());
+        let queue = QueueSnapshot { containers: all, asked_at: Timestamp(0) };
+        let mut room =
+            HostCapacity::new(ResourceAmount { cpus: 8, memory: 100, gpus: 0 }, ResourceAmount::default());
+        let chosen =
+            select(&queue, &mut room, 2, &mut ReportedReasons::default(), &mut RetryLimiter::default());
         assert_eq!(taken(&chosen), ["a", "b"]);
     }
 
     #[test]
     fn what_comes_back_rests_longer_each_time_and_holds_nobody_up() {
-        let (mut said, mut tries) = (ReportedReasons::default(), Tries::default());
-        let mut round = |second: i64, tries: &mut Tries| {
+        let (mut said, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
+        let mut round = |second: i64, tries: &mut RetryLimiter| {
             let containers = vec![container("comes-back", 9, 1), container("other", 1, 1)];
-            let queue = Queue { containers, asked_at: Timestamp(second * 1_000_000) };
-            let mut room = Machine::new(Amount { cpus: 1, memory: 100, gpus: 0 }, Amount::default());
-            let chosen = choose(&queue, &mut room, 10, &mut said, tries);
+            let queue = QueueSnapshot { containers, asked_at: Timestamp(second * 1_000_000) };
+            let mut room = HostCapacity::new(
+                ResourceAmount { cpus: 1, memory: 100, gpus: 0 },
+                ResourceAmount::default(),
+            );
+            let chosen = select(&queue, &mut room, 10, &mut said, tries);
             taken(&chosen)[0].to_owned()
         };
         assert_eq!(round(0, &mut tries), "comes-back");
@@ -284,28 +301,30 @@ mod tests {
         }
         assert_eq!(round(59, &mut tries), "other", "it rests, and no longer than a minute");
         assert_eq!(round(60, &mut tries), "comes-back");
-        let gone = Queue::default();
-        let mut room = Machine::new(Amount::default(), Amount::default());
-        choose(&gone, &mut room, 10, &mut said, &mut tries);
+        let gone = QueueSnapshot::default();
+        let mut room = HostCapacity::new(ResourceAmount::default(), ResourceAmount::default());
+        select(&gone, &mut room, 10, &mut said, &mut tries);
         assert!(tries.taken.is_empty(), "what is over is forgotten");
     }
 
     #[test]
     fn what_the_scheduler_refuses_is_asked_again_only_when_something_has_changed_or_late() {
-        let (mut said, mut tries) = (ReportedReasons::default(), Tries::default());
-        let node = |cpus| super::super::room::Node {
+        let (mut said, mut tries) = (ReportedReasons::default(), RetryLimiter::default());
+        let node = |cpus| super::super::room::ClusterNode {
             name: "n1".into(),
             is_up: true,
-            size: Amount { cpus, memory: 100, gpus: 0 },
+            size: ResourceAmount { cpus, memory: 100, gpus: 0 },
             gpu_types: Vec::new(),
             partitions: vec!["main".into()],
             features: Vec::new(),
         };
-        let mut round = |second: i64, asks: u32, nodes: u32, tries: &mut Tries| {
-            let queue =
-                Queue { containers: vec![container("c", 5, asks)], asked_at: Timestamp(second * 1_000_000) };
-            let mut room = super::super::room::Cluster { nodes: vec![node(nodes)], open: 9 };
-            choose(&queue, &mut room, 10, &mut said, tries)
+        let mut round = |second: i64, asks: u32, nodes: u32, tries: &mut RetryLimiter| {
+            let queue = QueueSnapshot {
+                containers: vec![container("c", 5, asks)],
+                asked_at: Timestamp(second * 1_000_000),
+            };
+            let mut room = super::super::room::ClusterCapacity { nodes: vec![node(nodes)], open: 9 };
+            select(&queue, &mut room, 10, &mut said, tries)
         };
         let take = [Selection::Take { uuid: "c".into() }];
         assert_eq!(round(0, 1, 8, &mut tries), take);

@@ -88,7 +88,7 @@ impl fmt::Display for GpuRequirement {
 
 /// What a container asks of the machine that runs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct ContainerNeeds {
     pub cpus: u32,
     pub memory: u64,
     pub gpus: u32,
@@ -104,7 +104,7 @@ pub struct Needs {
 
 /// A container as the queue showed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
+pub struct ContainerView {
     pub uuid: String,
     pub status: Status,
     /// 0: it is not wanted now.
@@ -114,10 +114,10 @@ pub struct Container {
     pub created_at: Timestamp,
     /// This dispatcher holds its lock.
     pub is_mine: bool,
-    pub needs: Needs,
+    pub needs: ContainerNeeds,
 }
 
-impl Container {
+impl ContainerView {
     pub fn attempt(&self) -> Attempt {
         Attempt { uuid: self.uuid.clone(), number: self.attempt }
     }
@@ -138,26 +138,26 @@ impl Container {
 
 /// The queue: what this dispatcher holds, what it still has jobs of, and what it might take.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Queue {
-    pub containers: Vec<Container>,
+pub struct QueueSnapshot {
+    pub containers: Vec<ContainerView>,
     /// When the first of its requests was sent, by the dispatcher's clock: whatever happened later need not
     /// be in it.
     pub asked_at: Timestamp,
 }
 
-impl Queue {
-    pub fn find(&self, uuid: &str) -> Option<&Container> {
+impl QueueSnapshot {
+    pub fn find(&self, uuid: &str) -> Option<&ContainerView> {
         self.containers.iter().find(|container| container.uuid == uuid)
     }
 }
 
 /// A job of the scheduler below that carries our tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+pub struct SchedulerJob {
     pub attempt: Attempt,
     /// How the scheduler calls it.
     pub id: String,
-    pub life: Life,
+    pub life: SchedulerJobState,
     /// The priority it was last given, where that can be read back.
     pub priority: Option<u64>,
     /// What the scheduler says of it: why it waits, or how it ended.
@@ -165,7 +165,7 @@ pub struct Job {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
+pub enum SchedulerJobState {
     Waiting,
     Running,
     /// Over. When that was seen, by the dispatcher's clock.
@@ -174,7 +174,7 @@ pub enum Life {
     Unknown,
 }
 
-impl Life {
+impl SchedulerJobState {
     pub const fn is_over(self) -> bool {
         match self {
             Self::Ended(_) => true,
@@ -186,7 +186,7 @@ impl Life {
 /// The scheduler's jobs with our tag.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerSnapshot {
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<SchedulerJob>,
     /// When the scheduler was asked.
     pub asked_at: Timestamp,
     /// All nodes have reported, so that a job that is not here is nowhere.
@@ -194,7 +194,7 @@ pub struct SchedulerSnapshot {
 }
 
 impl SchedulerSnapshot {
-    pub fn find(&self, attempt: &Attempt) -> Option<&Job> {
+    pub fn find(&self, attempt: &Attempt) -> Option<&SchedulerJob> {
         self.jobs.iter().find(|job| job.attempt == *attempt)
     }
 }

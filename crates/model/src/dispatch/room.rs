@@ -3,19 +3,19 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 use super::{
-    GpuRequirement, Needs,
-    choose::{Fit, Room},
+    ContainerNeeds, GpuRequirement,
+    choose::{Capacity, Fit},
 };
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
+pub struct ResourceAmount {
     pub cpus: u32,
     pub memory: u64,
     pub gpus: u32,
 }
 
-impl Amount {
-    fn from_needs(needs: &Needs) -> Self {
+impl ResourceAmount {
+    fn from_needs(needs: &ContainerNeeds) -> Self {
         Self { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
     }
 
@@ -50,20 +50,20 @@ impl Amount {
 
 /// This machine.
 #[derive(Clone, Debug)]
-pub struct Machine {
-    total: Amount,
-    free: Amount,
+pub struct HostCapacity {
+    total: ResourceAmount,
+    free: ResourceAmount,
 }
 
-impl Machine {
-    pub fn new(total: Amount, used: Amount) -> Self {
+impl HostCapacity {
+    pub fn new(total: ResourceAmount, used: ResourceAmount) -> Self {
         Self { total, free: total.less(used) }
     }
 }
 
-impl Room for Machine {
-    fn fit(&self, needs: &Needs) -> Fit {
-        let wanted = Amount::from_needs(needs);
+impl Capacity for HostCapacity {
+    fn fit(&self, needs: &ContainerNeeds) -> Fit {
+        let wanted = ResourceAmount::from_needs(needs);
         if needs.gpus > 0 && !needs.gpu.is_any() {
             let wish = &needs.gpu;
             return Fit::Never(format!(
@@ -79,29 +79,29 @@ impl Room for Machine {
         }
     }
 
-    fn take(&mut self, needs: &Needs) {
-        self.free = self.free.less(Amount::from_needs(needs));
+    fn take(&mut self, needs: &ContainerNeeds) {
+        self.free = self.free.less(ResourceAmount::from_needs(needs));
     }
 
-    fn reserve(&mut self, needs: &Needs) {
+    fn reserve(&mut self, needs: &ContainerNeeds) {
         self.take(needs);
     }
 }
 
 /// A node of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct ClusterNode {
     pub name: String,
     /// It takes work, or will again.
     pub is_up: bool,
-    pub size: Amount,
+    pub size: ResourceAmount,
     /// How the cluster calls them, and how many of each. Empty: nobody gave them a name.
     pub gpu_types: Vec<(String, u32)>,
     pub partitions: Vec<String>,
     pub features: Vec<String>,
 }
 
-impl Node {
+impl ClusterNode {
     /// The type of GPU that a job with this wish asks for, and how many there are; no type where any will do.
     pub fn matching_gpus(&self, wish: &GpuRequirement) -> (Option<&str>, u32) {
         if wish.is_any() {
@@ -111,37 +111,37 @@ impl Node {
         meant.max_by_key(|(_, count)| *count).map_or((None, 0), |(name, count)| (Some(name), *count))
     }
 
-    fn holds(&self, needs: &Needs) -> bool {
-        let size = Amount { gpus: self.matching_gpus(&needs.gpu).1, ..self.size };
-        size.holds(Amount::from_needs(needs))
+    fn holds(&self, needs: &ContainerNeeds) -> bool {
+        let size = ResourceAmount { gpus: self.matching_gpus(&needs.gpu).1, ..self.size };
+        size.holds(ResourceAmount::from_needs(needs))
     }
 }
 
 /// Machines of one partition that are alike.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct NodeClass {
     pub partition: String,
-    pub size: Amount,
+    pub size: ResourceAmount,
     /// How the cluster calls its GPUs; empty where they have no name, or several.
     pub gpu_type: String,
     pub count: u32,
 }
 
 /// What a cluster has, partition by partition, the smallest machines first. Those that are down come back.
-pub fn kinds(nodes: &[Node]) -> Vec<Kind> {
-    let mut kinds: Vec<Kind> = Vec::new();
+pub fn kinds(nodes: &[ClusterNode]) -> Vec<NodeClass> {
+    let mut kinds: Vec<NodeClass> = Vec::new();
     for node in nodes {
         for partition in &node.partitions {
             let gpu_type = match &node.gpu_types[..] {
                 [(name, count)] if *count == node.size.gpus => name.as_str(),
                 _ => "",
             };
-            let is_alike = |kind: &&mut Kind| {
+            let is_alike = |kind: &&mut NodeClass| {
                 kind.partition == *partition && kind.size == node.size && kind.gpu_type == gpu_type
             };
             match kinds.iter_mut().find(is_alike) {
                 Some(kind) => kind.count += 1,
-                None => kinds.push(Kind {
+                None => kinds.push(NodeClass {
                     partition: partition.clone(),
                     size: node.size,
                     gpu_type: gpu_type.to_owned(),
@@ -150,28 +150,28 @@ pub fn kinds(nodes: &[Node]) -> Vec<Kind> {
             }
         }
     }
-    let order = |kind: &Kind| (kind.partition.clone(), kind.size.gpus, kind.size.cpus, kind.size.memory);
+    let order = |kind: &NodeClass| (kind.partition.clone(), kind.size.gpus, kind.size.cpus, kind.size.memory);
     kinds.sort_by_key(order);
     kinds
 }
 
 /// A cluster that orders waiting jobs itself: whatever could run on some node may wait there, up to a bound.
 #[derive(Clone, Debug)]
-pub struct Cluster {
-    pub nodes: Vec<Node>,
+pub struct ClusterCapacity {
+    pub nodes: Vec<ClusterNode>,
     /// Jobs that may still be handed over: more would only make each look at its queue slower.
     pub open: usize,
 }
 
-impl Cluster {
-    fn matches_placement(node: &Node, needs: &Needs) -> bool {
+impl ClusterCapacity {
+    fn matches_placement(node: &ClusterNode, needs: &ContainerNeeds) -> bool {
         let partition = needs.partitions.is_empty()
             || needs.partitions.iter().any(|wanted| node.partitions.contains(wanted));
         partition && needs.features.iter().all(|wanted| node.features.contains(wanted))
     }
 
     /// The type of GPU to ask for, where not any will do: one that a node which fits has most of.
-    pub fn gpu_type(&self, needs: &Needs) -> Option<&str> {
+    pub fn gpu_type(&self, needs: &ContainerNeeds) -> Option<&str> {
         let fitting =
             self.nodes.iter().filter(|node| Self::matches_placement(node, needs) && node.holds(needs));
         let types = fitting.map(|node| node.matching_gpus(&needs.gpu));
@@ -180,7 +180,7 @@ impl Cluster {
 }
 
 /// `A100 (4), T4 (2)`.
-fn gpu_types(nodes: &[&Node]) -> String {
+fn gpu_types(nodes: &[&ClusterNode]) -> String {
     let mut types: BTreeMap<&str, u32> = BTreeMap::new();
     for (name, count) in nodes.iter().flat_map(|node| &node.gpu_types) {
         let most = types.entry(name).or_default();
@@ -190,12 +190,12 @@ fn gpu_types(nodes: &[&Node]) -> String {
     if told.is_empty() { "no GPUs that the cluster calls by a name".to_owned() } else { told.join(", ") }
 }
 
-impl Room for Cluster {
-    fn fit(&self, needs: &Needs) -> Fit {
-        let wanted = Amount::from_needs(needs);
-        let suited: Vec<&Node> =
+impl Capacity for ClusterCapacity {
+    fn fit(&self, needs: &ContainerNeeds) -> Fit {
+        let wanted = ResourceAmount::from_needs(needs);
+        let suited: Vec<&ClusterNode> =
             self.nodes.iter().filter(|node| Self::matches_placement(node, needs)).collect();
-        let big: Vec<&&Node> = suited.iter().filter(|node| node.holds(needs)).collect();
+        let big: Vec<&&ClusterNode> = suited.iter().filter(|node| node.holds(needs)).collect();
         if suited.is_empty() {
             let mut why = "no node".to_owned();
             if !needs.partitions.is_empty() {
@@ -206,7 +206,7 @@ impl Room for Cluster {
             }
             Fit::Never(why)
         } else if big.is_empty() {
-            let most = suited.iter().fold(Amount::default(), |most, node| Amount {
+            let most = suited.iter().fold(ResourceAmount::default(), |most, node| ResourceAmount {
                 cpus: most.cpus.max(node.size.cpus),
                 memory: most.memory.max(node.size.memory),
                 gpus: most.gpus.max(node.size.gpus),
@@ -229,14 +229,14 @@ impl Room for Cluster {
         }
     }
 
-    fn take(&mut self, _needs: &Needs) {
+    fn take(&mut self, _needs: &ContainerNeeds) {
         self.open = self.open.saturating_sub(1);
     }
 
     /// The cluster's own queue keeps the order.
-    fn reserve(&mut self, _needs: &Needs) {}
+    fn reserve(&mut self, _needs: &ContainerNeeds) {}
 
-    fn kinds(&self) -> Vec<Kind> {
+    fn kinds(&self) -> Vec<NodeClass> {
         kinds(&self.nodes)
     }
 }
@@ -245,15 +245,15 @@ impl Room for Cluster {
 mod tests {
     use super::*;
 
-    fn with_gpus(name: &str, gpu_types: &[(&str, u32)]) -> Node {
+    fn with_gpus(name: &str, gpu_types: &[(&str, u32)]) -> ClusterNode {
         let gpu_types: Vec<(String, u32)> =
             gpu_types.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
         let count = gpu_types.iter().map(|(_, count)| count).sum();
-        Node { gpu_types, ..node(name, 64, count, "main") }
+        ClusterNode { gpu_types, ..node(name, 64, count, "main") }
     }
 
-    fn gpus(count: u32, gpu: GpuRequirement) -> Needs {
-        Needs { cpus: 1, memory: 1, gpus: count, gpu, ..Needs::default() }
+    fn gpus(count: u32, gpu: GpuRequirement) -> ContainerNeeds {
+        ContainerNeeds { cpus: 1, memory: 1, gpus: count, gpu, ..ContainerNeeds::default() }
     }
 
     #[test]
@@ -263,7 +263,7 @@ mod tests {
             with_gpus("n2", &[("tesla_t4", 8)]),
             with_gpus("n3", &[("nvidia_a100_80gb_pcie", 2), ("h100", 2)]),
         ];
-        let cluster = Cluster { nodes, open: 9 };
+        let cluster = ClusterCapacity { nodes, open: 9 };
         let model = |model: &str| GpuRequirement { model: Some(model.into()), ..GpuRequirement::default() };
         for (count, wish, gpu_type) in [
             (1, GpuRequirement::default(), None),
@@ -290,36 +290,36 @@ mod tests {
         assert_eq!(cluster.fit(&gpus(3, model("A100-80GB"))), Fit::Never(told.into()));
     }
 
-    fn node(name: &str, cpus: u32, gpus: u32, partition: &str) -> Node {
-        Node {
+    fn node(name: &str, cpus: u32, gpus: u32, partition: &str) -> ClusterNode {
+        ClusterNode {
             name: name.into(),
             is_up: true,
-            size: Amount { cpus, memory: 4_000, gpus },
+            size: ResourceAmount { cpus, memory: 4_000, gpus },
             gpu_types: Vec::new(),
             partitions: vec![partition.into()],
             features: vec!["fast".into()],
         }
     }
 
-    fn cluster() -> Cluster {
-        Cluster { nodes: vec![node("n1", 4, 0, "main"), node("n2", 2, 2, "gpu")], open: 1 }
+    fn cluster() -> ClusterCapacity {
+        ClusterCapacity { nodes: vec![node("n1", 4, 0, "main"), node("n2", 2, 2, "gpu")], open: 1 }
     }
 
-    fn needs(cpus: u32, gpus: u32) -> Needs {
-        Needs { cpus, gpus, memory: 1, ..Needs::default() }
+    fn needs(cpus: u32, gpus: u32) -> ContainerNeeds {
+        ContainerNeeds { cpus, gpus, memory: 1, ..ContainerNeeds::default() }
     }
 
     #[test]
     fn a_cluster_says_why_something_can_never_run_there() {
-        let never = |needs: &Needs| match cluster().fit(needs) {
+        let never = |needs: &ContainerNeeds| match cluster().fit(needs) {
             Fit::Never(why) => why,
             other @ (Fit::Now | Fit::Later(_)) => panic!("{other:?}"),
         };
         assert_eq!(never(&needs(8, 0)), "no node is big enough: 8 cpus of 4");
         assert_eq!(never(&needs(4, 2)), "no node is big enough: no single node has all of it");
-        let elsewhere = Needs { partitions: vec!["night".into()], ..needs(1, 0) };
+        let elsewhere = ContainerNeeds { partitions: vec!["night".into()], ..needs(1, 0) };
         assert_eq!(never(&elsewhere), "no node in partition night");
-        let odd = Needs { features: vec!["fast".into(), "quiet".into()], ..needs(1, 0) };
+        let odd = ContainerNeeds { features: vec!["fast".into(), "quiet".into()], ..needs(1, 0) };
         assert_eq!(never(&odd), "no node with fast and quiet");
     }
 
@@ -340,8 +340,8 @@ mod tests {
 
     #[test]
     fn a_machine_keeps_what_a_bigger_one_waits_for() {
-        let total = Amount { cpus: 4, memory: 100, gpus: 0 };
-        let mut machine = Machine::new(total, Amount { cpus: 2, ..Amount::default() });
+        let total = ResourceAmount { cpus: 4, memory: 100, gpus: 0 };
+        let mut machine = HostCapacity::new(total, ResourceAmount { cpus: 2, ..ResourceAmount::default() });
         let big = needs(4, 0);
         assert_eq!(machine.fit(&big), Fit::Later("waits for room on this machine: 4 cpus of 2 free".into()));
         machine.reserve(&big);
@@ -350,10 +350,10 @@ mod tests {
 
     #[test]
     fn machines_that_are_alike_are_told_once() {
-        let node = |name: &str, cpus, partitions: &[&str]| Node {
+        let node = |name: &str, cpus, partitions: &[&str]| ClusterNode {
             name: name.into(),
             is_up: name != "down",
-            size: Amount { cpus, memory: 1, gpus: 0 },
+            size: ResourceAmount { cpus, memory: 1, gpus: 0 },
             gpu_types: Vec::new(),
             partitions: partitions.iter().map(|name| (*name).to_owned()).collect(),
             features: Vec::new(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use windlass_planted_bugs::{Bug, is_planted};
 
-use super::{Attempt, Container, Job, Life, Queue, SchedulerSnapshot};
+use super::{Attempt, ContainerView, QueueSnapshot, SchedulerJob, SchedulerJobState, SchedulerSnapshot};
 use crate::{
     container::Status,
     time::{Span, Timestamp},
@@ -19,7 +19,7 @@ pub const EMPTY_OBSERVATIONS_MIN: u32 = 2;
 
 /// One thing to do. Each may be done again without harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ReconcileStep {
     /// Ask the job to end; comes again every round until it is gone.
     Stop {
         attempt: Attempt,
@@ -38,19 +38,19 @@ pub enum Step {
     /// The result is lost.
     Cancel {
         attempt: Attempt,
-        why: Why,
+        why: ReleaseReason,
     },
     /// Back into the queue. `released`: nothing failed, the try does not count.
     Unlock {
         attempt: Attempt,
-        why: Why,
+        why: ReleaseReason,
         released: bool,
     },
 }
 
 /// Why a container was taken from its attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum ReleaseReason {
     /// The job ended and left no result.
     Crashed,
     /// Nobody below knows of a job.
@@ -61,19 +61,19 @@ pub enum Why {
 
 /// What a dispatcher remembers from round to round. It may be lost: everything is then found again, later.
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub struct ReconcileState {
     /// How long a lock may stand without a job.
     lost_after: Span,
     missing: BTreeMap<Attempt, MissingJob>,
 }
 
-impl Memory {
+impl ReconcileState {
     pub const fn new(lost_after: Span) -> Self {
         Self { lost_after, missing: BTreeMap::new() }
     }
 }
 
-impl Default for Memory {
+impl Default for ReconcileState {
     fn default() -> Self {
         Self::new(LOCKED_WITHOUT_JOB_MAX)
     }
@@ -88,13 +88,18 @@ struct MissingJob {
     looks: u32,
 }
 
-pub fn settle(queue: &Queue, lower: &SchedulerSnapshot, memory: &mut Memory) -> Vec<Step> {
+pub fn reconcile(
+    queue: &QueueSnapshot,
+    lower: &SchedulerSnapshot,
+    memory: &mut ReconcileState,
+) -> Vec<ReconcileStep> {
     // By name: there are thousands of both. Of two with one name, the first counts.
     let seen = queue.containers.iter().rev().map(|container| (container.uuid.as_str(), container));
-    let seen: BTreeMap<&str, &Container> = seen.collect();
-    let mine: BTreeMap<Attempt, &Container> =
+    let seen: BTreeMap<&str, &ContainerView> = seen.collect();
+    let mine: BTreeMap<Attempt, &ContainerView> =
         seen.values().filter(|one| one.is_held()).map(|one| (one.attempt(), *one)).collect();
-    let jobs: BTreeMap<&Attempt, &Job> = lower.jobs.iter().rev().map(|job| (&job.attempt, job)).collect();
+    let jobs: BTreeMap<&Attempt, &SchedulerJob> =
+        lower.jobs.iter().rev().map(|job| (&job.attempt, job)).collect();
     memory.missing.retain(|attempt, missing| {
         let still = mine.get(attempt).is_some_and(|container| container.status == missing.status);
         still && !jobs.contains_key(attempt)
@@ -103,43 +108,50 @@ pub fn settle(queue: &Queue, lower: &SchedulerSnapshot, memory: &mut Memory) -> 
         Some(job) => reconcile_with_job(container, job, queue.asked_at),
         None => reconcile_without_job(container, lower, queue.asked_at, memory),
     });
-    let mut steps: Vec<Step> = held.collect();
-    let find = |job: &Job| seen.get(job.attempt.uuid.as_str()).copied();
+    let mut steps: Vec<ReconcileStep> = held.collect();
+    let find = |job: &SchedulerJob| seen.get(job.attempt.uuid.as_str()).copied();
     let strays = lower.jobs.iter().filter(|job| is_stray(find(job), job));
-    steps.extend(strays.map(|job| Step::StopOrphan { attempt: job.attempt.clone(), job: job.id.clone() }));
+    steps.extend(
+        strays.map(|job| ReconcileStep::StopOrphan { attempt: job.attempt.clone(), job: job.id.clone() }),
+    );
     steps
 }
 
 /// Whether a job runs for an attempt that nobody waits for. The answer of an old queue must be asked for again
 /// before anything is done about it: the attempt may have begun since.
-pub fn is_stray(container: Option<&Container>, job: &Job) -> bool {
+pub fn is_stray(container: Option<&ContainerView>, job: &SchedulerJob) -> bool {
     !job.life.is_over() && !container.is_some_and(|container| container.is_current(&job.attempt))
 }
 
-fn reconcile_with_job(container: &Container, job: &Job, queue_asked_at: Timestamp) -> Option<Step> {
+fn reconcile_with_job(
+    container: &ContainerView,
+    job: &SchedulerJob,
+    queue_asked_at: Timestamp,
+) -> Option<ReconcileStep> {
     let attempt = container.attempt();
     match job.life {
-        Life::Waiting | Life::Running if container.priority == 0 => {
-            Some(Step::Stop { attempt, job: job.id.clone() })
+        SchedulerJobState::Waiting | SchedulerJobState::Running if container.priority == 0 => {
+            Some(ReconcileStep::Stop { attempt, job: job.id.clone() })
         }
-        Life::Waiting | Life::Running => {
+        SchedulerJobState::Waiting | SchedulerJobState::Running => {
             let is_current = job.priority.is_none_or(|given| given == container.priority);
-            let renice = || Step::Renice { attempt, job: job.id.clone(), priority: container.priority };
+            let renice =
+                || ReconcileStep::Renice { attempt, job: job.id.clone(), priority: container.priority };
             (!is_current).then(renice)
         }
         // The last word of the executor may lie between the picture of the queue and the end of the job.
-        Life::Ended(at) if queue_asked_at <= at => None,
-        Life::Ended(_) => Some(give_up(container, Why::Crashed)),
-        Life::Unknown => None,
+        SchedulerJobState::Ended(at) if queue_asked_at <= at => None,
+        SchedulerJobState::Ended(_) => Some(give_up(container, ReleaseReason::Crashed)),
+        SchedulerJobState::Unknown => None,
     }
 }
 
 fn reconcile_without_job(
-    container: &Container,
+    container: &ContainerView,
     lower: &SchedulerSnapshot,
     queue_asked_at: Timestamp,
-    memory: &mut Memory,
-) -> Option<Step> {
+    memory: &mut ReconcileState,
+) -> Option<ReconcileStep> {
     if !lower.is_whole && !is_planted(Bug::MissingJobsTreatedAsEnded) {
         return None;
     }
@@ -156,44 +168,45 @@ fn reconcile_without_job(
         Status::Locked => missing.looks >= 1 && is_late,
         Status::Queued | Status::Complete | Status::Cancelled => false,
     };
-    is_lost.then(|| give_up(container, Why::Abandoned))
+    is_lost.then(|| give_up(container, ReleaseReason::Abandoned))
 }
 
-fn give_up(container: &Container, why: Why) -> Step {
+fn give_up(container: &ContainerView, why: ReleaseReason) -> ReconcileStep {
     let attempt = container.attempt();
     match container.status {
         Status::Locked if container.priority == 0 => {
-            Step::Unlock { attempt, why: Why::PriorityZero, released: true }
+            ReconcileStep::Unlock { attempt, why: ReleaseReason::PriorityZero, released: true }
         }
-        Status::Locked => Step::Unlock { attempt, why, released: false },
-        Status::Queued | Status::Running | Status::Complete | Status::Cancelled => {
-            Step::Cancel { attempt, why: if container.priority == 0 { Why::PriorityZero } else { why } }
-        }
+        Status::Locked => ReconcileStep::Unlock { attempt, why, released: false },
+        Status::Queued | Status::Running | Status::Complete | Status::Cancelled => ReconcileStep::Cancel {
+            attempt,
+            why: if container.priority == 0 { ReleaseReason::PriorityZero } else { why },
+        },
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Needs, *};
+    use super::{super::ContainerNeeds, *};
 
     const fn at(second: i64) -> Timestamp {
         Timestamp(second * 1_000_000)
     }
 
-    fn container(status: Status) -> Container {
-        Container {
+    fn container(status: Status) -> ContainerView {
+        ContainerView {
             uuid: "c".into(),
             status,
             priority: 500,
             attempt: 3,
             created_at: at(0),
             is_mine: true,
-            needs: Needs::default(),
+            needs: ContainerNeeds::default(),
         }
     }
 
-    fn job(life: Life) -> Job {
-        Job {
+    fn job(life: SchedulerJobState) -> SchedulerJob {
+        SchedulerJob {
             attempt: container(Status::Locked).attempt(),
             id: "71".into(),
             life,
@@ -202,21 +215,21 @@ mod tests {
         }
     }
 
-    fn queue(container: Container, asked: i64) -> Queue {
-        Queue { containers: vec![container], asked_at: at(asked) }
+    fn queue(container: ContainerView, asked: i64) -> QueueSnapshot {
+        QueueSnapshot { containers: vec![container], asked_at: at(asked) }
     }
 
-    fn lower(jobs: Vec<Job>, asked: i64) -> SchedulerSnapshot {
+    fn lower(jobs: Vec<SchedulerJob>, asked: i64) -> SchedulerSnapshot {
         SchedulerSnapshot { jobs, asked_at: at(asked), is_whole: true }
     }
 
-    fn once(queue: &Queue, lower: &SchedulerSnapshot) -> Vec<Step> {
-        settle(queue, lower, &mut Memory::default())
+    fn once(queue: &QueueSnapshot, lower: &SchedulerSnapshot) -> Vec<ReconcileStep> {
+        reconcile(queue, lower, &mut ReconcileState::default())
     }
 
     #[test]
     fn a_job_that_runs_for_its_container_is_left_alone() {
-        for life in [Life::Waiting, Life::Running, Life::Unknown] {
+        for life in [SchedulerJobState::Waiting, SchedulerJobState::Running, SchedulerJobState::Unknown] {
             for status in [Status::Locked, Status::Running] {
                 assert_eq!(once(&queue(container(status), 10), &lower(vec![job(life)], 11)), []);
             }
@@ -225,117 +238,129 @@ mod tests {
 
     #[test]
     fn a_crash_counts_only_if_the_queue_was_asked_after_it() {
-        let ended = lower(vec![job(Life::Ended(at(10)))], 11);
+        let ended = lower(vec![job(SchedulerJobState::Ended(at(10)))], 11);
         let attempt = container(Status::Running).attempt();
         assert_eq!(once(&queue(container(Status::Running), 10), &ended), []);
-        let crashed = Step::Cancel { attempt: attempt.clone(), why: Why::Crashed };
+        let crashed = ReconcileStep::Cancel { attempt: attempt.clone(), why: ReleaseReason::Crashed };
         assert_eq!(once(&queue(container(Status::Running), 11), &ended), [crashed]);
-        let back = Step::Unlock { attempt, why: Why::Crashed, released: false };
+        let back = ReconcileStep::Unlock { attempt, why: ReleaseReason::Crashed, released: false };
         assert_eq!(once(&queue(container(Status::Locked), 11), &ended), [back]);
     }
 
     #[test]
     fn r13_priority_zero_stops_the_job_until_it_is_gone_and_then_gives_the_lock_back() {
-        let unwanted = |status| Container { priority: 0, ..container(status) };
+        let unwanted = |status| ContainerView { priority: 0, ..container(status) };
         let attempt = container(Status::Locked).attempt();
-        let stop = Step::Stop { attempt: attempt.clone(), job: "71".into() };
-        for life in [Life::Waiting, Life::Running] {
+        let stop = ReconcileStep::Stop { attempt: attempt.clone(), job: "71".into() };
+        for life in [SchedulerJobState::Waiting, SchedulerJobState::Running] {
             for second in 0..3 {
                 let seen = once(&queue(unwanted(Status::Locked), second), &lower(vec![job(life)], second));
                 assert_eq!(seen, std::slice::from_ref(&stop));
             }
         }
-        let back = Step::Unlock { attempt: attempt.clone(), why: Why::PriorityZero, released: true };
+        let back = ReconcileStep::Unlock {
+            attempt: attempt.clone(),
+            why: ReleaseReason::PriorityZero,
+            released: true,
+        };
         assert_eq!(once(&queue(unwanted(Status::Locked), 5), &lower(vec![], 6)), [back]);
-        let over = Step::Cancel { attempt, why: Why::PriorityZero };
-        let gone = lower(vec![job(Life::Ended(at(4)))], 6);
+        let over = ReconcileStep::Cancel { attempt, why: ReleaseReason::PriorityZero };
+        let gone = lower(vec![job(SchedulerJobState::Ended(at(4)))], 6);
         assert_eq!(once(&queue(unwanted(Status::Running), 5), &gone), [over]);
     }
 
     #[test]
     fn a_changed_priority_is_passed_on() {
-        let raised = Container { priority: 900, ..container(Status::Running) };
-        let renice = Step::Renice { attempt: raised.attempt(), job: "71".into(), priority: 900 };
-        assert_eq!(once(&queue(raised.clone(), 1), &lower(vec![job(Life::Waiting)], 2)), [renice]);
-        let unreadable = Job { priority: None, ..job(Life::Waiting) };
+        let raised = ContainerView { priority: 900, ..container(Status::Running) };
+        let renice = ReconcileStep::Renice { attempt: raised.attempt(), job: "71".into(), priority: 900 };
+        assert_eq!(
+            once(&queue(raised.clone(), 1), &lower(vec![job(SchedulerJobState::Waiting)], 2)),
+            [renice]
+        );
+        let unreadable = SchedulerJob { priority: None, ..job(SchedulerJobState::Waiting) };
         assert_eq!(once(&queue(raised, 1), &lower(vec![unreadable], 2)), []);
     }
 
     #[test]
     fn r15_a_picture_with_holes_proves_no_absence() {
-        let mut memory = Memory::default();
+        let mut memory = ReconcileState::default();
         let holes = |asked| SchedulerSnapshot { is_whole: false, ..lower(vec![], asked) };
         for second in 0..1_000 {
-            let steps = settle(&queue(container(Status::Running), second), &holes(second + 1), &mut memory);
+            let steps =
+                reconcile(&queue(container(Status::Running), second), &holes(second + 1), &mut memory);
             assert_eq!(steps, []);
         }
     }
 
     #[test]
     fn a_running_container_is_abandoned_after_two_whole_looks_and_a_minute() {
-        let mut memory = Memory::default();
+        let mut memory = ReconcileState::default();
         let mut round = |second| {
-            settle(&queue(container(Status::Running), second), &lower(vec![], second + 1), &mut memory)
+            reconcile(&queue(container(Status::Running), second), &lower(vec![], second + 1), &mut memory)
         };
         for second in [10, 20, 30, 60] {
             assert_eq!(round(second), []);
         }
         let attempt = container(Status::Running).attempt();
-        assert_eq!(round(71), [Step::Cancel { attempt, why: Why::Abandoned }]);
+        assert_eq!(round(71), [ReconcileStep::Cancel { attempt, why: ReleaseReason::Abandoned }]);
         // One look alone proves nothing, however late it comes.
-        let mut memory = Memory::default();
-        let late = settle(&queue(container(Status::Running), 10), &lower(vec![], 1_000), &mut memory);
+        let mut memory = ReconcileState::default();
+        let late = reconcile(&queue(container(Status::Running), 10), &lower(vec![], 1_000), &mut memory);
         assert_eq!(late, []);
     }
 
     #[test]
     fn a_look_from_before_the_start_does_not_count() {
-        let mut memory = Memory::default();
+        let mut memory = ReconcileState::default();
         for _ in 0..10 {
-            let steps = settle(&queue(container(Status::Running), 10), &lower(vec![], 9), &mut memory);
+            let steps = reconcile(&queue(container(Status::Running), 10), &lower(vec![], 9), &mut memory);
             assert_eq!(steps, []);
         }
     }
 
     #[test]
     fn a_job_that_shows_again_starts_the_count_anew() {
-        let mut memory = Memory::default();
+        let mut memory = ReconcileState::default();
         let mut round = |second, jobs| {
-            settle(&queue(container(Status::Running), second), &lower(jobs, second + 1), &mut memory)
+            reconcile(&queue(container(Status::Running), second), &lower(jobs, second + 1), &mut memory)
         };
         assert_eq!(round(10, vec![]), []);
-        assert_eq!(round(20, vec![job(Life::Running)]), []);
+        assert_eq!(round(20, vec![job(SchedulerJobState::Running)]), []);
         assert_eq!(round(80, vec![]), []);
     }
 
     #[test]
     fn c7_a_lock_without_a_job_is_given_back_after_a_minute() {
-        let mut memory = Memory::default();
+        let mut memory = ReconcileState::default();
         let mut round = |second| {
-            settle(&queue(container(Status::Locked), second), &lower(vec![], second + 1), &mut memory)
+            reconcile(&queue(container(Status::Locked), second), &lower(vec![], second + 1), &mut memory)
         };
         for second in [0, 20, 40] {
             assert_eq!(round(second), []);
         }
         let attempt = container(Status::Locked).attempt();
-        assert_eq!(round(60), [Step::Unlock { attempt, why: Why::Abandoned, released: false }]);
+        assert_eq!(
+            round(60),
+            [ReconcileStep::Unlock { attempt, why: ReleaseReason::Abandoned, released: false }]
+        );
     }
 
     #[test]
     fn a_job_of_an_older_attempt_or_of_nobody_is_stopped_and_nothing_is_written() {
-        let stray = |seen: Option<Container>| {
-            let queue = Queue { containers: seen.into_iter().collect(), asked_at: at(1) };
-            once(&queue, &lower(vec![job(Life::Running)], 2))
+        let stray = |seen: Option<ContainerView>| {
+            let queue = QueueSnapshot { containers: seen.into_iter().collect(), asked_at: at(1) };
+            once(&queue, &lower(vec![job(SchedulerJobState::Running)], 2))
         };
-        let stop = Step::StopOrphan { attempt: container(Status::Locked).attempt(), job: "71".into() };
+        let stop =
+            ReconcileStep::StopOrphan { attempt: container(Status::Locked).attempt(), job: "71".into() };
         assert_eq!(stray(None), std::slice::from_ref(&stop));
         for status in [Status::Queued, Status::Complete, Status::Cancelled] {
             assert_eq!(stray(Some(container(status))), std::slice::from_ref(&stop), "{status:?}");
         }
-        let foreign = Container { is_mine: false, ..container(Status::Running) };
+        let foreign = ContainerView { is_mine: false, ..container(Status::Running) };
         assert_eq!(stray(Some(foreign)), std::slice::from_ref(&stop));
         // The newer attempt waits for its own job.
-        let newer = Container { attempt: 4, ..container(Status::Locked) };
+        let newer = ContainerView { attempt: 4, ..container(Status::Locked) };
         assert_eq!(stray(Some(newer)), [stop]);
     }
 }

@@ -4,7 +4,7 @@
 use crate::resources::GpuVendor::{self, Amd, Intel, Nvidia, Tenstorrent};
 
 #[derive(Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct CatalogueModel {
     pub name: &'static str,
     pub vendor: GpuVendor,
     /// Gigabytes. Where several are sold, a device's own memory says which one it is.
@@ -15,8 +15,8 @@ pub struct Model {
 }
 
 /// The model whose name this is, in small letters and digits alone.
-pub(super) fn find(base: &str) -> Option<&'static Model> {
-    let is = |model: &&Model| model.name.eq_ignore_ascii_case(base) || model.aliases.contains(&base);
+pub(super) fn find_model(base: &str) -> Option<&'static CatalogueModel> {
+    let is = |model: &&CatalogueModel| model.name.eq_ignore_ascii_case(base) || model.aliases.contains(&base);
     MODELS.iter().find(is)
 }
 
@@ -26,11 +26,11 @@ const fn model(
     memory_gb: &'static [u32],
     compute_capability: Option<(u32, u32)>,
     aliases: &'static [&'static str],
-) -> Model {
-    Model { name, vendor, memory_gb, compute_capability, aliases }
+) -> CatalogueModel {
+    CatalogueModel { name, vendor, memory_gb, compute_capability, aliases }
 }
 
-pub const MODELS: &[Model] = &[
+pub const MODELS: &[CatalogueModel] = &[
     model("K80", Nvidia, &[12], Some((3, 7)), &[]),
     model("M40", Nvidia, &[12, 24], Some((5, 2)), &[]),
     model("M60", Nvidia, &[8], Some((5, 2)), &[]),

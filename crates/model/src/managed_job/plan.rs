@@ -27,11 +27,11 @@ const RUN_NAME_MAX: usize = 41;
 
 /// A managed job as it was asked for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct ManagedJobPlan {
     pub name: Option<String>,
     pub shape: Shape,
     pub priority: i32,
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<TaskPlan>,
 }
 
 /// How the tasks of a job belong together.
@@ -45,12 +45,12 @@ pub enum Shape {
     /// Each after those it names.
     Dag,
     /// All at once.
-    Group(Group),
+    Group(JobGroup),
 }
 
 /// What a group adds to its tasks. Indices are those of the tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Group {
+pub struct JobGroup {
     pub name: String,
     /// The tasks whose end is the end of the group; never empty.
     pub primary: Vec<u32>,
@@ -60,7 +60,7 @@ pub struct Group {
     pub inter_connection: Option<bool>,
 }
 
-impl Group {
+impl JobGroup {
     pub fn is_primary(&self, task: u32) -> bool {
         self.primary.contains(&task)
     }
@@ -68,9 +68,9 @@ impl Group {
 
 /// One task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Task {
+pub struct TaskPlan {
     pub name: Option<String>,
-    pub body: Body,
+    pub body: TaskBody,
     pub nodes: u32,
     /// What each node may be; never empty.
     pub candidates: Vec<Candidate>,
@@ -91,13 +91,13 @@ pub struct Task {
 /// What a task does.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Body {
+pub enum TaskBody {
     Script(Script),
     /// A task as `windlass apply` takes it.
     Configuration(Box<config::task::Task>),
 }
 
-impl Body {
+impl TaskBody {
     /// Nothing to run: the task succeeds without any node, even if it has a setup.
     pub fn is_empty(&self) -> bool {
         match self {
@@ -160,7 +160,7 @@ pub enum Workdir {
 
 /// An amount that is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Amount {
+pub struct RequestedAmount {
     pub of: f64,
     /// `4+`: more will do.
     pub or_more: bool,
@@ -169,9 +169,9 @@ pub struct Amount {
 /// One kind of node that would do.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
-    pub cpus: Option<Amount>,
+    pub cpus: Option<RequestedAmount>,
     /// Gibibytes.
-    pub memory: Option<Amount>,
+    pub memory: Option<RequestedAmount>,
     pub accelerator: Option<Accelerator>,
     /// Nodes that may be taken away again; `None`: not said.
     pub spot: Option<bool>,
@@ -240,7 +240,7 @@ pub struct Deadline {
     pub changeover: i64,
 }
 
-impl Plan {
+impl ManagedJobPlan {
     /// The name of a task: its own, or `{job}-{task}` where it has none and is not alone.
     pub fn task_name(&self, task: u32) -> String {
         let job = self.name.clone().unwrap_or_else(|| "job".to_owned());

@@ -1,8 +1,8 @@
 //! Why a task of a managed job is where it is: one sentence, the same wherever it is shown.
 
-use super::{PendingKind, Schedule, Status, record::Record};
+use super::{PendingKind, Schedule, Status, record::TaskRecord};
 use crate::{
-    decide::managed_jobs::slots::{InUse, Limits},
+    decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     time::Timestamp,
 };
 
@@ -12,14 +12,14 @@ pub struct TaskContext {
     /// Tasks that must succeed before this one begins.
     pub waits_for: Vec<String>,
     /// The slots that there are and those that are taken.
-    pub slots: Option<(Limits, InUse)>,
+    pub slots: Option<(SlotLimits, SlotUsage)>,
     /// The run of the newest attempt, while the task is being launched.
-    pub attempt: Attempt,
+    pub attempt: AttemptProgress,
 }
 
 /// How far the run of an attempt is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Attempt {
+pub enum AttemptProgress {
     /// There is none, or none is needed.
     #[default]
     Unknown,
@@ -32,9 +32,9 @@ pub enum Attempt {
 }
 
 /// Why the task waits, recovers, ended so, or is being ended. `None` where the status says it all.
-pub fn reason(record: &Record, of: &TaskContext) -> Option<String> {
+pub fn reason(record: &TaskRecord, of: &TaskContext) -> Option<String> {
     match record.status {
-        Status::Pending => Some(pending(record, of)),
+        Status::Pending => Some(pending_reason(record, of)),
         Status::Starting => Some(launching(record, of)),
         Status::Recovering => {
             let cause = record.last_failure.as_deref().unwrap_or("its nodes were lost");
@@ -54,7 +54,7 @@ pub fn reason(record: &Record, of: &TaskContext) -> Option<String> {
     }
 }
 
-fn pending(record: &Record, of: &TaskContext) -> String {
+fn pending_reason(record: &TaskRecord, of: &TaskContext) -> String {
     match record.pending {
         Some(PendingKind::Queued) | None => queued(record, of),
         Some(PendingKind::LaunchBackoff | PendingKind::RecoveryBackoff) => {
@@ -68,7 +68,7 @@ fn pending(record: &Record, of: &TaskContext) -> String {
     }
 }
 
-fn queued(record: &Record, of: &TaskContext) -> String {
+fn queued(record: &TaskRecord, of: &TaskContext) -> String {
     if !of.waits_for.is_empty() {
         return format!("it begins when {} succeeded", format_task_names(&of.waits_for));
     }
@@ -90,7 +90,7 @@ fn format_task_names(tasks: &[String]) -> String {
     }
 }
 
-fn slot_reason(record: &Record, of: &TaskContext) -> String {
+fn slot_reason(record: &TaskRecord, of: &TaskContext) -> String {
     let Some((limits, in_use)) = of.slots else { return "it waits for a launch slot".to_owned() };
     if in_use.launching >= limits.max_launching {
         let (taken, all) = (in_use.launching, limits.max_launching);
@@ -103,7 +103,7 @@ fn slot_reason(record: &Record, of: &TaskContext) -> String {
     "it waits for a launch slot".to_owned()
 }
 
-fn launching(record: &Record, of: &TaskContext) -> String {
+fn launching(record: &TaskRecord, of: &TaskContext) -> String {
     let attempt = record.attempt;
     if record.schedule != Schedule::Launching {
         return match record.next_retry_at {
@@ -116,11 +116,11 @@ fn launching(record: &Record, of: &TaskContext) -> String {
         None => format!("attempt {attempt} {what}"),
     };
     match &of.attempt {
-        Attempt::Unknown if attempt == 0 => "its first attempt is being made".to_owned(),
-        Attempt::Unknown => format!("attempt {attempt} is being made"),
-        Attempt::Queued { said } => told("waits for nodes", said.as_deref()),
-        Attempt::Preparing { said } => told("has nodes, which are being prepared", said.as_deref()),
-        Attempt::Ending => format!("attempt {attempt} ends, and its nodes are being released"),
+        AttemptProgress::Unknown if attempt == 0 => "its first attempt is being made".to_owned(),
+        AttemptProgress::Unknown => format!("attempt {attempt} is being made"),
+        AttemptProgress::Queued { said } => told("waits for nodes", said.as_deref()),
+        AttemptProgress::Preparing { said } => told("has nodes, which are being prepared", said.as_deref()),
+        AttemptProgress::Ending => format!("attempt {attempt} ends, and its nodes are being released"),
     }
 }
 
@@ -130,7 +130,7 @@ fn truncate_to_second(at: Timestamp) -> Timestamp {
 }
 
 /// The reason of a job: that of the first of its tasks that says one.
-pub fn of_job<'a>(tasks: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> Option<String> {
+pub fn job_reason<'a>(tasks: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> Option<String> {
     let mut count = 0;
     let mut found: Option<(&str, &str)> = None;
     for (name, reason) in tasks {
@@ -150,27 +150,27 @@ mod tests {
         Timestamp::from_secs(secs)
     }
 
-    fn waiting() -> Record {
-        let mut record = Record::default();
+    fn waiting() -> TaskRecord {
+        let mut record = TaskRecord::default();
         assert!(record.schedule(ScheduleEvent::Submitted));
         record
     }
 
-    fn launched() -> Record {
+    fn launched() -> TaskRecord {
         let mut record = waiting();
         record.apply(Event::SlotGranted, RecoverySource::Failure, at(0)).unwrap();
         assert!(record.schedule(ScheduleEvent::Claimed));
-        Record { attempt: 1, ..record }
+        TaskRecord { attempt: 1, ..record }
     }
 
-    fn said(record: &Record, of: &TaskContext) -> String {
+    fn said(record: &TaskRecord, of: &TaskContext) -> String {
         reason(record, of).unwrap()
     }
 
     #[test]
     fn a_task_in_the_queue_says_what_it_waits_for() {
         let slots = |launching, alive| TaskContext {
-            slots: Some((Limits { max_launching: 8, max_alive: 9 }, InUse { launching, alive })),
+            slots: Some((SlotLimits { max_launching: 8, max_alive: 9 }, SlotUsage { launching, alive })),
             ..TaskContext::default()
         };
         let of = |names: &[&str]| TaskContext {
@@ -182,16 +182,16 @@ mod tests {
         assert_eq!(said(&waiting(), &slots(1, 1)), "it waits for a launch slot");
         assert!(said(&waiting(), &slots(8, 8)).starts_with("it waits for a launch slot: 8 of 8 are taken"));
         assert!(said(&waiting(), &slots(1, 9)).starts_with("it waits until another job ends: 9 of 9 live"));
-        assert!(said(&Record::default(), &slots(1, 1)).contains("has not read it yet"));
+        assert!(said(&TaskRecord::default(), &slots(1, 1)).contains("has not read it yet"));
     }
 
     #[test]
     fn a_launch_says_what_its_attempt_waits_for() {
         let with = |attempt| TaskContext { attempt, ..TaskContext::default() };
-        let queued = Attempt::Queued { said: Some("host-0: is busy".to_owned()) };
+        let queued = AttemptProgress::Queued { said: Some("host-0: is busy".to_owned()) };
         assert_eq!(said(&launched(), &with(queued)), "attempt 1 waits for nodes: host-0: is busy");
         assert_eq!(said(&launched(), &TaskContext::default()), "attempt 1 is being made");
-        let preparing = with(Attempt::Preparing { said: None });
+        let preparing = with(AttemptProgress::Preparing { said: None });
         let mut record = launched();
         record.apply(Event::Started, RecoverySource::Failure, at(1)).unwrap();
         assert!(record.schedule(ScheduleEvent::LaunchEnded));
@@ -219,8 +219,8 @@ mod tests {
 
     #[test]
     fn a_job_says_what_the_first_of_its_tasks_says() {
-        assert_eq!(of_job([("a", Some("why"))]).as_deref(), Some("why"));
-        assert_eq!(of_job([("a", None), ("b", Some("why"))]).as_deref(), Some("task b: why"));
-        assert_eq!(of_job([("a", None)]), None);
+        assert_eq!(job_reason([("a", Some("why"))]).as_deref(), Some("why"));
+        assert_eq!(job_reason([("a", None), ("b", Some("why"))]).as_deref(), Some("task b: why"));
+        assert_eq!(job_reason([("a", None)]), None);
     }
 }

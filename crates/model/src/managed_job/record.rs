@@ -15,11 +15,11 @@ use crate::{
 };
 
 /// Most events of internal errors that are remembered: a budget is never larger.
-pub const EMERGENCIES_MAX: u32 = 10;
+pub const INTERNAL_ERRORS_MAX: u32 = 10;
 
 words! {
     /// How the newest attempt stands with us.
-    pub enum Standing: "standing of an attempt" {
+    pub enum AttemptPhase: "standing of an attempt" {
         /// its end was seen and dealt with, or there was none yet
         Resolved = "settled",
         /// it was launched, and counts
@@ -33,7 +33,7 @@ words! {
 
 /// Where an attempt ran, as far as it can be avoided or sought: the most exact part that is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Placement {
+pub struct NodeLocation {
     /// `backend/region/zone`, or a node pool where there are no zones.
     pub place: String,
     /// The machine itself.
@@ -42,7 +42,7 @@ pub struct Placement {
 
 /// The durable state of one task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct TaskRecord {
     pub status: Status,
     pub schedule: Schedule,
     /// What a PENDING task waits for.
@@ -62,7 +62,7 @@ pub struct Record {
     pub failure_reason: Option<String>,
     /// The newest attempt; 0 before the first.
     pub attempt: u32,
-    pub standing: Standing,
+    pub standing: AttemptPhase,
     /// Which candidate the newest attempt asks for.
     pub candidate: u32,
     /// Candidates that were tried since the last wait, and those of them that nothing could ever take.
@@ -74,12 +74,12 @@ pub struct Record {
     #[serde(default)]
     pub last_failure: Option<String>,
     /// Where the newest attempt runs, and on what market.
-    pub placement: Option<Placement>,
+    pub placement: Option<NodeLocation>,
     pub market: Option<Market>,
     /// Places that the next launch stays away from.
-    pub blocked: Vec<Placement>,
+    pub blocked: Vec<NodeLocation>,
     /// The place that the next launch seeks first.
-    pub sought: Option<Placement>,
+    pub sought: Option<NodeLocation>,
     /// Launches in a row that came to nothing, and since when.
     pub launch_tries: u32,
     pub waiting_since: Option<Stamp>,
@@ -97,12 +97,12 @@ pub type Stamp = Timestamp;
 /// An event that the machine refuses here. Nothing is written, and it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("apply `{event}` to a task in {status}: there is no such transition")]
-pub struct Refused {
+pub struct TaskTransitionError {
     pub status: Status,
     pub event: Event,
 }
 
-impl Default for Record {
+impl Default for TaskRecord {
     fn default() -> Self {
         Self {
             status: Status::Pending,
@@ -118,7 +118,7 @@ impl Default for Record {
             restarts_on_errors: 0,
             failure_reason: None,
             attempt: 0,
-            standing: Standing::Resolved,
+            standing: AttemptPhase::Resolved,
             candidate: 0,
             tried: vec![],
             ruled_out: vec![],
@@ -137,18 +137,18 @@ impl Default for Record {
     }
 }
 
-impl Record {
+impl TaskRecord {
     /// Applies an event at `now`. `source` says who caused a recovery; elsewhere it means nothing.
     pub fn apply(
         &mut self,
         event: Event,
         source: RecoverySource,
         now: Timestamp,
-    ) -> Result<Step<Status>, Refused> {
+    ) -> Result<Step<Status>, TaskTransitionError> {
         let before = self.status;
         let taken = step(before, event);
         let after = match taken {
-            Step::Refuse => return Err(Refused { status: before, event }),
+            Step::Refuse => return Err(TaskTransitionError { status: before, event }),
             Step::Stay => before,
             Step::To(after) => after,
         };
@@ -268,7 +268,7 @@ impl Record {
 
 /// The times and counts of a job, from those of its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct JobTotals {
     pub submitted_at: Option<Timestamp>,
     /// When the last task ended, once all have.
     pub end_at: Option<Timestamp>,
@@ -276,9 +276,9 @@ pub struct Summary {
     pub recovery_count: u32,
 }
 
-pub fn summary(tasks: &[Record], now: Timestamp) -> Summary {
+pub fn job_totals(tasks: &[TaskRecord], now: Timestamp) -> JobTotals {
     let ended = tasks.iter().all(|task| task.end_at.is_some());
-    Summary {
+    JobTotals {
         submitted_at: tasks.iter().filter_map(|task| task.submitted_at).min(),
         end_at: tasks.iter().filter_map(|task| task.end_at).max().filter(|_| ended),
         job_duration: Span(tasks.iter().map(|task| task.job_duration(now).0).sum()),

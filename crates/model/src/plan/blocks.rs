@@ -3,7 +3,7 @@
 //! The disk is not split: it is shared by all, and its size is a wish about the machine.
 
 use crate::{
-    plan::offers::{Gpu, Host, gb},
+    plan::offers::{Gpu, HostSpec, gb},
     resources::{CpuArch, ResourcesSpec},
 };
 
@@ -24,7 +24,7 @@ pub struct UnevenBlocks {
 }
 
 /// Into how many blocks a machine is split.
-pub fn split(blocks: Blocks, cpus: u32, gpus: u32) -> Result<u32, UnevenBlocks> {
+pub fn split_count(blocks: Blocks, cpus: u32, gpus: u32) -> Result<u32, UnevenBlocks> {
     match blocks {
         Blocks::Auto => Ok(greatest_common_divisor(cpus, gpus).max(1)),
         Blocks::Count(blocks) if blocks > 0 && cpus.is_multiple_of(blocks) && gpus.is_multiple_of(blocks) => {
@@ -49,7 +49,7 @@ pub struct HostShare<'a> {
 }
 
 /// What `blocks` of `total` give.
-pub fn share(host: &Host, blocks: u32, total: u32) -> HostShare<'_> {
+pub fn share(host: &HostSpec, blocks: u32, total: u32) -> HostShare<'_> {
     let (blocks, total) = (u64::from(blocks), u64::from(total.max(1)));
     let gpus = host.gpus.len() as u64 * blocks / total;
     HostShare {
@@ -63,7 +63,7 @@ pub fn share(host: &Host, blocks: u32, total: u32) -> HostShare<'_> {
 
 /// The smallest number of blocks that reaches every lower bound, at most all of them. More blocks can
 /// only break upper bounds, so if this number does not fit, none does.
-pub fn smallest_fitting(host: &Host, total: u32, whole: bool, wanted: Option<&ResourcesSpec>) -> u32 {
+pub fn smallest_fitting(host: &HostSpec, total: u32, whole: bool, wanted: Option<&ResourcesSpec>) -> u32 {
     let total = total.max(1);
     if whole || total == 1 {
         return total;

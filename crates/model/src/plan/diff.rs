@@ -9,7 +9,7 @@ use crate::config::Configuration;
 
 /// How a changed field takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum How {
+pub enum UpdateMode {
     /// At once, nothing restarts.
     InPlace,
     /// Replica by replica.
@@ -17,16 +17,16 @@ pub enum How {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct FieldChange {
     /// `configuration.commands`.
     pub path: String,
-    pub how: How,
+    pub how: UpdateMode,
 }
 
 /// The first changed field that forbids an update.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update `{path}`: it cannot change while this exists; stop or delete it first")]
-pub struct Forbidden {
+pub struct ForbiddenChange {
     pub path: String,
 }
 
@@ -72,14 +72,14 @@ const FLEET_IN_PLACE: [&str; 10] = [
 ];
 
 /// What changed in a run's configuration (the object with `type`), in the order of the new one.
-pub fn diff_run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+pub fn diff_run_configuration(old: &Value, new: &Value) -> Result<Vec<FieldChange>, ForbiddenChange> {
     let kind = field(new, "type").as_str().unwrap_or_default();
     classify_changes(&with_defaults(old), &with_defaults(new), |name| {
         let how = match kind {
-            "service" if SERVICE_IN_PLACE.contains(&name) => Some(How::InPlace),
-            "service" if SERVICE_ROLLING.contains(&name) => Some(How::Rolling),
-            "dev-environment" if DEV_ENVIRONMENT_IN_PLACE.contains(&name) => Some(How::InPlace),
-            _ if RUN_IN_PLACE.contains(&name) => Some(How::InPlace),
+            "service" if SERVICE_IN_PLACE.contains(&name) => Some(UpdateMode::InPlace),
+            "service" if SERVICE_ROLLING.contains(&name) => Some(UpdateMode::Rolling),
+            "dev-environment" if DEV_ENVIRONMENT_IN_PLACE.contains(&name) => Some(UpdateMode::InPlace),
+            _ if RUN_IN_PLACE.contains(&name) => Some(UpdateMode::InPlace),
             _ => None,
         };
         how.ok_or_else(|| name.to_owned())
@@ -87,16 +87,16 @@ pub fn diff_run_configuration(old: &Value, new: &Value) -> Result<Vec<Change>, F
 }
 
 /// What changed in a run spec: its configuration, and the state of the code of a service.
-pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+pub fn diff_run_spec(old: &Value, new: &Value) -> Result<Vec<FieldChange>, ForbiddenChange> {
     let (before, after) = (field(old, "configuration"), field(new, "configuration"));
     let service = field(after, "type").as_str() == Some("service");
     let mut changes = classify_changes(old, new, |name| match name {
-        "configuration" => Ok(How::InPlace),
+        "configuration" => Ok(UpdateMode::InPlace),
         "profile" if alike(&profile_choices(field(old, name)), &profile_choices(field(new, name))) => {
-            Ok(How::InPlace)
+            Ok(UpdateMode::InPlace)
         }
-        _ if CLIENT_ONLY.contains(&name) => Ok(How::InPlace),
-        _ if service && REPO_STATE.contains(&name) => Ok(How::Rolling),
+        _ if CLIENT_ONLY.contains(&name) => Ok(UpdateMode::InPlace),
+        _ if service && REPO_STATE.contains(&name) => Ok(UpdateMode::Rolling),
         _ => Err(name.to_owned()),
     })?;
     changes.retain(|change| {
@@ -105,8 +105,8 @@ pub fn run_spec(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
     });
     let under = |path: String| format!("configuration.{path}");
     let inner = diff_run_configuration(before, after)
-        .map_err(|forbidden| Forbidden { path: under(forbidden.path) })?;
-    let inner = inner.into_iter().map(|change| Change { path: under(change.path), ..change });
+        .map_err(|forbidden| ForbiddenChange { path: under(forbidden.path) })?;
+    let inner = inner.into_iter().map(|change| FieldChange { path: under(change.path), ..change });
     Ok(inner.chain(changes).collect())
 }
 
@@ -133,7 +133,7 @@ fn profile_choices(profile: &Value) -> Value {
 
 /// A run spec whose replicas are made as by `settled` again. What changes in place stays as it is: how many replicas
 /// there are is not undone with what they run.
-pub fn rolled_back(current: &Value, settled: &Value) -> Value {
+pub fn roll_back_spec(current: &Value, settled: &Value) -> Value {
     let mut back = current.clone();
     let restore = |into: &mut Value, from: &Value, names: &[&str]| {
         let Some(into) = into.as_object_mut() else { return };
@@ -152,20 +152,20 @@ pub fn rolled_back(current: &Value, settled: &Value) -> Value {
 }
 
 /// What changed in a fleet's configuration. Hosts of an SSH fleet may come and go, not change.
-pub fn fleet(old: &Value, new: &Value) -> Result<Vec<Change>, Forbidden> {
+pub fn diff_fleet(old: &Value, new: &Value) -> Result<Vec<FieldChange>, ForbiddenChange> {
     classify_changes(old, new, |name| match name {
         "ssh_config" => diff_ssh_config(field(old, name), field(new, name)),
-        _ if FLEET_IN_PLACE.contains(&name) => Ok(How::InPlace),
+        _ if FLEET_IN_PLACE.contains(&name) => Ok(UpdateMode::InPlace),
         _ => Err(name.to_owned()),
     })
 }
 
-fn diff_ssh_config(old: &Value, new: &Value) -> Result<How, String> {
+fn diff_ssh_config(old: &Value, new: &Value) -> Result<UpdateMode, String> {
     if old.is_null() || new.is_null() {
         return Err("ssh_config".to_owned());
     }
     let only_hosts = classify_changes(old, new, |name| match name {
-        "hosts" => Ok(How::InPlace),
+        "hosts" => Ok(UpdateMode::InPlace),
         _ => Err(format!("ssh_config.{name}")),
     });
     only_hosts.map_err(|forbidden| forbidden.path)?;
@@ -177,7 +177,7 @@ fn diff_ssh_config(old: &Value, new: &Value) -> Result<How, String> {
             return Err(format!("ssh_config.hosts[{at}]"));
         }
     }
-    Ok(How::InPlace)
+    Ok(UpdateMode::InPlace)
 }
 
 /// A host is a name or an object with one.
@@ -188,8 +188,8 @@ fn hostname(host: &Value) -> Option<&str> {
 fn classify_changes(
     old: &Value,
     new: &Value,
-    mut rule: impl FnMut(&str) -> Result<How, String>,
-) -> Result<Vec<Change>, Forbidden> {
+    mut rule: impl FnMut(&str) -> Result<UpdateMode, String>,
+) -> Result<Vec<FieldChange>, ForbiddenChange> {
     let empty = Map::new();
     let (before, after) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
     let removed = before.keys().filter(|name| !after.contains_key(*name));
@@ -198,8 +198,8 @@ fn classify_changes(
         if alike(field(old, name), field(new, name)) {
             continue;
         }
-        let how = rule(name).map_err(|path| Forbidden { path })?;
-        changes.push(Change { path: name.clone(), how });
+        let how = rule(name).map_err(|path| ForbiddenChange { path })?;
+        changes.push(FieldChange { path: name.clone(), how });
     }
     Ok(changes)
 }

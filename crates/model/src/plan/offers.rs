@@ -36,7 +36,7 @@ impl Gpu {
         memory_mib: u64,
         compute_capability: Option<(u32, u32)>,
     ) -> Self {
-        let device = gpu::device(name, Some(memory_mib).filter(|mib| *mib > 0));
+        let device = gpu::identify_device(name, Some(memory_mib).filter(|mib| *mib > 0));
         Self {
             vendor: vendor.or(device.vendor).unwrap_or(GpuVendor::Nvidia),
             name: device.name,
@@ -58,7 +58,7 @@ impl Gpu {
 
 /// What one machine has, or a share of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Host {
+pub struct HostSpec {
     pub cpus: u32,
     /// `None` where nobody could tell: then only jobs that do not care fit.
     pub arch: Option<CpuArch>,
@@ -117,7 +117,7 @@ pub struct Offer {
     pub price: Price,
     pub availability: Availability,
     pub reservation: Option<String>,
-    pub host: Host,
+    pub host: HostSpec,
     /// In how many equal blocks jobs may share it; 1 = one job has it all.
     pub total_blocks: u32,
 }
@@ -160,7 +160,7 @@ impl std::fmt::Display for Location {
 
 /// One entry of `instances:`, which restricts a run to hosts by name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Named {
+pub enum InstanceFilter {
     Name(String),
     Hostname(String),
     Number { fleet: String, instance_num: u32 },
@@ -168,7 +168,7 @@ pub enum Named {
 
 /// Everything a job (or a fleet, of new instances) asks of one machine. `None` = no wish.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Needs {
+pub struct InstanceNeeds {
     /// `None` = anything will do.
     pub resources: Option<ResourcesSpec>,
     pub max_price: Option<Price>,
@@ -183,7 +183,7 @@ pub struct Needs {
     pub reservation: Option<String>,
     /// One entry per mount point: the places of the volumes it may use.
     pub volumes: Vec<Vec<Location>>,
-    pub instances: Option<Vec<Named>>,
+    pub instances: Option<Vec<InstanceFilter>>,
     /// Places to stay away from, and instances.
     pub avoid: Vec<Location>,
     pub avoid_instances: Vec<InstanceId>,
@@ -193,7 +193,7 @@ pub struct Needs {
     pub image: Option<ImageChoice>,
 }
 
-impl Needs {
+impl InstanceNeeds {
     /// What a job needs inside a fleet with these limits. Both must hold, and they are compared one after the other;
     /// only where one of them has nothing but a default does the other's word count for both.
     pub fn within<'a>(&'a self, limits: &Self) -> Cow<'a, Self> {
@@ -226,14 +226,14 @@ fn listed(list: &[String], value: &str) -> bool {
 /// Never an `Option`: a rejected offer says why, all of why. Empty = it fits, with `blocks` of it.
 ///
 /// Says nothing about who uses the machine now; that is placement's part.
-pub fn shortfalls(offer: &Offer, needs: &Needs) -> Vec<Shortfall> {
+pub fn shortfalls(offer: &Offer, needs: &InstanceNeeds) -> Vec<Shortfall> {
     let mut short = Vec::new();
     compare(offer, offer.total_blocks, needs, &mut short);
     short
 }
 
 /// The smallest number of blocks of `offer` that fits, or every reason why none does.
-pub fn fit(offer: &Offer, needs: &Needs) -> Result<u32, Vec<Shortfall>> {
+pub fn fit(offer: &Offer, needs: &InstanceNeeds) -> Result<u32, Vec<Shortfall>> {
     let mut short = Vec::new();
     let blocks = compare(offer, offer.total_blocks, needs, &mut short);
     if short.is_empty() { Ok(blocks) } else { Err(short) }
@@ -262,7 +262,7 @@ impl ShortfallSink for u32 {
 pub(super) fn compare(
     offer: &Offer,
     total_blocks: u32,
-    needs: &Needs,
+    needs: &InstanceNeeds,
     short: &mut impl ShortfallSink,
 ) -> u32 {
     compare_location(offer, needs, short);
@@ -276,7 +276,7 @@ pub(super) fn compare(
 }
 
 /// The backend that offers the machine the server itself is on.
-pub const LOCAL: &str = "local";
+pub const LOCAL_BACKEND: &str = "local";
 /// The backend of hosts that somebody brought.
 pub const REMOTE_BACKEND: &str = "remote";
 /// The backend of clusters behind dispatchers.
@@ -285,7 +285,7 @@ pub const SLURM_BACKEND: &str = "slurm";
 /// Whether the machine is there already and costs nobody more for being large. Then a job may have a part of it: only
 /// what is too little counts. Of machines to be rented, those that are larger than asked for are not meant.
 fn may_be_larger(backend: &str) -> bool {
-    [LOCAL, REMOTE_BACKEND, SLURM_BACKEND].contains(&backend)
+    [LOCAL_BACKEND, REMOTE_BACKEND, SLURM_BACKEND].contains(&backend)
 }
 
 /// As many GPUs of its share as a job is given: no more than it asked for.
@@ -297,7 +297,7 @@ pub fn granted_gpus(share: &HostShare<'_>, wanted: &ResourcesSpec) -> u32 {
 /// What is really wished for. Defaults are meant for machines to be chosen among many; on the one machine that
 /// somebody has at hand they are no wish, or a first job would not start on a small one.
 fn wishes<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
-    if offer.backend != LOCAL {
+    if offer.backend != LOCAL_BACKEND {
         return Cow::Borrowed(wanted);
     }
     let default = ResourcesSpec::default();
@@ -314,7 +314,7 @@ fn wishes<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec
     Cow::Owned(wanted)
 }
 
-fn compare_location(offer: &Offer, needs: &Needs, short: &mut impl ShortfallSink) {
+fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl ShortfallSink) {
     let lists = [
         (&needs.backends, &offer.backend, "backend"),
         (&needs.regions, &offer.region, "region"),
@@ -365,7 +365,7 @@ fn compare_location(offer: &Offer, needs: &Needs, short: &mut impl ShortfallSink
 
 /// The matching rules for resources: ranges are inclusive, names case-free, an unknown disk passes,
 /// and GPU filters are skipped for a host without GPUs when none are required.
-pub fn host_shortfalls(host: &Host, wanted: &ResourcesSpec) -> Vec<Shortfall> {
+pub fn host_shortfalls(host: &HostSpec, wanted: &ResourcesSpec) -> Vec<Shortfall> {
     let mut short = Vec::new();
     compare_share(&blocks::share(host, 1, 1), wanted, false, &mut short);
     short
@@ -453,15 +453,15 @@ pub(super) fn gb(mib: u64) -> f64 {
 
 /// Whether `instances:` (if given) names this one.
 pub fn is_instance_selected(
-    wanted: &[Named],
+    wanted: &[InstanceFilter],
     name: &str,
     hostname: Option<&str>,
     fleet: &str,
     number: u32,
 ) -> bool {
     wanted.iter().any(|one| match one {
-        Named::Name(wanted) => wanted == name,
-        Named::Hostname(wanted) => hostname == Some(wanted.as_str()),
-        Named::Number { fleet: of, instance_num } => of == fleet && *instance_num == number,
+        InstanceFilter::Name(wanted) => wanted == name,
+        InstanceFilter::Hostname(wanted) => hostname == Some(wanted.as_str()),
+        InstanceFilter::Number { fleet: of, instance_num } => of == fleet && *instance_num == number,
     })
 }

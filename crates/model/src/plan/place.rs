@@ -18,7 +18,7 @@ use crate::{
     id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     plan::{
         blocks::Blocks,
-        offers::{Needs, Offer},
+        offers::{InstanceNeeds, Offer},
         queue::PlacementRound,
     },
     time::{Span, Timestamp},
@@ -49,21 +49,21 @@ pub enum InstanceCreation {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct WaitingNode {
     pub job: SubmissionId,
-    pub needs: Arc<Needs>,
+    pub needs: Arc<InstanceNeeds>,
 }
 
 /// One replica that waits for a place: one node, or all of its nodes together.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Waiting {
+pub struct WaitingReplica {
     pub project: ProjectId,
     pub run: RunId,
     pub replica_num: u32,
     /// 0..=100, more goes first.
     pub priority: u32,
     pub since: Timestamp,
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<WaitingNode>,
     pub choice: FleetChoice,
     /// `fleets:` of the run; `None` = any.
     pub fleets: Option<Vec<FleetId>>,
@@ -72,7 +72,7 @@ pub struct Waiting {
     pub lasts: Option<Span>,
 }
 
-impl Waiting {
+impl WaitingReplica {
     /// Its first node, which speaks for it.
     pub fn job(&self) -> Option<SubmissionId> {
         self.nodes.first().map(|node| node.job)
@@ -80,7 +80,7 @@ impl Waiting {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fleet {
+pub struct FleetSnapshot {
     pub id: FleetId,
     pub name: String,
     /// `placement: cluster`.
@@ -93,7 +93,7 @@ pub struct Fleet {
     /// Of every instance that is not terminated, placeholders too: each holds a slot.
     pub instance_nums: BTreeSet<u32>,
     /// What the fleet asks of new instances; both this and the job's needs must hold.
-    pub limits: Needs,
+    pub limits: InstanceNeeds,
     pub blocks: Blocks,
 }
 
@@ -108,7 +108,7 @@ pub enum Readiness {
 
 /// A job's hold on an instance.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct BlockHold {
     pub job: SubmissionId,
     pub blocks: u32,
     /// When it is sure to be over, if that is known.
@@ -116,7 +116,7 @@ pub struct Held {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Instance {
+pub struct InstanceSnapshot {
     pub id: InstanceId,
     pub fleet: FleetId,
     pub name: String,
@@ -125,15 +125,15 @@ pub struct Instance {
     /// What it is. A host with 0 CPUs is one nobody has looked at yet.
     pub offer: Offer,
     pub readiness: Readiness,
-    pub held: Vec<Held>,
+    pub held: Vec<BlockHold>,
     /// It is kept however long it is idle.
     pub stays: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Inventory {
-    pub fleets: Vec<Fleet>,
-    pub instances: Vec<Instance>,
+    pub fleets: Vec<FleetSnapshot>,
+    pub instances: Vec<InstanceSnapshot>,
     /// What backends would create.
     pub offers: Vec<Offer>,
 }
@@ -148,7 +148,7 @@ pub struct NewOffer {
 
 /// Where a node goes.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Seat {
+pub enum NodePlacement {
     Existing {
         job: SubmissionId,
         instance: InstanceId,
@@ -163,26 +163,26 @@ pub enum Seat {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum PlacementOutcome {
     Placed {
         fleet: FleetId,
-        seats: Vec<Seat>,
+        seats: Vec<NodePlacement>,
     },
     /// Others are in the way; it will be tried again.
     Waits {
-        why: Arc<Why>,
+        why: Arc<RefusalReport>,
         /// What is kept free for it.
         reserved: Vec<InstanceId>,
     },
     /// No waiting would help.
     Never {
-        why: Arc<Why>,
+        why: Arc<RefusalReport>,
     },
 }
 
 /// All the reasons, nearest miss first.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Why {
+pub struct RefusalReport {
     pub refusals: Vec<Refusal>,
     /// How many more there were than `REFUSALS_MAX`.
     pub left_out: usize,
@@ -191,7 +191,7 @@ pub struct Why {
     pub for_good: bool,
 }
 
-impl Why {
+impl RefusalReport {
     pub fn one(place: impl Into<String>, shortfall: Shortfall) -> Self {
         let refusal = Refusal { place: place.into(), count: 1, shortfalls: vec![shortfall] };
         Self { refusals: vec![refusal], left_out: 0, for_good: false }
@@ -199,18 +199,18 @@ impl Why {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Placement {
+pub struct ReplicaPlacement {
     pub run: RunId,
     pub replica_num: u32,
     /// The nodes it is about, as in `Waiting`.
     pub jobs: Vec<SubmissionId>,
-    pub outcome: Outcome,
+    pub outcome: PlacementOutcome,
 }
 
 /// Places what can be placed. The answer has one entry per waiting replica, in the order they were
 /// considered, and does not depend on the order of the arguments.
-pub fn place(queue: &[Waiting], inventory: &Inventory, now: Timestamp) -> Vec<Placement> {
-    let mut order: Vec<&Waiting> = queue.iter().filter(|waiting| !waiting.nodes.is_empty()).collect();
+pub fn place(queue: &[WaitingReplica], inventory: &Inventory, now: Timestamp) -> Vec<ReplicaPlacement> {
+    let mut order: Vec<&WaitingReplica> = queue.iter().filter(|waiting| !waiting.nodes.is_empty()).collect();
     order.sort_by_key(|waiting| {
         (std::cmp::Reverse(waiting.priority), waiting.since, waiting.run, waiting.replica_num, waiting.job())
     });
@@ -224,15 +224,15 @@ pub fn place(queue: &[Waiting], inventory: &Inventory, now: Timestamp) -> Vec<Pl
         };
         let outcome = match choice {
             Some(choice) => round.place_replica(waiting, choice),
-            None => Outcome::Waits {
-                why: Arc::new(Why::one("every fleet", Shortfall::FleetNotChosen)),
+            None => PlacementOutcome::Waits {
+                why: Arc::new(RefusalReport::one("every fleet", Shortfall::FleetNotChosen)),
                 reserved: Vec::new(),
             },
         };
-        if let Outcome::Placed { fleet, .. } = &outcome {
+        if let PlacementOutcome::Placed { fleet, .. } = &outcome {
             chosen.entry(waiting.run).or_insert(*fleet);
         }
-        placements.push(Placement {
+        placements.push(ReplicaPlacement {
             run: waiting.run,
             replica_num: waiting.replica_num,
             jobs: waiting.nodes.iter().map(|node| node.job).collect(),

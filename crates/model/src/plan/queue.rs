@@ -10,12 +10,12 @@ use crate::{
     id::{InstanceId, ProjectId, SubmissionId},
     plan::{
         gang::{CandidatePool, Gang, GangMember},
-        offers::{Needs, compare},
+        offers::{InstanceNeeds, compare},
         place::{
-            FleetChoice, InstanceCreation, Inventory, NewOffer, Node, OFFERS_MAX, Outcome, RESERVE_AFTER,
-            Seat, Waiting, Why,
+            FleetChoice, InstanceCreation, Inventory, NewOffer, NodePlacement, OFFERS_MAX, PlacementOutcome,
+            RESERVE_AFTER, RefusalReport, WaitingNode, WaitingReplica,
         },
-        stock::{IndexedInventory, Reservation, Shape, Tightness},
+        stock::{IndexedInventory, InstanceShape, Reservation, Tightness},
     },
     time::Timestamp,
 };
@@ -34,7 +34,7 @@ pub(super) struct ShapeFit {
 
 /// Jobs with the same needs are asked about once, and only about the shapes that come into question.
 pub(super) struct NeedsClass {
-    pub(super) needs: Arc<Needs>,
+    pub(super) needs: Arc<InstanceNeeds>,
     shapes: Vec<OnceCell<ShapeFit>>,
     /// Per fleet.
     offers: BTreeMap<usize, NewOffers>,
@@ -53,7 +53,7 @@ pub(super) struct PlacementRound<'a> {
     pub(super) stock: IndexedInventory<'a>,
     pub(super) now: Timestamp,
     pub(super) classes: Vec<NeedsClass>,
-    refused: BTreeMap<PlacementQuery, (Arc<Why>, bool)>,
+    refused: BTreeMap<PlacementQuery, (Arc<RefusalReport>, bool)>,
     reserving: BTreeSet<ProjectId>,
 }
 
@@ -68,7 +68,11 @@ impl<'a> PlacementRound<'a> {
         }
     }
 
-    pub(super) fn place_replica(&mut self, waiting: &Waiting, choice: FleetChoice) -> Outcome {
+    pub(super) fn place_replica(
+        &mut self,
+        waiting: &WaitingReplica,
+        choice: FleetChoice,
+    ) -> PlacementOutcome {
         let several = waiting.nodes.len() > 1;
         let ask = PlacementQuery {
             classes: waiting.nodes.iter().map(|node| self.class(node, several)).collect(),
@@ -93,13 +97,13 @@ impl<'a> PlacementRound<'a> {
         };
         if passes {
             let reserved = self.reserve_instances(waiting, &ask);
-            Outcome::Waits { why, reserved }
+            PlacementOutcome::Waits { why, reserved }
         } else {
-            Outcome::Never { why }
+            PlacementOutcome::Never { why }
         }
     }
 
-    fn allowed_fleets(&self, waiting: &Waiting, choice: FleetChoice, several: bool) -> Vec<usize> {
+    fn allowed_fleets(&self, waiting: &WaitingReplica, choice: FleetChoice, several: bool) -> Vec<usize> {
         let fleets = self.stock.fleets.iter().enumerate().filter(|(_, room)| {
             let id = room.fleet.id;
             let chosen = match choice {
@@ -113,7 +117,7 @@ impl<'a> PlacementRound<'a> {
         fleets.map(|(at, _)| at).collect()
     }
 
-    fn class(&mut self, node: &Node, several: bool) -> usize {
+    fn class(&mut self, node: &WaitingNode, several: bool) -> usize {
         let alike = |class: &NeedsClass| {
             Arc::ptr_eq(&class.needs, &node.needs)
                 || (class.needs.whole == (several || node.needs.whole)
@@ -123,7 +127,7 @@ impl<'a> PlacementRound<'a> {
             return at;
         }
         let needs = if several && !node.needs.whole {
-            Arc::new(Needs { whole: true, ..Needs::clone(&node.needs) })
+            Arc::new(InstanceNeeds { whole: true, ..InstanceNeeds::clone(&node.needs) })
         } else {
             Arc::clone(&node.needs)
         };
@@ -140,15 +144,15 @@ impl<'a> PlacementRound<'a> {
         })
     }
 
-    fn place_single(&mut self, waiting: &Waiting, ask: &PlacementQuery) -> Option<Outcome> {
+    fn place_single(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
         let (job, class) = (waiting.job()?, ask.classes[0]);
         if let Some((instance, blocks)) = self.tightest_instance(waiting, ask, class) {
             let fleet = self.stock.instances[instance].fleet;
             let id = self.stock.instances[instance].id;
             self.stock.take(instance, blocks);
-            return Some(Outcome::Placed {
+            return Some(PlacementOutcome::Placed {
                 fleet,
-                seats: vec![Seat::Existing { job, instance: id, blocks }],
+                seats: vec![NodePlacement::Existing { job, instance: id, blocks }],
             });
         }
         let mut best: Option<(u64, usize, NewOffers)> = None;
@@ -166,14 +170,14 @@ impl<'a> PlacementRound<'a> {
         let (_, fleet, offers) = best?;
         let instance_num = self.stock.fleets[fleet].claim_slot();
         let offers = offers.iter().take(OFFERS_MAX).map(|(_, offer)| offer.clone()).collect();
-        let seats = vec![Seat::New { job, instance_num, offers }];
-        Some(Outcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
+        let seats = vec![NodePlacement::New { job, instance_num, offers }];
+        Some(PlacementOutcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
     }
 
     /// The open instance with the least free that still fits, and how many of its blocks.
     fn tightest_instance(
         &self,
-        waiting: &Waiting,
+        waiting: &WaitingReplica,
         ask: &PlacementQuery,
         class: usize,
     ) -> Option<(usize, u32)> {
@@ -222,31 +226,31 @@ impl<'a> PlacementRound<'a> {
         Arc::clone(offers)
     }
 
-    fn place_gang(&mut self, waiting: &Waiting, ask: &PlacementQuery) -> Option<Outcome> {
+    fn place_gang(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
         let gang = self.best_gang(ask, CandidatePool::Free)?;
         let fleet = self.stock.fleets[gang.fleet].fleet.id;
         let mut seats = Vec::with_capacity(waiting.nodes.len());
         for (node, member) in waiting.nodes.iter().zip(gang.members) {
             seats.push(self.allocate_member(node.job, gang.fleet, member));
         }
-        Some(Outcome::Placed { fleet, seats })
+        Some(PlacementOutcome::Placed { fleet, seats })
     }
 
-    fn allocate_member(&mut self, job: SubmissionId, fleet: usize, member: GangMember) -> Seat {
+    fn allocate_member(&mut self, job: SubmissionId, fleet: usize, member: GangMember) -> NodePlacement {
         match member {
             GangMember::Existing(instance) => {
                 let blocks = self.stock.shape_of(instance).offer.total_blocks.max(1);
                 self.stock.take(instance, blocks);
-                Seat::Existing { job, instance: self.stock.instances[instance].id, blocks }
+                NodePlacement::Existing { job, instance: self.stock.instances[instance].id, blocks }
             }
             GangMember::New(offers) => {
-                Seat::New { job, instance_num: self.stock.fleets[fleet].claim_slot(), offers }
+                NodePlacement::New { job, instance_num: self.stock.fleets[fleet].claim_slot(), offers }
             }
         }
     }
 
     /// Keeps the soonest instances free for a job that has waited long enough; one per project.
-    fn reserve_instances(&mut self, waiting: &Waiting, ask: &PlacementQuery) -> Vec<InstanceId> {
+    fn reserve_instances(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Vec<InstanceId> {
         let Some(by) = waiting.job() else { return Vec::new() };
         if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
             return Vec::new();
@@ -295,9 +299,9 @@ impl<'a> PlacementRound<'a> {
     }
 }
 
-fn equal_except_whole(left: &Needs, right: &Needs) -> bool {
+fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
     // Every field by name: one that is added later cannot be forgotten.
-    let Needs {
+    let InstanceNeeds {
         resources,
         max_price,
         spot,
@@ -330,7 +334,7 @@ fn equal_except_whole(left: &Needs, right: &Needs) -> bool {
         && *image == right.image
 }
 
-fn fit(shape: &Shape<'_>, needs: &Needs) -> ShapeFit {
+fn fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {
     let total = shape.offer.total_blocks.max(1);
     if shape.offer.host.cpus == 0 {
         // Nobody has looked at it yet: it may turn out to fit, so it is worth waiting for.

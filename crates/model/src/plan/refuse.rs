@@ -6,10 +6,10 @@ use crate::{
     explain::{Refusal, Shortfall},
     plan::{
         gang::CandidatePool,
-        offers::{LOCAL, Needs, Offer, compare, shortfalls},
-        place::{InstanceCreation, REFUSALS_MAX, Why},
+        offers::{InstanceNeeds, LOCAL_BACKEND, Offer, compare, shortfalls},
+        place::{InstanceCreation, REFUSALS_MAX, RefusalReport},
         queue::{PlacementQuery, PlacementRound, ShapeFit},
-        stock::split,
+        stock::split_offer,
     },
 };
 
@@ -39,7 +39,7 @@ type RankedRejection = (bool, u32, Rejection);
 
 impl PlacementRound<'_> {
     /// All the reasons, and whether waiting may help.
-    pub(super) fn why(&mut self, ask: &PlacementQuery) -> (Arc<Why>, bool) {
+    pub(super) fn why(&mut self, ask: &PlacementQuery) -> (Arc<RefusalReport>, bool) {
         let mut misses = Vec::new();
         let several = ask.classes.len() > 1;
         let mut kinds = ask.classes.clone();
@@ -65,13 +65,13 @@ impl PlacementRound<'_> {
         let hopeless = |refusal: &Refusal| refusal.shortfalls.iter().any(Shortfall::is_for_good);
         let all_hopeless = !refusals.is_empty() && left_out == 0 && refusals.iter().all(hopeless);
         let for_good = !several && !passes && all_hopeless && !self.can_create_other(ask);
-        (Arc::new(Why { refusals, left_out, for_good }), passes)
+        (Arc::new(RefusalReport { refusals, left_out, for_good }), passes)
     }
 
     /// Whether a fleet of these could make an instance that nobody offers today. This machine is offered once, and is
     /// what it is.
     fn can_create_other(&self, ask: &PlacementQuery) -> bool {
-        let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL);
+        let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL_BACKEND);
         let makes_others = |fleet: &usize| {
             let fleet = self.stock.fleets[*fleet].fleet;
             fleet.creates && !fleet.limits.backends.as_ref().is_some_and(is_local)
@@ -148,13 +148,13 @@ impl PlacementRound<'_> {
                 let full = room.slots() < wanted;
                 let stays_full = room.slots_without(room.frees()) < wanted;
                 // The machine that is offered is the one that is there, and has said its own.
-                let has_local = self.stock.shapes.iter().any(|shape| shape.offer.backend == LOCAL);
+                let has_local = self.stock.shapes.iter().any(|shape| shape.offer.backend == LOCAL_BACKEND);
                 for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
-                    if has_local && offer.backend == LOCAL {
+                    if has_local && offer.backend == LOCAL_BACKEND {
                         continue;
                     }
                     let mut missing = 0_u32;
-                    let total = split(room.fleet, offer);
+                    let total = split_offer(room.fleet, offer);
                     compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut missing);
                     compare(offer, 1, &room.fleet.limits, &mut missing);
                     missing += u32::from(!offer.availability.is_worth_trying()) + u32::from(total.is_err());
@@ -213,7 +213,7 @@ impl PlacementRound<'_> {
                 let (room, offer) = (&self.stock.fleets[fleet], self.stock.offers[position].1);
                 let needs = self.classes[class].needs.within(&room.fleet.limits);
                 let mut short = Vec::new();
-                let total = split(room.fleet, offer);
+                let total = split_offer(room.fleet, offer);
                 compare(offer, *total.as_ref().unwrap_or(&1), &needs, &mut short);
                 compare(offer, 1, &room.fleet.limits, &mut short);
                 if !offer.availability.is_worth_trying() {
@@ -249,7 +249,7 @@ fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
 }
 
 /// Whether what keeps a job from the machine may pass: its container engine is away, or its agent has not spoken yet.
-fn is_host_temporarily_unfit(needs: &Needs, offer: &Offer) -> bool {
+fn is_host_temporarily_unfit(needs: &InstanceNeeds, offer: &Offer) -> bool {
     let image = needs.image.as_ref();
     image.and_then(|image| image.on(offer.host.runtimes.as_ref()).err()).is_some_and(|short| short.passes())
 }

@@ -18,14 +18,14 @@ pub const OFFERS_ONLY_IMAGE: &str = "scratch";
 /// What a machine runs jobs in.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Runtimes {
-    pub containers: Containers,
-    pub processes: Processes,
+    pub containers: ContainerSupport,
+    pub processes: ProcessSupport,
 }
 
 /// Whether a machine runs containers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Containers {
+pub enum ContainerSupport {
     Run,
     None,
     /// It has an engine, which does not answer now, and why. Jobs with an image wait for it.
@@ -37,13 +37,13 @@ pub enum Containers {
 /// What a machine does with plain processes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Processes {
+pub enum ProcessSupport {
     /// Each has a user of its own, and sees nothing of other tasks, of the agent and of the server.
     Users,
     /// Each sees nothing of other tasks, of the agent and of the server, and has the agent's user.
     Namespaces,
     /// They are the server's own user and can do what that may, while the server has no other user.
-    Own { otherwise: Box<Processes> },
+    Own { otherwise: Box<ProcessSupport> },
     /// None: the machine runs containers only.
     None,
     /// None: the machine's owner refuses them.
@@ -54,7 +54,7 @@ pub enum Processes {
     Unknown,
 }
 
-impl Processes {
+impl ProcessSupport {
     /// What the machine does where the server's own user is none that jobs may be: on other machines than the server's
     /// own, and as soon as the server has a second user.
     #[must_use]
@@ -74,11 +74,11 @@ impl Processes {
 impl Runtimes {
     /// By the name of the agent's runtime, and what it does with plain processes. `None` where the name says nothing about
     /// real machines.
-    pub fn parse(name: &str, processes: Processes) -> Option<Self> {
+    pub fn parse(name: &str, processes: ProcessSupport) -> Option<Self> {
         match name {
-            "any" => Some(Self { containers: Containers::Run, processes }),
-            "docker" => Some(Self { containers: Containers::Run, processes: Processes::None }),
-            "process" => Some(Self { containers: Containers::None, processes }),
+            "any" => Some(Self { containers: ContainerSupport::Run, processes }),
+            "docker" => Some(Self { containers: ContainerSupport::Run, processes: ProcessSupport::None }),
+            "process" => Some(Self { containers: ContainerSupport::None, processes }),
             _ => None,
         }
     }
@@ -92,19 +92,19 @@ impl Runtimes {
     #[must_use]
     pub fn without_engine(self, why: &str) -> Self {
         match self.containers {
-            Containers::Run | Containers::Away { .. } => {
-                Self { containers: Containers::Away { why: why.to_owned() }, ..self }
+            ContainerSupport::Run | ContainerSupport::Away { .. } => {
+                Self { containers: ContainerSupport::Away { why: why.to_owned() }, ..self }
             }
-            Containers::None => self,
+            ContainerSupport::None => self,
         }
     }
 
     /// Whether a container of the image can be started there.
     fn run_container<'a>(&self, image: &'a str) -> Result<ExecutionMode<'a>, Shortfall> {
         match &self.containers {
-            Containers::Run => Ok(ExecutionMode::Container { image }),
-            Containers::None => Err(Shortfall::NoContainers { image: image.to_owned() }),
-            Containers::Away { why } => {
+            ContainerSupport::Run => Ok(ExecutionMode::Container { image }),
+            ContainerSupport::None => Err(Shortfall::NoContainers { image: image.to_owned() }),
+            ContainerSupport::Away { why } => {
                 Err(Shortfall::EngineUnavailable { image: image.to_owned(), why: why.clone() })
             }
         }
@@ -149,17 +149,17 @@ impl ImageChoice {
             Self::Default { image } => image.as_deref(),
         };
         let short = match &runtimes.processes {
-            Processes::Users => return Ok(ExecutionMode::Process(ProcessRights::OwnUser)),
-            Processes::Namespaces => return Ok(ExecutionMode::Process(ProcessRights::AgentUser)),
-            Processes::Own { .. } => return Ok(ExecutionMode::Process(ProcessRights::Server)),
-            Processes::None if matches!(self, Self::PlainProcess) => Shortfall::NoProcesses,
-            Processes::None => Shortfall::NoDefaultImage,
-            Processes::Refused => Shortfall::ProcessesRefused,
-            Processes::NotConfined { why } => Shortfall::NotConfined { why: why.clone() },
-            Processes::Unknown => Shortfall::ProcessesUnknown,
+            ProcessSupport::Users => return Ok(ExecutionMode::Process(ProcessRights::OwnUser)),
+            ProcessSupport::Namespaces => return Ok(ExecutionMode::Process(ProcessRights::AgentUser)),
+            ProcessSupport::Own { .. } => return Ok(ExecutionMode::Process(ProcessRights::Server)),
+            ProcessSupport::None if matches!(self, Self::PlainProcess) => Shortfall::NoProcesses,
+            ProcessSupport::None => Shortfall::NoDefaultImage,
+            ProcessSupport::Refused => Shortfall::ProcessesRefused,
+            ProcessSupport::NotConfined { why } => Shortfall::NotConfined { why: why.clone() },
+            ProcessSupport::Unknown => Shortfall::ProcessesUnknown,
         };
         match default {
-            Some(image) if runtimes.containers != Containers::None => runtimes.run_container(image),
+            Some(image) if runtimes.containers != ContainerSupport::None => runtimes.run_container(image),
             Some(_) | None => Err(short),
         }
     }
@@ -218,7 +218,7 @@ impl Display for ProcessRights {
 }
 
 /// What a machine does with plain processes, for lists: `confined (user of its own)`, `refused`.
-impl Display for Processes {
+impl Display for ProcessSupport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Users => ProcessRights::OwnUser.fmt(f),
@@ -238,9 +238,11 @@ impl Display for Processes {
 mod tests {
     use super::*;
 
-    const BOTH: Runtimes = Runtimes { containers: Containers::Run, processes: Processes::Users };
-    const CONTAINERS: Runtimes = Runtimes { containers: Containers::Run, processes: Processes::None };
-    const PROCESSES: Runtimes = Runtimes { containers: Containers::None, processes: Processes::Users };
+    const BOTH: Runtimes = Runtimes { containers: ContainerSupport::Run, processes: ProcessSupport::Users };
+    const CONTAINERS: Runtimes =
+        Runtimes { containers: ContainerSupport::Run, processes: ProcessSupport::None };
+    const PROCESSES: Runtimes =
+        Runtimes { containers: ContainerSupport::None, processes: ProcessSupport::Users };
 
     #[test]
     fn a_job_with_an_image_never_runs_outside_of_one() {
@@ -269,7 +271,7 @@ mod tests {
         assert_eq!(default.on(Some(&only)).unwrap_err().kind(), "engine_away");
         assert_eq!(PROCESSES.without_engine("no answer"), PROCESSES);
         // And every other job for the first word of the agent.
-        let untold = Runtimes { containers: Containers::None, processes: Processes::Unknown };
+        let untold = Runtimes { containers: ContainerSupport::None, processes: ProcessSupport::Unknown };
         assert!(ImageChoice::PlainProcess.on(Some(&untold)).unwrap_err().passes());
     }
 
@@ -292,14 +294,14 @@ mod tests {
     fn a_machine_that_cannot_confine_or_refuses_takes_no_plain_process() {
         let default = ImageChoice::Default { image: Some("base:1".into()) };
         let why = "the kernel allows no user namespaces".to_owned();
-        let cannot = Processes::NotConfined { why: why.clone() };
+        let cannot = ProcessSupport::NotConfined { why: why.clone() };
         for (processes, short) in
-            [(cannot, Shortfall::NotConfined { why }), (Processes::Refused, Shortfall::ProcessesRefused)]
+            [(cannot, Shortfall::NotConfined { why }), (ProcessSupport::Refused, Shortfall::ProcessesRefused)]
         {
-            let only = Runtimes { containers: Containers::None, processes: processes.clone() };
+            let only = Runtimes { containers: ContainerSupport::None, processes: processes.clone() };
             assert_eq!(ImageChoice::PlainProcess.on(Some(&only)), Err(short.clone()));
             assert_eq!(default.on(Some(&only)), Err(short.clone()));
-            let both = Runtimes { containers: Containers::Run, processes };
+            let both = Runtimes { containers: ContainerSupport::Run, processes };
             assert_eq!(ImageChoice::PlainProcess.on(Some(&both)), Err(short));
             assert_eq!(default.on(Some(&both)), Ok(ExecutionMode::Container { image: "base:1" }));
         }
@@ -307,24 +309,24 @@ mod tests {
 
     #[test]
     fn processes_that_may_be_the_servers_user_are_confined_or_refused_when_they_may_not() {
-        let own = |otherwise| Processes::Own { otherwise: Box::new(otherwise) };
+        let own = |otherwise| ProcessSupport::Own { otherwise: Box::new(otherwise) };
         let on = |processes| {
-            let runtimes = Runtimes { containers: Containers::None, processes };
+            let runtimes = Runtimes { containers: ContainerSupport::None, processes };
             ImageChoice::PlainProcess.on(Some(&runtimes)).map(|runs_in| runs_in.to_string())
         };
-        let not = || Processes::NotConfined { why: "no namespaces".into() };
+        let not = || ProcessSupport::NotConfined { why: "no namespaces".into() };
         let server =
             "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
         assert_eq!(on(own(not())), Ok(server.into()));
         let confined = Ok("a plain process, confined (user of its own)".into());
-        assert_eq!(on(own(Processes::Users).never_own()), confined);
+        assert_eq!(on(own(ProcessSupport::Users).never_own()), confined);
         let short = on(own(not()).never_own()).unwrap_err();
         assert_eq!(short, Shortfall::NotConfined { why: "no namespaces".into() });
     }
 
     #[test]
     fn runtimes_are_known_by_name() {
-        let parse = |name| Runtimes::parse(name, Processes::Users);
+        let parse = |name| Runtimes::parse(name, ProcessSupport::Users);
         assert_eq!(parse("any"), Some(BOTH));
         assert_eq!(parse("docker"), Some(CONTAINERS));
         assert_eq!(parse("process"), Some(PROCESSES));

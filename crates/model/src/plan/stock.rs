@@ -11,8 +11,8 @@ use crate::{
     id::SubmissionId,
     plan::{
         blocks::{self, Blocks},
-        offers::{Needs, Offer, compare, is_instance_selected},
-        place::{Fleet, Instance, Inventory, Readiness},
+        offers::{InstanceNeeds, Offer, compare, is_instance_selected},
+        place::{FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
     },
     time::Timestamp,
 };
@@ -27,7 +27,7 @@ pub(super) struct Reservation {
     pub(super) from: Timestamp,
 }
 
-pub(super) struct Shape<'a> {
+pub(super) struct InstanceShape<'a> {
     pub(super) fleet: usize,
     pub(super) offer: &'a Offer,
     pub(super) members: Vec<usize>,
@@ -37,7 +37,7 @@ pub(super) struct Shape<'a> {
 
 /// A fleet and the slots it has left in this round.
 pub(super) struct FleetSlots<'a> {
-    pub(super) fleet: &'a Fleet,
+    pub(super) fleet: &'a FleetSnapshot,
     /// Of its instances, those that will go by themselves, and those that may if they are idle for long enough.
     going: u32,
     may_go: u32,
@@ -47,7 +47,7 @@ pub(super) struct FleetSlots<'a> {
 }
 
 impl FleetSlots<'_> {
-    fn count(&mut self, instance: &Instance) {
+    fn count(&mut self, instance: &InstanceSnapshot) {
         match instance.readiness {
             Readiness::Ready | Readiness::Unhealthy if instance.stays => {}
             Readiness::Ready | Readiness::Unhealthy => self.may_go += 1,
@@ -87,8 +87,8 @@ impl FleetSlots<'_> {
 }
 
 pub(super) struct IndexedInventory<'a> {
-    pub(super) instances: Vec<&'a Instance>,
-    pub(super) shapes: Vec<Shape<'a>>,
+    pub(super) instances: Vec<&'a InstanceSnapshot>,
+    pub(super) shapes: Vec<InstanceShape<'a>>,
     pub(super) fleets: Vec<FleetSlots<'a>>,
     /// Cheapest first, with the caller's index.
     pub(super) offers: Vec<(usize, &'a Offer)>,
@@ -103,10 +103,10 @@ impl<'a> IndexedInventory<'a> {
     pub(super) fn new(inventory: &'a Inventory) -> Self {
         let mut offers: Vec<(usize, &Offer)> = inventory.offers.iter().enumerate().collect();
         offers.sort_by(|(_, left), (_, right)| (left.price, *left).cmp(&(right.price, *right)));
-        let mut fleets: Vec<&Fleet> = inventory.fleets.iter().collect();
+        let mut fleets: Vec<&FleetSnapshot> = inventory.fleets.iter().collect();
         fleets.sort_by(|left, right| (&left.name, left.id).cmp(&(&right.name, right.id)));
         let number: BTreeMap<_, _> = fleets.iter().enumerate().map(|(at, fleet)| (fleet.id, at)).collect();
-        let mut instances: Vec<&Instance> =
+        let mut instances: Vec<&InstanceSnapshot> =
             inventory.instances.iter().filter(|instance| number.contains_key(&instance.fleet)).collect();
         instances.sort_by_key(|instance| instance.id);
 
@@ -126,7 +126,7 @@ impl<'a> IndexedInventory<'a> {
             let fleet = number[&instance.fleet];
             let shape = *shapes.entry((fleet, &instance.offer)).or_insert_with(|| {
                 let (members, open) = (Vec::new(), BTreeSet::new());
-                stock.shapes.push(Shape { fleet, offer: &instance.offer, members, open });
+                stock.shapes.push(InstanceShape { fleet, offer: &instance.offer, members, open });
                 stock.shapes.len() - 1
             });
             let held: u32 = instance.held.iter().map(|held| held.blocks).sum();
@@ -143,7 +143,7 @@ impl<'a> IndexedInventory<'a> {
         stock
     }
 
-    pub(super) fn shape_of(&self, instance: usize) -> &Shape<'a> {
+    pub(super) fn shape_of(&self, instance: usize) -> &InstanceShape<'a> {
         &self.shapes[self.shape_of[instance]]
     }
 
@@ -178,7 +178,7 @@ impl<'a> IndexedInventory<'a> {
     }
 
     /// Whether it is one that is asked for, and not one to stay away from.
-    pub(super) fn is_eligible(&self, instance: usize, needs: &Needs) -> bool {
+    pub(super) fn is_eligible(&self, instance: usize, needs: &InstanceNeeds) -> bool {
         if needs.avoid_instances.contains(&self.instances[instance].id) {
             return false;
         }
@@ -223,7 +223,12 @@ impl<'a> IndexedInventory<'a> {
     }
 
     /// Why an instance that would do is not taken now.
-    pub(super) fn blocking_shortfall(&self, instance: usize, wanted: u32, needs: &Needs) -> Shortfall {
+    pub(super) fn blocking_shortfall(
+        &self,
+        instance: usize,
+        wanted: u32,
+        needs: &InstanceNeeds,
+    ) -> Shortfall {
         if needs.avoid_instances.contains(&self.instances[instance].id) {
             return Shortfall::Avoided { place: self.instances[instance].name.clone() };
         }
@@ -252,20 +257,20 @@ impl<'a> IndexedInventory<'a> {
 pub(super) type Tightness = (usize, u32, u64, u64, usize);
 
 /// How many blocks a new instance of this offer would have in the fleet.
-pub(super) fn split(fleet: &Fleet, offer: &Offer) -> Result<u32, Shortfall> {
+pub(super) fn split_offer(fleet: &FleetSnapshot, offer: &Offer) -> Result<u32, Shortfall> {
     let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
-    blocks::split(fleet.blocks, offer.host.cpus, gpus).map_err(|_| match fleet.blocks {
+    blocks::split_count(fleet.blocks, offer.host.cpus, gpus).map_err(|_| match fleet.blocks {
         Blocks::Count(blocks) => Shortfall::UnevenBlocks { blocks },
         Blocks::Auto => Shortfall::UnevenBlocks { blocks: 1 },
     })
 }
 
-fn room<'a>(fleet: &'a Fleet, offers: &[(usize, &Offer)]) -> FleetSlots<'a> {
+fn room<'a>(fleet: &'a FleetSnapshot, offers: &[(usize, &Offer)]) -> FleetSlots<'a> {
     let admits = |(_, offer): &(usize, &Offer)| {
         let mut missing = 0_u32;
         compare(offer, 1, &fleet.limits, &mut missing);
         let wanted = missing == 0 && offer.availability.is_worth_trying();
-        if wanted { split(fleet, offer).ok() } else { None }
+        if wanted { split_offer(fleet, offer).ok() } else { None }
     };
     let admits = if fleet.creates { offers.iter().map(admits).collect() } else { Vec::new() };
     FleetSlots { fleet, going: 0, may_go: 0, nums: fleet.instance_nums.clone(), admits }

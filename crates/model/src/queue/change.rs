@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{Container, QueueCaller, Refusal, apply_patch, refuse_invalid, request::initial_status};
+use super::{Container, QueueCaller, QueueRefusal, apply_patch, refuse_invalid, request::initial_status};
 use crate::{
-    container::{Actor, Event, LOCKS_MAX, Status, may, step},
+    container::{Actor, Event, LOCKS_MAX, Status, is_allowed, step},
     machine::Step,
     time::Timestamp,
 };
@@ -23,24 +23,24 @@ const RESULT_ATTRIBUTES: [&str; 8] = [
 /// What the program inside may say about itself.
 const PROGRAM_ATTRIBUTES: [&str; 4] = ["progress", "runtime_status", "output", "output_properties"];
 
-fn check_transition(container: &Container, actor: Actor, event: Event) -> Result<Status, Refusal> {
+fn check_transition(container: &Container, actor: Actor, event: Event) -> Result<Status, QueueRefusal> {
     let Step::To(status) = step(container.state, event) else {
         return refuse_invalid(format!(
             "cannot {event} a container that is {} (attempt {})",
             container.state, container.attempt
         ));
     };
-    if may(actor, container.state, event) {
+    if is_allowed(actor, container.state, event) {
         Ok(status)
     } else {
-        Err(Refusal::Denied(format!("{actor} may not {event} this container")))
+        Err(QueueRefusal::Denied(format!("{actor} may not {event} this container")))
     }
 }
 
 /// Takes it for the holder of `token`. `auth` names the token of the program inside.
-pub fn lock(container: &Container, who: &QueueCaller, auth: &str) -> Result<Container, Refusal> {
+pub fn lock(container: &Container, who: &QueueCaller, auth: &str) -> Result<Container, QueueRefusal> {
     let QueueCaller::Dispatcher { token } = who else {
-        return Err(Refusal::Denied("only a dispatcher's token locks containers".to_owned()));
+        return Err(QueueRefusal::Denied("only a dispatcher's token locks containers".to_owned()));
     };
     let holder = container.locked_by_uuid.as_deref().filter(|_| container.is_held());
     let Step::To(state) = step(container.state, Event::Lock) else {
@@ -71,12 +71,12 @@ pub fn unlock(
     attempt: Option<u64>,
     release: bool,
     now: Timestamp,
-) -> Result<Container, Refusal> {
+) -> Result<Container, QueueRefusal> {
     if container.state != Status::Locked {
         return refuse_invalid(format!("cannot unlock a container that is {}", container.state));
     }
     let Some(actor @ (Actor::Holder | Actor::Executor)) = who.actor(container) else {
-        return Err(Refusal::Denied("the container is locked by somebody else".to_owned()));
+        return Err(QueueRefusal::Denied("the container is locked by somebody else".to_owned()));
     };
     check_attempt(container, attempt)?;
     let is_spent = !release && container.lock_count >= LOCKS_MAX;
@@ -102,7 +102,7 @@ fn reason(container: &mut Container, reason: &str, error: &str) {
     container.runtime_status.entry("error").or_insert_with(|| error.into());
 }
 
-fn check_attempt(container: &Container, attempt: Option<u64>) -> Result<(), Refusal> {
+fn check_attempt(container: &Container, attempt: Option<u64>) -> Result<(), QueueRefusal> {
     match attempt {
         Some(attempt) if attempt != container.attempt => refuse_invalid(format!(
             "attempt {attempt} is not the current one: the container is {} in attempt {}",
@@ -118,7 +118,7 @@ pub fn update(
     who: &QueueCaller,
     patch: &Map<String, Value>,
     now: Timestamp,
-) -> Result<Container, Refusal> {
+) -> Result<Container, QueueRefusal> {
     let mut patch = patch.clone();
     let attempt = match patch.remove("attempt") {
         None | Some(Value::Null) => None,
@@ -133,7 +133,7 @@ pub fn update(
     }
     if let QueueCaller::Inside { container: uuid, attempt } = who {
         return if *uuid != container.uuid || *attempt != container.attempt {
-            Err(Refusal::Denied("this is another container".to_owned()))
+            Err(QueueRefusal::Denied("this is another container".to_owned()))
         } else if container.state != Status::Running {
             refuse_invalid(format!("the container is {}", container.state))
         } else {
@@ -141,7 +141,7 @@ pub fn update(
         };
     }
     let Some(actor) = who.actor(container) else {
-        return Err(Refusal::Denied("containers are changed by who runs them".to_owned()));
+        return Err(QueueRefusal::Denied("containers are changed by who runs them".to_owned()));
     };
     let state = patch.remove("state");
     match state {
@@ -156,7 +156,7 @@ pub fn update(
     }
 }
 
-fn check_runtime_status(status: &Value) -> Result<(), Refusal> {
+fn check_runtime_status(status: &Value) -> Result<(), QueueRefusal> {
     let Some(status) = status.as_object() else { return refuse_invalid("runtime_status must be an object") };
     let texts =
         ["error", "errorDetail", "warning", "warningDetail", "activity", "preemptionNotice", "reason"];
@@ -171,7 +171,7 @@ fn update_attributes(
     container: &Container,
     actor: Actor,
     patch: &Map<String, Value>,
-) -> Result<Container, Refusal> {
+) -> Result<Container, QueueRefusal> {
     let mut allowed: Vec<&str> = Vec::new();
     match actor {
         Actor::Admin => match container.state {
@@ -190,7 +190,7 @@ fn update_attributes(
         Actor::Dispatcher | Actor::Server => {}
     }
     if allowed.is_empty() {
-        return Err(Refusal::Denied(format!(
+        return Err(QueueRefusal::Denied(format!(
             "{actor} may not change a container that is {}",
             container.state
         )));
@@ -204,7 +204,7 @@ fn change_state(
     wanted: Status,
     patch: &Map<String, Value>,
     now: Timestamp,
-) -> Result<Container, Refusal> {
+) -> Result<Container, QueueRefusal> {
     let event = match wanted {
         Status::Queued => Event::Unlock,
         Status::Locked => return refuse_invalid("a container is locked by `lock`"),
@@ -277,7 +277,7 @@ mod tests {
         lock(&queued(), &dispatcher(), "a").unwrap()
     }
 
-    fn write(container: &Container, who: &QueueCaller, patch: Value) -> Result<Container, Refusal> {
+    fn write(container: &Container, who: &QueueCaller, patch: Value) -> Result<Container, QueueRefusal> {
         update(container, who, patch.as_object().unwrap(), NOW)
     }
 
@@ -290,8 +290,11 @@ mod tests {
         let held = locked();
         assert_eq!((held.state, held.attempt, held.lock_count), (Status::Locked, 1, 1));
         let second = lock(&held, &QueueCaller::Dispatcher { token: "e".into() }, "b").unwrap_err();
-        assert_eq!(second, Refusal::Invalid("cannot lock: the container is Locked by d (attempt 1)".into()));
-        assert!(matches!(lock(&queued(), &QueueCaller::Admin, "b"), Err(Refusal::Denied(_))));
+        assert_eq!(
+            second,
+            QueueRefusal::Invalid("cannot lock: the container is Locked by d (attempt 1)".into())
+        );
+        assert!(matches!(lock(&queued(), &QueueCaller::Admin, "b"), Err(QueueRefusal::Denied(_))));
     }
 
     #[test]
@@ -306,7 +309,7 @@ mod tests {
     #[test]
     fn r13_priority_0_is_not_locked() {
         let unwanted = Container { priority: 0, ..queued() };
-        assert!(matches!(lock(&unwanted, &dispatcher(), "a"), Err(Refusal::Invalid(_))));
+        assert!(matches!(lock(&unwanted, &dispatcher(), "a"), Err(QueueRefusal::Invalid(_))));
     }
 
     #[test]
@@ -339,12 +342,12 @@ mod tests {
         let other = QueueCaller::Dispatcher { token: "e".into() };
         let old = QueueCaller::Executor { container: "c".into(), attempt: 0 };
         let own = QueueCaller::Executor { container: "c".into(), attempt: 1 };
-        for (who, may) in
+        for (who, is_allowed) in
             [(&other, false), (&old, false), (&QueueCaller::User, false), (&own, true), (&dispatcher(), true)]
         {
             let written = write(&locked(), who, json!({ "state": "Running" }));
-            assert_eq!(written.is_ok(), may, "{who:?}");
-            assert_eq!(unlock(&locked(), who, None, false, NOW).is_ok(), may, "{who:?}");
+            assert_eq!(written.is_ok(), is_allowed, "{who:?}");
+            assert_eq!(unlock(&locked(), who, None, false, NOW).is_ok(), is_allowed, "{who:?}");
         }
         let cancelled = write(&running(), &QueueCaller::Admin, json!({ "state": "Cancelled" })).unwrap();
         assert_eq!(cancelled.state, Status::Cancelled);
@@ -355,7 +358,7 @@ mod tests {
     fn c2_a_repeated_or_skipped_state_and_a_foreign_attempt_are_refused() {
         let no = |container: &Container, patch: Value| {
             assert!(
-                matches!(write(container, &dispatcher(), patch.clone()), Err(Refusal::Invalid(_))),
+                matches!(write(container, &dispatcher(), patch.clone()), Err(QueueRefusal::Invalid(_))),
                 "{patch}"
             );
         };
@@ -376,6 +379,6 @@ mod tests {
         assert!(write(&running(), &inside, json!({ "state": "Complete", "exit_code": 0 })).is_err());
         assert!(write(&locked(), &inside, json!({ "progress": 0.5 })).is_err());
         let odd = write(&running(), &inside, json!({ "runtime_status": { "error": 3 } }));
-        assert_eq!(odd, Err(Refusal::Invalid("runtime_status.error must be text".into())));
+        assert_eq!(odd, Err(QueueRefusal::Invalid("runtime_status.error must be text".into())));
     }
 }

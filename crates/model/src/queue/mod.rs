@@ -25,7 +25,7 @@ pub const PRIORITY_MAX: u64 = 1000;
 
 words! {
     /// The state of a request.
-    pub enum Stage: "container request state" {
+    pub enum RequestState: "container request state" {
         /// may still be changed; nothing runs for it
         Uncommitted = "Uncommitted",
         /// has a container
@@ -79,7 +79,7 @@ impl ContainerSpec {
 
 /// The last write of a state, so that a repeat of the same call gets the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Call {
+pub struct LastCall {
     pub token: String,
     pub request: String,
     pub what: String,
@@ -121,7 +121,7 @@ pub struct Container {
     pub scheduling_status: String,
     pub reusable: bool,
     pub secret_mounts_digest: Option<String>,
-    pub last_call: Option<Call>,
+    pub last_call: Option<LastCall>,
 }
 
 impl Container {
@@ -179,7 +179,7 @@ impl Container {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Request {
+pub struct ContainerRequest {
     pub uuid: String,
     pub owner_uuid: String,
     pub created_at: Timestamp,
@@ -189,7 +189,7 @@ pub struct Request {
     pub description: Option<String>,
     pub properties: Map<String, Value>,
     #[serde(with = "word")]
-    pub state: Stage,
+    pub state: RequestState,
     pub requesting_container_uuid: Option<String>,
     pub container_uuid: Option<String>,
     pub container_count: u32,
@@ -206,7 +206,7 @@ pub struct Request {
     pub work: ContainerSpec,
 }
 
-impl Request {
+impl ContainerRequest {
     pub fn new(uuid: String, user: &str, now: Timestamp) -> Self {
         Self {
             uuid,
@@ -217,7 +217,7 @@ impl Request {
             name: String::new(),
             description: None,
             properties: Map::new(),
-            state: Stage::Uncommitted,
+            state: RequestState::Uncommitted,
             requesting_container_uuid: None,
             container_uuid: None,
             container_count: 0,
@@ -237,7 +237,7 @@ impl Request {
 
 /// The reason in `runtime_status` of a container that whoever runs containers does not let run. Another try would be
 /// refused too.
-pub const REFUSED: &str = "refused";
+pub const REFUSED_REASON: &str = "refused";
 
 /// Who calls, as far as these rules care.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -279,7 +279,7 @@ impl QueueCaller {
 
 /// Why something was not done.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum QueueRefusal {
     /// Not theirs.
     #[error("{0}")]
     Denied(String),
@@ -288,8 +288,8 @@ pub enum Refusal {
     Invalid(String),
 }
 
-fn refuse_invalid<T>(why: impl Into<String>) -> Result<T, Refusal> {
-    Err(Refusal::Invalid(why.into()))
+fn refuse_invalid<T>(why: impl Into<String>) -> Result<T, QueueRefusal> {
+    Err(QueueRefusal::Invalid(why.into()))
 }
 
 /// The same thing with some attributes changed. Each must be among `allowed` and of the right kind.
@@ -297,8 +297,8 @@ fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
     thing: &T,
     patch: &Map<String, Value>,
     allowed: &[&str],
-) -> Result<T, Refusal> {
-    let unreadable = |error: serde_json::Error| Refusal::Invalid(error.to_string());
+) -> Result<T, QueueRefusal> {
+    let unreadable = |error: serde_json::Error| QueueRefusal::Invalid(error.to_string());
     let mut whole = serde_json::to_value(thing).map_err(unreadable)?;
     for (name, value) in patch {
         if !allowed.contains(&name.as_str()) {
@@ -310,20 +310,20 @@ fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
     }
     let names: Vec<&str> = patch.keys().map(String::as_str).collect();
     serde_json::from_value(whole)
-        .map_err(|error| Refusal::Invalid(format!("understand {}: {error}", names.join(", "))))
+        .map_err(|error| QueueRefusal::Invalid(format!("understand {}: {error}", names.join(", "))))
 }
 
 /// Words as their text.
 mod word {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
-    use crate::machine::Word;
+    use crate::machine::StrEnum;
 
-    pub(super) fn serialize<T: Word, S: Serializer>(word: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<T: StrEnum, S: Serializer>(word: &T, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(word.as_str())
     }
 
-    pub(super) fn deserialize<'de, T: Word, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    pub(super) fn deserialize<'de, T: StrEnum, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
         let text = String::deserialize(deserializer)?;
         let found = T::ALL.iter().copied().find(|word| word.as_str() == text);
         found.ok_or_else(|| D::Error::custom(format!("unknown word `{text}`")))

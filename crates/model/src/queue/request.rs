@@ -2,7 +2,9 @@
 
 use serde_json::{Map, Value};
 
-use super::{ContainerSpec, PRIORITY_MAX, Refusal, Request, Stage, apply_patch, refuse_invalid};
+use super::{
+    ContainerRequest, ContainerSpec, PRIORITY_MAX, QueueRefusal, RequestState, apply_patch, refuse_invalid,
+};
 
 /// May change while nothing runs for it.
 const UNCOMMITTED_ATTRIBUTES: [&str; 22] = [
@@ -97,25 +99,28 @@ pub fn known_fields() -> Vec<String> {
 }
 
 /// The request after this write. One that becomes Committed has been checked, and has no container yet.
-pub fn update(request: &Request, patch: &Map<String, Value>) -> Result<Request, Refusal> {
+pub fn update(
+    request: &ContainerRequest,
+    patch: &Map<String, Value>,
+) -> Result<ContainerRequest, QueueRefusal> {
     let mut patch = patch.clone();
     // Saying again what is true already is no change.
     if patch.get("state").and_then(Value::as_str) == Some(request.state.as_str()) {
         patch.remove("state");
     }
     let allowed: &[&str] = match request.state {
-        Stage::Uncommitted => &UNCOMMITTED_ATTRIBUTES,
-        Stage::Committed => &COMMITTED_ATTRIBUTES,
-        Stage::Final => &FINAL_ATTRIBUTES,
+        RequestState::Uncommitted => &UNCOMMITTED_ATTRIBUTES,
+        RequestState::Committed => &COMMITTED_ATTRIBUTES,
+        RequestState::Final => &FINAL_ATTRIBUTES,
     };
     // Absent and null mean the same to clients.
     patch.retain(|name, value| !(value.is_null() && name != "description" && name != "output_name"));
     let next = apply_patch(request, &patch, allowed)?;
     if next.owner_uuid != request.owner_uuid {
-        return Err(Refusal::Denied("requests belong to who made them".to_owned()));
+        return Err(QueueRefusal::Denied("requests belong to who made them".to_owned()));
     }
     if next.requesting_container_uuid != request.requesting_container_uuid {
-        return Err(Refusal::Denied("a container makes requests with its own token".to_owned()));
+        return Err(QueueRefusal::Denied("a container makes requests with its own token".to_owned()));
     }
     if next.priority > PRIORITY_MAX {
         return refuse_invalid(format!("priority must be 0 to {PRIORITY_MAX}"));
@@ -123,18 +128,18 @@ pub fn update(request: &Request, patch: &Map<String, Value>) -> Result<Request, 
     if !(1..=CONTAINERS_MAX).contains(&next.container_count_max) {
         return refuse_invalid(format!("container_count_max must be 1 to {CONTAINERS_MAX}"));
     }
-    if request.state == Stage::Uncommitted {
+    if request.state == RequestState::Uncommitted {
         match next.state {
-            Stage::Uncommitted => {}
-            Stage::Committed => check(&next.work)?,
-            Stage::Final => return refuse_invalid("a request becomes Final when its container ends"),
+            RequestState::Uncommitted => {}
+            RequestState::Committed => check(&next.work)?,
+            RequestState::Final => return refuse_invalid("a request becomes Final when its container ends"),
         }
     }
     Ok(next)
 }
 
 /// Everything that is wrong with it, in one sentence.
-pub fn check(work: &ContainerSpec) -> Result<(), Refusal> {
+pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
     let mut wrong = Vec::new();
     for name in ["vcpus", "ram"] {
         if work.runtime_constraints.get(name).is_none_or(Value::is_null) {
@@ -270,18 +275,18 @@ mod tests {
         })
     }
 
-    fn write(request: &Request, patch: &Value) -> Result<Request, Refusal> {
+    fn write(request: &ContainerRequest, patch: &Value) -> Result<ContainerRequest, QueueRefusal> {
         update(request, patch.as_object().unwrap())
     }
 
-    fn fresh() -> Request {
-        Request::new("r".into(), "u", Timestamp(1))
+    fn fresh() -> ContainerRequest {
+        ContainerRequest::new("r".into(), "u", Timestamp(1))
     }
 
     #[test]
     fn what_is_committed_is_whole_and_then_stands_still() {
         let committed = write(&fresh(), &complete()).unwrap();
-        assert_eq!((committed.state, committed.priority), (Stage::Committed, 5));
+        assert_eq!((committed.state, committed.priority), (RequestState::Committed, 5));
         assert_eq!(write(&committed, &json!({ "priority": 0, "state": "Committed" })).unwrap().priority, 0);
         assert!(write(&committed, &json!({ "command": ["false"] })).is_err());
         assert!(write(&committed, &json!({ "state": "Final" })).is_err());
@@ -294,7 +299,7 @@ mod tests {
         patch["output_path"] = json!("/elsewhere");
         patch["mounts"]["/x"] = json!({ "kind": "odd" });
         patch["scheduling_parameters"] = json!({ "features": ["fast|any"], "partitions": "main" });
-        let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
+        let Err(QueueRefusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
         for part in ["vcpus", "ram", "no `disk`", "/elsewhere", "kind `odd`", ".features", ".partitions"] {
             assert!(why.contains(part), "{part}: {why}");
         }
@@ -321,7 +326,7 @@ mod tests {
         ] {
             let mut patch = complete();
             patch[of][name] = value.clone();
-            let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else {
+            let Err(QueueRefusal::Invalid(why)) = write(&fresh(), &patch) else {
                 panic!("{name} {value} was taken")
             };
             assert!(why.contains(&format!("{of}.{name}")), "{why}");
@@ -363,12 +368,12 @@ mod tests {
         ] {
             let mut patch = complete();
             patch[name] = value;
-            let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("{name} was taken") };
+            let Err(QueueRefusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("{name} was taken") };
             assert!(why.contains(part), "{why}");
         }
         let mut patch = complete();
         patch["runtime_constraints"]["gpu"] = json!({ "stack": "tpu", "device_count": 1 });
-        let Err(Refusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
+        let Err(QueueRefusal::Invalid(why)) = write(&fresh(), &patch) else { panic!("taken") };
         assert!(why.contains("gpu.stack"), "{why}");
     }
 
@@ -376,7 +381,7 @@ mod tests {
     fn a_request_is_neither_given_away_nor_put_under_another_container() {
         for name in ["owner_uuid", "requesting_container_uuid"] {
             let refused = write(&fresh(), &json!({ name: "somebody" }));
-            assert!(matches!(refused, Err(Refusal::Denied(_))), "{name}: {refused:?}");
+            assert!(matches!(refused, Err(QueueRefusal::Denied(_))), "{name}: {refused:?}");
         }
     }
 

@@ -6,7 +6,7 @@ use super::{Container, ContainerSpec};
 use crate::container::Status;
 
 /// Two pieces of work with the same identity give the same result.
-pub fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
+pub fn reuse_key(work: &ContainerSpec, secrets: Option<&str>) -> String {
     // Sizes of caches change how fast it is, not what comes out.
     let caches = ["keep_cache_ram", "keep_cache_disk"];
     let constraints = work.runtime_constraints.iter().filter(|(name, _)| !caches.contains(&name.as_str()));
@@ -17,30 +17,30 @@ pub fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
         work.output_path,
         work.output_glob,
         work.container_image,
-        sorted(&Value::Object(work.mounts.clone())),
-        sorted(&Value::Object(constraints.map(|(name, value)| (name.clone(), value.clone())).collect())),
+        sort_keys(&Value::Object(work.mounts.clone())),
+        sort_keys(&Value::Object(constraints.map(|(name, value)| (name.clone(), value.clone())).collect())),
         secrets,
     ]);
     parts.to_string()
 }
 
 /// Objects with their keys in order.
-fn sorted(value: &Value) -> Value {
+fn sort_keys(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let mut names: Vec<&String> = map.keys().collect();
             names.sort();
             let in_order: Map<String, Value> =
-                names.into_iter().map(|name| (name.clone(), sorted(&map[name]))).collect();
+                names.into_iter().map(|name| (name.clone(), sort_keys(&map[name]))).collect();
             Value::Object(in_order)
         }
-        Value::Array(items) => Value::Array(items.iter().map(sorted).collect()),
+        Value::Array(items) => Value::Array(items.iter().map(sort_keys).collect()),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     }
 }
 
 /// The best of those with the same identity: done well, else on its way.
-pub fn pick<'a>(candidates: &'a [Container], wanted: &ContainerSpec) -> Option<&'a Container> {
+pub fn pick_reusable<'a>(candidates: &'a [Container], wanted: &ContainerSpec) -> Option<&'a Container> {
     candidates
         .iter()
         .filter_map(|one| Some((rank(one, wanted)?, one)))
@@ -85,7 +85,7 @@ mod tests {
     }
 
     fn picked(candidates: &[Container]) -> Option<&str> {
-        pick(candidates, &ContainerSpec::default()).map(|one| one.uuid.as_str())
+        pick_reusable(candidates, &ContainerSpec::default()).map(|one| one.uuid.as_str())
     }
 
     #[test]
@@ -120,9 +120,9 @@ mod tests {
             runtime_constraints: constraints.as_object().cloned().unwrap_or_default(),
             ..ContainerSpec::default()
         };
-        let a = identity(&work(json!({ "vcpus": 1, "ram": 2, "keep_cache_ram": 3 })), None);
-        assert_eq!(a, identity(&work(json!({ "ram": 2, "vcpus": 1 })), None));
-        assert_ne!(a, identity(&work(json!({ "ram": 3, "vcpus": 1 })), None));
-        assert_ne!(a, identity(&work(json!({ "ram": 2, "vcpus": 1 })), Some("x")));
+        let a = reuse_key(&work(json!({ "vcpus": 1, "ram": 2, "keep_cache_ram": 3 })), None);
+        assert_eq!(a, reuse_key(&work(json!({ "ram": 2, "vcpus": 1 })), None));
+        assert_ne!(a, reuse_key(&work(json!({ "ram": 3, "vcpus": 1 })), None));
+        assert_ne!(a, reuse_key(&work(json!({ "ram": 2, "vcpus": 1 })), Some("x")));
     }
 }

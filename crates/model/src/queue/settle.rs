@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Container, ContainerSpec, REFUSED, Request, Stage};
+use super::{Container, ContainerRequest, ContainerSpec, REFUSED_REASON, RequestState};
 use crate::{container::Status, time::Timestamp};
 
 /// The rows around a change. For each container here all its requests are here, and all requests it made.
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct QueueRows {
     pub containers: BTreeMap<String, Container>,
-    pub requests: BTreeMap<String, Request>,
+    pub requests: BTreeMap<String, ContainerRequest>,
     /// Containers that only made requests of the others: whether they live, and their priority.
     pub parents: BTreeMap<String, (bool, u64)>,
 }
 
 /// Brings everything in line. `fresh` names new containers.
-pub fn settle(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
+pub fn propagate(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
     // Each round brings what is settled one step further down; the tree is no deeper than this.
     for _ in 0..=world.containers.len() + world.requests.len() {
         let before = world.clone();
@@ -31,15 +31,15 @@ pub fn settle(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> Stri
     }
 }
 
-impl World {
-    fn parent(&self, request: &Request) -> Option<(bool, u64)> {
+impl QueueRows {
+    fn parent(&self, request: &ContainerRequest) -> Option<(bool, u64)> {
         let uuid = request.requesting_container_uuid.as_ref()?;
         let here = self.containers.get(uuid).map(|parent| (!parent.is_final(), parent.priority));
         here.or_else(|| self.parents.get(uuid).copied())
     }
 
     /// The priority that a request gives its container.
-    fn weight(&self, request: &Request) -> u64 {
+    fn weight(&self, request: &ContainerRequest) -> u64 {
         match (request.priority, self.parent(request)) {
             (0, _) | (_, Some((false, _))) => 0,
             (_, Some((true, priority))) => priority,
@@ -48,19 +48,20 @@ impl World {
     }
 
     fn live_requests(&self, container: &str) -> Vec<String> {
-        let of = |request: &&Request| {
-            request.state == Stage::Committed && request.container_uuid.as_deref() == Some(container)
+        let of = |request: &&ContainerRequest| {
+            request.state == RequestState::Committed && request.container_uuid.as_deref() == Some(container)
         };
         self.requests.values().filter(of).map(|request| request.uuid.clone()).collect()
     }
 }
 
-fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
+fn end_requests(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
     let ended: Vec<Container> = world.containers.values().filter(|one| one.is_final()).cloned().collect();
     for container in ended {
         let live = world.live_requests(&container.uuid);
-        let is_refused = container.runtime_status.get("reason").is_some_and(|reason| reason == REFUSED);
-        let again = |request: &Request| {
+        let is_refused =
+            container.runtime_status.get("reason").is_some_and(|reason| reason == REFUSED_REASON);
+        let again = |request: &ContainerRequest| {
             container.state == Status::Cancelled
                 && !is_refused
                 && request.container_count < request.container_count_max
@@ -70,7 +71,7 @@ fn end_requests(world: &mut World, now: Timestamp, fresh: &mut dyn FnMut() -> St
             live.into_iter().partition(|uuid| world.requests.get(uuid).is_some_and(again));
         for uuid in over {
             if let Some(request) = world.requests.get_mut(&uuid) {
-                request.state = Stage::Final;
+                request.state = RequestState::Final;
                 request.output_uuid.clone_from(&container.output);
                 request.log_uuid.clone_from(&container.log);
                 request.cumulative_cost += container.cost;
@@ -126,12 +127,12 @@ fn merge_specs(works: &[ContainerSpec]) -> ContainerSpec {
 }
 
 /// What a container asked for goes with it.
-fn end_child_requests(world: &mut World) {
+fn end_child_requests(world: &mut QueueRows) {
     let orphans: Vec<String> = world
         .requests
         .values()
         .filter(|request| {
-            request.state == Stage::Committed && matches!(world.parent(request), Some((false, _)))
+            request.state == RequestState::Committed && matches!(world.parent(request), Some((false, _)))
         })
         .map(|request| request.uuid.clone())
         .collect();
@@ -142,13 +143,13 @@ fn end_child_requests(world: &mut World) {
         if let Some(request) = world.requests.get_mut(&uuid) {
             request.priority = 0;
             if !runs {
-                request.state = Stage::Final;
+                request.state = RequestState::Final;
             }
         }
     }
 }
 
-fn update_priorities(world: &mut World) {
+fn update_priorities(world: &mut QueueRows) {
     let uuids: Vec<String> = world.containers.keys().cloned().collect();
     for uuid in uuids {
         let is_asked_for =
@@ -166,7 +167,7 @@ fn update_priorities(world: &mut World) {
 }
 
 /// A container that waits for nobody is not kept in the queue.
-fn drop_unwanted(world: &mut World, now: Timestamp) {
+fn drop_unwanted(world: &mut QueueRows, now: Timestamp) {
     let idle: Vec<String> = world
         .containers
         .values()
@@ -198,27 +199,27 @@ mod tests {
         Container { state, ..Container::new(uuid.into(), ContainerSpec::default(), "u", Timestamp(1)) }
     }
 
-    fn request(uuid: &str, container: &str, priority: u64) -> Request {
-        Request {
-            state: Stage::Committed,
+    fn request(uuid: &str, container: &str, priority: u64) -> ContainerRequest {
+        ContainerRequest {
+            state: RequestState::Committed,
             container_uuid: Some(container.into()),
             container_count: 1,
             priority,
-            ..Request::new(uuid.into(), "u", Timestamp(1))
+            ..ContainerRequest::new(uuid.into(), "u", Timestamp(1))
         }
     }
 
-    fn world(containers: &[Container], requests: &[Request]) -> World {
-        World {
+    fn world(containers: &[Container], requests: &[ContainerRequest]) -> QueueRows {
+        QueueRows {
             containers: containers.iter().map(|one| (one.uuid.clone(), one.clone())).collect(),
             requests: requests.iter().map(|one| (one.uuid.clone(), one.clone())).collect(),
             parents: BTreeMap::new(),
         }
     }
 
-    fn settled(mut world: World) -> World {
+    fn settled(mut world: QueueRows) -> QueueRows {
         let mut number = 0;
-        settle(&mut world, Timestamp(9), &mut || {
+        propagate(&mut world, Timestamp(9), &mut || {
             number += 1;
             format!("new{number}")
         });
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_container_has_the_highest_priority_of_those_that_wait_for_it() {
-        let over = Request { state: Stage::Final, ..request("c", "k", 900) };
+        let over = ContainerRequest { state: RequestState::Final, ..request("c", "k", 900) };
         let all = [request("a", "k", 5), request("b", "k", 7), over];
         let world = settled(world(&[container("k", Status::Queued)], &all));
         assert_eq!(world.containers["k"].priority, 7);
@@ -235,8 +236,8 @@ mod tests {
 
     #[test]
     fn a_request_of_a_container_inherits_and_follows_its_priority() {
-        let inner = Request { requesting_container_uuid: Some("k".into()), ..request("i", "m", 1) };
-        let held = Request { requesting_container_uuid: Some("k".into()), ..request("h", "n", 0) };
+        let inner = ContainerRequest { requesting_container_uuid: Some("k".into()), ..request("i", "m", 1) };
+        let held = ContainerRequest { requesting_container_uuid: Some("k".into()), ..request("h", "n", 0) };
         let containers =
             [container("k", Status::Running), container("m", Status::Queued), container("n", Status::Queued)];
         let world = settled(world(&containers, &[request("a", "k", 40), inner, held]));
@@ -246,21 +247,27 @@ mod tests {
     #[test]
     fn a_lost_container_is_tried_anew_as_often_as_its_requests_say() {
         let lost = container("k", Status::Cancelled);
-        let spent = Request { container_count: 3, ..request("b", "k", 5) };
+        let spent = ContainerRequest { container_count: 3, ..request("b", "k", 5) };
         let unwanted = request("c", "k", 0);
         let world = settled(world(&[lost], &[request("a", "k", 5), spent, unwanted]));
         assert_eq!(world.requests["a"].container_uuid.as_deref(), Some("new1"));
         assert_eq!(world.requests["a"].container_count, 2);
-        assert_eq!((world.requests["b"].state, world.requests["c"].state), (Stage::Final, Stage::Final));
+        assert_eq!(
+            (world.requests["b"].state, world.requests["c"].state),
+            (RequestState::Final, RequestState::Final)
+        );
         assert_eq!((world.containers["new1"].state, world.containers["new1"].priority), (Status::Queued, 5));
     }
 
     #[test]
     fn what_was_refused_is_not_tried_again() {
         let mut refused = container("k", Status::Cancelled);
-        refused.runtime_status.insert("reason".into(), REFUSED.into());
+        refused.runtime_status.insert("reason".into(), REFUSED_REASON.into());
         let world = settled(world(&[refused], &[request("a", "k", 5)]));
-        assert_eq!((world.requests["a"].state, world.requests["a"].container_count), (Stage::Final, 1));
+        assert_eq!(
+            (world.requests["a"].state, world.requests["a"].container_count),
+            (RequestState::Final, 1)
+        );
         assert_eq!(world.containers.len(), 1);
     }
 
@@ -271,14 +278,14 @@ mod tests {
         let world = settled(world(&[done], &[request("a", "k", 5)]));
         assert_eq!(
             (world.requests["a"].state, world.requests["a"].output_uuid.as_deref()),
-            (Stage::Final, Some("o"))
+            (RequestState::Final, Some("o"))
         );
         assert_eq!(world.containers.len(), 1);
     }
 
     #[test]
     fn what_a_container_asked_for_ends_with_it() {
-        let child = |uuid: &str, of: &str| Request {
+        let child = |uuid: &str, of: &str| ContainerRequest {
             requesting_container_uuid: Some("k".into()),
             ..request(uuid, of, 5)
         };
@@ -290,15 +297,15 @@ mod tests {
         let world = settled(world(&containers, &[child("w", "waits"), child("r", "runs")]));
         assert_eq!(
             (world.requests["w"].state, world.containers["waits"].state),
-            (Stage::Final, Status::Cancelled)
+            (RequestState::Final, Status::Cancelled)
         );
-        assert_eq!((world.requests["r"].state, world.requests["r"].priority), (Stage::Committed, 0));
+        assert_eq!((world.requests["r"].state, world.requests["r"].priority), (RequestState::Committed, 0));
         assert_eq!((world.containers["runs"].state, world.containers["runs"].priority), (Status::Running, 0));
     }
 
     #[test]
     fn one_container_for_several_requests_is_bearable_for_each() {
-        let with = |uuid: &str, scheduling: Value| Request {
+        let with = |uuid: &str, scheduling: Value| ContainerRequest {
             work: ContainerSpec {
                 scheduling_parameters: scheduling.as_object().cloned().unwrap_or_default(),
                 ..ContainerSpec::default()
@@ -318,14 +325,14 @@ mod tests {
     #[test]
     fn what_is_locked_for_nobody_is_not_left_behind() {
         let mut gone = request("r", "c", 5);
-        gone.state = Stage::Final;
+        gone.state = RequestState::Final;
         for state in [Status::Queued, Status::Locked] {
             let mut world = world(&[container("c", state)], &[gone.clone()]);
-            settle(&mut world, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
+            propagate(&mut world, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
             assert_eq!(world.containers["c"].state, Status::Cancelled, "{state}");
         }
         let mut runs = world(&[container("c", Status::Running)], &[gone]);
-        settle(&mut runs, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
+        propagate(&mut runs, Timestamp(9), &mut || unreachable!("nothing new is wanted"));
         assert_eq!(runs.containers["c"].state, Status::Running, "what runs is ended by who runs it");
     }
 }

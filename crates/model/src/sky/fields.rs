@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Given, ParseNotes, Secret,
-    recovery::{self, Duration},
+    CommandLineValues, ParseNotes, SecretValue,
+    recovery::{self, DurationSeconds},
     resources::{self, TaskResources},
     script::SCRIPT_BYTES_MAX,
     substitute,
@@ -14,14 +14,14 @@ use crate::{
         self,
         decode::{Ctx, Decode, Int, check_keys, excerpt, expect_map, is_map, optional_field, scalar, text},
         env::is_env_name,
-        error::{Code, Diagnosis, Span},
+        error::{Code, Diagnosis, SourceSpan},
         mounts::{FileMapping, Mount, VolumeMount},
         scalar::ScalarValue,
         units::{OneOrMany, parse_duration},
         unsupported,
         yaml::{Entry, Node, Value},
     },
-    managed_job::plan::{Body, Candidate, Deadline, RecoveryPolicy, Script, Task, WORKDIR, Workdir},
+    managed_job::plan::{Candidate, Deadline, RecoveryPolicy, Script, TaskBody, TaskPlan, WORKDIR, Workdir},
 };
 
 pub(super) const KEYS: [&str; 21] = [
@@ -89,11 +89,11 @@ pub(super) enum DocumentRole {
 
 /// A document that is right.
 pub(super) struct TaskDocument {
-    pub(super) task: Task,
+    pub(super) task: TaskPlan,
     pub(super) role: DocumentRole,
     pub(super) priority: Option<i32>,
-    pub(super) depends_on: Vec<(String, Span)>,
-    pub(super) secrets: BTreeMap<String, Secret>,
+    pub(super) depends_on: Vec<(String, SourceSpan)>,
+    pub(super) secrets: BTreeMap<String, SecretValue>,
 }
 
 /// Whether a document that is alone in its file belongs to a task file.
@@ -109,7 +109,7 @@ pub(super) fn is_task(node: &Node) -> bool {
 
 pub(super) fn decode(
     node: &Node,
-    given: &Given,
+    given: &CommandLineValues,
     cx: &mut Ctx,
     notes: &mut ParseNotes,
 ) -> Option<TaskDocument> {
@@ -134,7 +134,7 @@ pub(super) fn decode(
     let files = files(node, &vars, cx, notes);
     let volumes = volumes(node, &vars, cx, notes);
     let depends_on = depends_on(node, cx);
-    let max_duration: Option<Option<Duration>> = optional_field(node, "max_duration", cx, || None);
+    let max_duration: Option<Option<DurationSeconds>> = optional_field(node, "max_duration", cx, || None);
     let max_duration = max_duration?.map(|duration| duration.0);
     let deadline = deadline(node, max_duration, cx, notes);
     let (resources, secrets) = (resources?, secrets?);
@@ -153,9 +153,9 @@ pub(super) fn decode(
         (false, true) => DocumentRole::Pool,
         (false, false) => DocumentRole::Task,
     };
-    let task = Task {
+    let task = TaskPlan {
         name: name?,
-        body: Body::Script(script),
+        body: TaskBody::Script(script),
         nodes: nodes?.and_then(|n| u32::try_from(n.get()).ok()).unwrap_or(1),
         candidates: resources.candidates,
         cheapest_first: resources.cheapest_first,
@@ -241,7 +241,7 @@ fn variable(entry: &Entry, key: &'static str, cx: &mut Ctx) -> Option<Option<Str
     }
 }
 
-fn envs(node: &Node, given: &Given, cx: &mut Ctx) -> Option<BTreeMap<String, String>> {
+fn envs(node: &Node, given: &CommandLineValues, cx: &mut Ctx) -> Option<BTreeMap<String, String>> {
     let mut envs = BTreeMap::new();
     let mut valid = true;
     for entry in variables(node, "envs", cx)? {
@@ -270,11 +270,16 @@ fn envs(node: &Node, given: &Given, cx: &mut Ctx) -> Option<BTreeMap<String, Str
 
 struct DeclaredSecrets {
     names: Vec<String>,
-    values: BTreeMap<String, Secret>,
+    values: BTreeMap<String, SecretValue>,
 }
 
 /// Secrets of the file and of the command line. One without a value parses, and cannot be launched.
-fn secrets(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<DeclaredSecrets> {
+fn secrets(
+    node: &Node,
+    given: &CommandLineValues,
+    cx: &mut Ctx,
+    notes: &mut ParseNotes,
+) -> Option<DeclaredSecrets> {
     let mut values = given.secrets.clone();
     let mut names: Vec<String> = values.keys().cloned().collect();
     for entry in variables(node, "secrets", cx)? {
@@ -284,7 +289,7 @@ fn secrets(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> 
         names.push(entry.key.clone());
         match variable(entry, "secrets", cx)? {
             Some(value) => {
-                values.insert(entry.key.clone(), Secret(value));
+                values.insert(entry.key.clone(), SecretValue(value));
             }
             None => {
                 let message = format!("secret `{}` has no value", entry.key);
@@ -398,7 +403,7 @@ fn volumes(
     Some(mounts)
 }
 
-fn depends_on(node: &Node, cx: &mut Ctx) -> Option<Vec<(String, Span)>> {
+fn depends_on(node: &Node, cx: &mut Ctx) -> Option<Vec<(String, SourceSpan)>> {
     let Some(value) = node.field("depends_on") else { return Some(vec![]) };
     let items: Vec<&Node> = match &value.value {
         Value::Seq(items) => items.iter().collect(),
@@ -420,9 +425,10 @@ fn deadline(
     let found = cx.under("deadline", |cx| {
         let (within, work, changeover) = if is_map(value) {
             check_keys(value, &DEADLINE_KEYS, cx);
-            let within: Option<Option<Duration>> = optional_field(value, "within", cx, || None);
-            let work: Option<Option<Duration>> = optional_field(value, "work", cx, || None);
-            let changeover: Option<Option<Duration>> = optional_field(value, "changeover", cx, || None);
+            let within: Option<Option<DurationSeconds>> = optional_field(value, "within", cx, || None);
+            let work: Option<Option<DurationSeconds>> = optional_field(value, "work", cx, || None);
+            let changeover: Option<Option<DurationSeconds>> =
+                optional_field(value, "changeover", cx, || None);
             let Some(within) = within? else {
                 let message = "`deadline` needs `within`: the time until it must be done";
                 return cx.fail(Diagnosis::new(Code::MissingField, value.span, message).at("within"));
@@ -453,7 +459,12 @@ fn deadline(
 }
 
 /// A task as `windlass apply` takes it, with what managed jobs add.
-fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<TaskDocument> {
+fn configuration(
+    node: &Node,
+    given: &CommandLineValues,
+    cx: &mut Ctx,
+    notes: &mut ParseNotes,
+) -> Option<TaskDocument> {
     let kind = node.field("type").and_then(scalar).map(|word| word.text.as_str()).unwrap_or_default();
     if kind != "task" {
         let message = format!("`type: {kind}` cannot be part of a managed job");
@@ -473,7 +484,7 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNote
     let deadline = deadline(node, None, cx, notes);
     let mut task = task?;
     let whole = config::Configuration::Task(Box::new(task.clone()));
-    let context = unsupported::Context { node: Some(node), ..unsupported::Context::default() };
+    let context = unsupported::ReviewContext { node: Some(node), ..unsupported::ReviewContext::default() };
     for warning in unsupported::review(&whole, context).warnings {
         notes.warn(warning.span, warning.path, warning.message);
     }
@@ -487,10 +498,10 @@ fn configuration(node: &Node, given: &Given, cx: &mut Ctx, notes: &mut ParseNote
             .fail(Diagnosis::new(Code::MissingField, node.key_span("env"), message).at("env").hint(hint));
     }
     let priority = task.run.priority.and_then(|priority| i32::try_from(priority.get()).ok());
-    let task = Task {
+    let task = TaskPlan {
         name: task.run.name.as_ref().map(|name| name.0.clone()),
         nodes: u32::try_from(task.nodes_total()).unwrap_or(u32::MAX),
-        body: Body::Configuration(Box::new(task)),
+        body: TaskBody::Configuration(Box::new(task)),
         candidates: vec![Candidate::default()],
         cheapest_first: false,
         recovery: recovery?,

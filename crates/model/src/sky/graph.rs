@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 ///
 /// `after[k]` are the tasks that must succeed before task `k`. Depth first, without recursion: a file with a
 /// thousand tasks in a row is no reason to run out of stack.
-pub(super) fn cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
+pub(super) fn find_cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
     enum VisitState {
         Unvisited,
@@ -63,12 +63,12 @@ mod tests {
 
     #[test]
     fn a_cycle_is_found_and_told_in_order() {
-        assert_eq!(cycle(&[vec![], vec![0], vec![0, 1]]), None);
-        assert_eq!(cycle(&[vec![0]]), Some(vec![0]));
-        assert_eq!(cycle(&[vec![2], vec![0], vec![1]]), Some(vec![0, 2, 1]));
-        assert_eq!(cycle(&[vec![], vec![2], vec![1], vec![1]]), Some(vec![1, 2]));
+        assert_eq!(find_cycle(&[vec![], vec![0], vec![0, 1]]), None);
+        assert_eq!(find_cycle(&[vec![0]]), Some(vec![0]));
+        assert_eq!(find_cycle(&[vec![2], vec![0], vec![1]]), Some(vec![0, 2, 1]));
+        assert_eq!(find_cycle(&[vec![], vec![2], vec![1], vec![1]]), Some(vec![1, 2]));
         let chain: Vec<Vec<usize>> =
             (0..100_000_usize).map(|k| k.checked_sub(1).into_iter().collect()).collect();
-        assert_eq!(cycle(&chain), None);
+        assert_eq!(find_cycle(&chain), None);
     }
 }

@@ -8,7 +8,7 @@ use crate::{
         units::parse_duration,
         yaml::{Node, Value},
     },
-    managed_job::plan::Group,
+    managed_job::plan::JobGroup,
 };
 
 /// What the first document says about the others.
@@ -78,13 +78,13 @@ fn group_name(first: &Node, cx: &mut Ctx) -> Option<String> {
 }
 
 /// The group of these tasks; its name is left to the caller.
-pub(super) fn group(
+pub(super) fn decode_group(
     header: &Node,
     bodies: &[Node],
     tasks: &[TaskDocument],
     cx: &mut Ctx,
     notes: &mut ParseNotes,
-) -> Option<Group> {
+) -> Option<JobGroup> {
     if let Value::Map(entries) = &header.value {
         for entry in entries.iter().filter(|entry| !GROUP_KEYS.contains(&entry.key.as_str())) {
             let hint = closest(&entry.key, GROUP_KEYS)
@@ -109,7 +109,7 @@ pub(super) fn group(
             return None;
         }
     }
-    Some(Group {
+    Some(JobGroup {
         name: String::new(),
         primary: primary?,
         termination_delay: termination_delay?,

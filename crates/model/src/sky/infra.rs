@@ -3,7 +3,7 @@
 //! A fleet of that name comes first, then a backend of that name with its regions and zones. A server that rents nothing
 //! has none of the clouds that such files name: its own machines stand for all of them, and the caller is warned.
 
-use super::Site;
+use super::ServerContext;
 
 /// Kinds of machines that somebody owns; a fleet of them is named behind it, as in `ssh/lab`.
 const OWNED_KINDS: [&str; 4] = ["ssh", "slurm", "k8s", "kubernetes"];
@@ -25,7 +25,7 @@ pub enum Infra {
     Unknown,
 }
 
-impl Site {
+impl ServerContext {
     /// Reads `cloud/region/zone`, where `*` and what is left out mean any.
     pub fn infra(&self, text: &str) -> Infra {
         let mut parts = text.split('/').map(str::trim).map(|part| Some(part).filter(|part| *part != "*"));
@@ -53,9 +53,9 @@ impl Site {
 mod tests {
     use super::*;
 
-    fn site(fleets: &[&str], backends: &[&str]) -> Site {
+    fn site(fleets: &[&str], backends: &[&str]) -> ServerContext {
         let words = |list: &[&str]| list.iter().map(|word| (*word).to_owned()).collect();
-        Site { fleets: words(fleets), backends: words(backends), ..Site::default() }
+        ServerContext { fleets: words(fleets), backends: words(backends), ..ServerContext::default() }
     }
 
     #[test]

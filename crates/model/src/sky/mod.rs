@@ -27,34 +27,34 @@ use self::{
 pub use self::{
     infra::Infra,
     overrides::Overrides,
-    run_spec::{Error, Identity, RunSpec, Site, task_id},
+    run_spec::{AttemptRunSpec, Error, JobIdentity, ServerContext, task_id},
     script::{GATE_FILE, HOSTS_FILE, PHASE_FILE, PRIVATE_HOME, Phase},
 };
 use crate::{
     config::{
-        decode::{Ctx, Mode, closest},
-        error::{Code, Diagnosis, Span},
+        decode::{Ctx, DecodeMode, closest},
+        error::{Code, Diagnosis, SourceSpan},
         yaml::{self, Node},
     },
-    managed_job::plan::{Group, Plan, Shape, TASKS_MAX},
+    managed_job::plan::{JobGroup, ManagedJobPlan, Shape, TASKS_MAX},
 };
 
 /// What was given beside the file: `--env` and `--secret`.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct CommandLineValues {
     pub envs: BTreeMap<String, String>,
-    pub secrets: BTreeMap<String, Secret>,
+    pub secrets: BTreeMap<String, SecretValue>,
 }
 
 /// The values of one task's secrets, by name.
-pub type TaskSecrets = BTreeMap<String, Secret>;
+pub type TaskSecrets = BTreeMap<String, SecretValue>;
 
 /// A value that is never shown.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Secret(pub String);
+pub struct SecretValue(pub String);
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for SecretValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
     }
@@ -62,7 +62,7 @@ impl fmt::Debug for Secret {
 
 /// What a file holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TaskFileKind {
     Single,
     Pipeline,
     Dag,
@@ -71,7 +71,7 @@ pub enum Kind {
     Pool,
 }
 
-impl Kind {
+impl TaskFileKind {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Single => "single",
@@ -86,9 +86,9 @@ impl Kind {
 
 /// A file that is right.
 #[derive(Clone, Debug)]
-pub struct Parsed {
-    pub kind: Kind,
-    pub plan: Plan,
+pub struct ParsedTaskFile {
+    pub kind: TaskFileKind,
+    pub plan: ManagedJobPlan,
     /// Of each task in turn: the values of its secrets, from the file or from [`Given`].
     pub secrets: Vec<TaskSecrets>,
     /// What has no effect here.
@@ -100,13 +100,13 @@ pub struct Parsed {
 /// A job that can be launched here.
 #[derive(Clone, Debug)]
 pub struct LaunchableJob {
-    pub plan: Plan,
+    pub plan: ManagedJobPlan,
     /// Of each task in turn.
     pub secrets: Vec<TaskSecrets>,
     pub warnings: Vec<Diagnosis>,
 }
 
-impl Parsed {
+impl ParsedTaskFile {
     /// The job, unless something in the file cannot be had here.
     pub fn into_launchable(self) -> Result<LaunchableJob, Vec<Diagnosis>> {
         let Self { kind: _, plan, secrets, warnings, refusals } = self;
@@ -122,24 +122,24 @@ struct ParseNotes {
 }
 
 impl ParseNotes {
-    fn warn(&mut self, span: Span, path: impl Into<String>, message: impl Into<String>) {
-        push(&mut self.warnings, Diagnosis::new(Code::Unsupported, span, message).at(path));
+    fn warn(&mut self, span: SourceSpan, path: impl Into<String>, message: impl Into<String>) {
+        push_unique(&mut self.warnings, Diagnosis::new(Code::Unsupported, span, message).at(path));
     }
 
     fn refuse(
         &mut self,
-        span: Span,
+        span: SourceSpan,
         path: impl Into<String>,
         message: impl Into<String>,
         hint: Option<String>,
     ) {
         let refusal = Diagnosis { hint, ..Diagnosis::new(Code::Unsupported, span, message).at(path) };
-        push(&mut self.refusals, refusal);
+        push_unique(&mut self.refusals, refusal);
     }
 }
 
 /// Fields that alternatives inherit are read once for each of them, and told once.
-fn push(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
+fn push_unique(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
     let told = |other: &Diagnosis| other.span == diagnosis.span && other.message == diagnosis.message;
     if !list.iter().any(told) {
         list.push(diagnosis);
@@ -147,20 +147,20 @@ fn push(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
 }
 
 /// Reads a task file, and says everything that is wrong with it.
-pub fn parse(text: &str, given: &Given) -> Result<Parsed, Vec<Diagnosis>> {
+pub fn parse_task_file(text: &str, given: &CommandLineValues) -> Result<ParsedTaskFile, Vec<Diagnosis>> {
     let documents = yaml::read_all(text).map_err(|diagnosis| vec![diagnosis])?;
     if documents.len() > TASKS_MAX + 1 {
         let message =
             format!("the file has {} documents; a job has at most {TASKS_MAX} tasks", documents.len());
         return Err(vec![Diagnosis::new(Code::TooLarge, documents[TASKS_MAX].span, message)]);
     }
-    let mut cx = Ctx::new(Mode::Strict);
+    let mut cx = Ctx::new(DecodeMode::Strict);
     let mut notes = ParseNotes::default();
-    let parsed = read(&documents, given, &mut cx, &mut notes);
+    let parsed = decode_documents(&documents, given, &mut cx, &mut notes);
     let problems = cx.into_problems();
     match parsed {
         Some((kind, plan, secrets)) if problems.is_empty() => {
-            Ok(Parsed { kind, plan, secrets, warnings: notes.warnings, refusals: notes.refusals })
+            Ok(ParsedTaskFile { kind, plan, secrets, warnings: notes.warnings, refusals: notes.refusals })
         }
         Some(_) | None => Err(problems),
     }
@@ -192,12 +192,17 @@ pub fn known_fields() -> Vec<String> {
     parts.iter().flat_map(|(above, keys)| keys.iter().map(move |key| format!("{above}{key}"))).collect()
 }
 
-type DecodedJob = (Kind, Plan, Vec<TaskSecrets>);
+type DecodedJob = (TaskFileKind, ManagedJobPlan, Vec<TaskSecrets>);
 
-fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<DecodedJob> {
+fn decode_documents(
+    documents: &[Node],
+    given: &CommandLineValues,
+    cx: &mut Ctx,
+    notes: &mut ParseNotes,
+) -> Option<DecodedJob> {
     let Some(first) = documents.first() else {
         let message = "the file is empty; a task has at least `run`";
-        return cx.fail(Diagnosis::new(Code::MissingField, Span::NONE, message).at("run"));
+        return cx.fail(Diagnosis::new(Code::MissingField, SourceSpan::NONE, message).at("run"));
     };
     let header = FileHeader::of(first, documents.len() > 1, cx)?;
     let bodies = if header.is_some() && documents.len() > 1 { &documents[1..] } else { documents };
@@ -209,7 +214,7 @@ fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut ParseNotes)
         bodies.iter().map(|node| fields::decode(node, given, cx, notes)).collect();
     let tasks: Vec<TaskDocument> = tasks.into_iter().collect::<Option<_>>()?;
     let (kind, shape, after) = shape(header.as_ref(), bodies, &tasks, cx, notes)?;
-    if kind == Kind::Service || kind == Kind::Pool {
+    if kind == TaskFileKind::Service || kind == TaskFileKind::Pool {
         refuse_kind(kind, bodies, notes);
     }
     let name = header.and_then(|header| header.name).or_else(|| match tasks.as_slice() {
@@ -224,11 +229,11 @@ fn read(documents: &[Node], given: &Given, cx: &mut Ctx, notes: &mut ParseNotes)
         secrets.push(document.secrets);
         plan.push(document.task);
     }
-    Some((kind, Plan { name, shape, priority, tasks: plan }, secrets))
+    Some((kind, ManagedJobPlan { name, shape, priority, tasks: plan }, secrets))
 }
 
-fn refuse_kind(kind: Kind, bodies: &[Node], notes: &mut ParseNotes) {
-    let (key, message, hint) = if kind == Kind::Pool {
+fn refuse_kind(kind: TaskFileKind, bodies: &[Node], notes: &mut ParseNotes) {
+    let (key, message, hint) = if kind == TaskFileKind::Pool {
         ("pool", "`pool` is not a job", "pools of workers are fleets: `windlass apply -f FLEET.yml`")
     } else {
         ("service", "`service` is not a job", "run services with `windlass apply -f SERVICE.yml`")
@@ -238,7 +243,7 @@ fn refuse_kind(kind: Kind, bodies: &[Node], notes: &mut ParseNotes) {
     }
 }
 
-type ShapedJob = (Kind, Shape, Vec<Vec<usize>>);
+type ShapedJob = (TaskFileKind, Shape, Vec<Vec<usize>>);
 
 /// What the file is, and which tasks come before which.
 fn shape(
@@ -250,24 +255,24 @@ fn shape(
 ) -> Option<ShapedJob> {
     let alone = vec![vec![]; tasks.len()];
     if let Some(group) = header.and_then(|header| header.group.as_ref()) {
-        let (group, name) = (header::group(group, bodies, tasks, cx, notes)?, header?.name.clone());
+        let (group, name) = (header::decode_group(group, bodies, tasks, cx, notes)?, header?.name.clone());
         let name = name.unwrap_or_default();
-        return Some((Kind::JobGroup, Shape::Group(Group { name, ..group }), alone));
+        return Some((TaskFileKind::JobGroup, Shape::Group(JobGroup { name, ..group }), alone));
     }
     if tasks.iter().any(|task| task.role == DocumentRole::Service) {
-        return Some((Kind::Service, Shape::Single, alone));
+        return Some((TaskFileKind::Service, Shape::Single, alone));
     }
     if tasks.iter().any(|task| task.role == DocumentRole::Pool) {
-        return Some((Kind::Pool, Shape::Single, alone));
+        return Some((TaskFileKind::Pool, Shape::Single, alone));
     }
     if tasks.iter().any(|task| !task.depends_on.is_empty()) {
-        return Some((Kind::Dag, Shape::Dag, dependencies(tasks, cx)?));
+        return Some((TaskFileKind::Dag, Shape::Dag, dependencies(tasks, cx)?));
     }
     if tasks.len() == 1 {
-        return Some((Kind::Single, Shape::Single, alone));
+        return Some((TaskFileKind::Single, Shape::Single, alone));
     }
     let chain = (0..tasks.len()).map(|task: usize| task.checked_sub(1).into_iter().collect()).collect();
-    Some((Kind::Pipeline, Shape::Pipeline, chain))
+    Some((TaskFileKind::Pipeline, Shape::Pipeline, chain))
 }
 
 /// `depends_on` as positions. A name that nobody has, or that leads back to itself, is a problem.
@@ -300,12 +305,14 @@ fn dependencies(tasks: &[TaskDocument], cx: &mut Ctx) -> Option<Vec<Vec<usize>>>
     if !valid {
         return None;
     }
-    let Some(cycle) = graph::cycle(&after) else { return Some(after) };
+    let Some(cycle) = graph::find_cycle(&after) else { return Some(after) };
     let name = |task: usize| tasks[task].task.name.clone().unwrap_or_else(|| task.to_string());
     let mut names: Vec<String> = cycle.iter().map(|task| name(*task)).collect();
     names.extend(cycle.first().map(|task| name(*task)));
-    let span =
-        cycle.first().and_then(|task| tasks[*task].depends_on.first()).map_or(Span::NONE, |(_, span)| *span);
+    let span = cycle
+        .first()
+        .and_then(|task| tasks[*task].depends_on.first())
+        .map_or(SourceSpan::NONE, |(_, span)| *span);
     let message = format!("`depends_on` goes round in a circle: {}", names.join(" after "));
     cx.fail(Diagnosis::new(Code::Conflict, span, message).at("depends_on"))
 }

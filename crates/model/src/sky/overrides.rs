@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Given, fields::DEFAULT_CHANGEOVER, parse};
+use super::{CommandLineValues, fields::DEFAULT_CHANGEOVER, parse_task_file};
 use crate::{
     config::{
-        error::{Code, Diagnosis, Span},
+        error::{Code, Diagnosis, SourceSpan},
         units::parse_duration,
     },
-    managed_job::plan::{Body, Candidate, Deadline, Plan, Task},
+    managed_job::plan::{Candidate, Deadline, ManagedJobPlan, TaskBody, TaskPlan},
 };
 
 /// For every task of a job. What is not given stays as the file has it.
@@ -27,11 +27,11 @@ pub struct Overrides {
 
 impl Overrides {
     /// Changes the plan, or says everything that is wrong and leaves it.
-    pub fn apply(&self, plan: &mut Plan) -> Result<(), Vec<Diagnosis>> {
+    pub fn apply(&self, plan: &mut ManagedJobPlan) -> Result<(), Vec<Diagnosis>> {
         if *self == Self::default() {
             return Ok(());
         }
-        if plan.tasks.iter().any(|task| matches!(task.body, Body::Configuration(_))) {
+        if plan.tasks.iter().any(|task| matches!(task.body, TaskBody::Configuration(_))) {
             let message = "a task of `windlass apply` takes no resources from the command line";
             return Err(vec![invalid_option("resources", message).hint("write them into the file")]);
         }
@@ -54,7 +54,7 @@ impl Overrides {
     }
 
     /// As a task that has nothing but this.
-    fn read(&self) -> Result<Task, Vec<Diagnosis>> {
+    fn read(&self) -> Result<TaskPlan, Vec<Diagnosis>> {
         let resources = json!({
             "accelerators": self.gpus, "cpus": self.cpus, "memory": self.memory, "use_spot": self.use_spot,
             "infra": self.infra,
@@ -71,10 +71,10 @@ impl Overrides {
         lines.extend(self.num_nodes.map(|nodes| format!("num_nodes: {nodes}")));
         let map = self.deadline.as_ref().filter(|text| parse_duration(text).is_err());
         lines.extend(map.map(|text| format!("deadline: {}", flow(text))));
-        let parsed = parse(&(lines.join("\n") + "\n"), &Given::default());
+        let parsed = parse_task_file(&(lines.join("\n") + "\n"), &CommandLineValues::default());
         // Positions are those of a text that nobody wrote.
         let nowhere = |problems: Vec<Diagnosis>| {
-            problems.into_iter().map(|one| Diagnosis { span: Span::NONE, ..one }).collect::<Vec<_>>()
+            problems.into_iter().map(|one| Diagnosis { span: SourceSpan::NONE, ..one }).collect::<Vec<_>>()
         };
         let mut plan = parsed.map_err(nowhere)?.plan;
         plan.tasks.pop().ok_or_else(|| vec![invalid_option("resources", "nothing is left of the options")])
@@ -112,7 +112,7 @@ impl Overrides {
 }
 
 /// `48h` alone keeps the work that the file names.
-fn deadline(text: &str, task: &Task, said: Option<Deadline>) -> Result<Deadline, Vec<Diagnosis>> {
+fn deadline(text: &str, task: &TaskPlan, said: Option<Deadline>) -> Result<Deadline, Vec<Diagnosis>> {
     if let Some(said) = said {
         return Ok(said);
     }
@@ -129,5 +129,5 @@ fn deadline(text: &str, task: &Task, said: Option<Deadline>) -> Result<Deadline,
 }
 
 fn invalid_option(path: &str, message: &str) -> Diagnosis {
-    Diagnosis::new(Code::InvalidValue, Span::NONE, message).at(path)
+    Diagnosis::new(Code::InvalidValue, SourceSpan::NONE, message).at(path)
 }

@@ -40,7 +40,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
     let codes: Option<Option<ExitCodes>> = optional_field(node, "recover_on_exit_codes", cx, || None);
     let tries: Option<Option<Int<1, { u32::MAX as i64 }>>> =
         optional_field(node, "max_launch_tries", cx, || None);
-    let wait: Option<Option<Duration>> = optional_field(node, "max_launch_wait", cx, || None);
+    let wait: Option<Option<DurationSeconds>> = optional_field(node, "max_launch_wait", cx, || None);
     let mut codes = codes?.map(|codes| codes.0).unwrap_or_default();
     if codes.contains(&SIBLING_KILLED_CODE) {
         codes.retain(|code| *code != SIBLING_KILLED_CODE);
@@ -99,9 +99,9 @@ impl Decode for ExitCodes {
 }
 
 /// `90`, `30s`, `5m`, `2h`: seconds.
-pub(super) struct Duration(pub(super) i64);
+pub(super) struct DurationSeconds(pub(super) i64);
 
-impl Decode for Duration {
+impl Decode for DurationSeconds {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         match parse_duration(text(node, cx)?) {
             Ok(seconds) => Some(Self(seconds)),

@@ -16,7 +16,7 @@ use crate::{
         error::{Code, Diagnosis},
         yaml::{Entry, Node, Value},
     },
-    managed_job::plan::{Accelerator, Amount, Candidate, RecoveryPolicy},
+    managed_job::plan::{Accelerator, Candidate, RecoveryPolicy, RequestedAmount},
 };
 
 /// Fields that are read and have no effect, each with the reason that is told.
@@ -271,14 +271,14 @@ fn number(text: &str) -> Option<(f64, &str)> {
     (of.is_finite() && of > 0.0).then_some((of, text[end..].trim()))
 }
 
-struct CpuCount(Amount);
+struct CpuCount(RequestedAmount);
 
 impl Decode for CpuCount {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
         match number(word) {
-            Some((of, "")) => Some(Self(Amount { of, or_more: false })),
-            Some((of, "+")) => Some(Self(Amount { of, or_more: true })),
+            Some((of, "")) => Some(Self(RequestedAmount { of, or_more: false })),
+            Some((of, "+")) => Some(Self(RequestedAmount { of, or_more: true })),
             Some(_) | None => {
                 cx.invalid(node, format!("`{}` is not an amount such as 4 or 4+", excerpt(word)))
             }
@@ -287,16 +287,16 @@ impl Decode for CpuCount {
 }
 
 enum MemoryRequest {
-    Gb(Amount),
+    Gb(RequestedAmount),
     /// `4x`: so much for each CPU.
     PerCpu(f64),
 }
 
 impl MemoryRequest {
-    fn resolve(self, cpus: Option<Amount>) -> Option<Amount> {
+    fn resolve(self, cpus: Option<RequestedAmount>) -> Option<RequestedAmount> {
         match self {
             Self::Gb(amount) => Some(amount),
-            Self::PerCpu(factor) => cpus.map(|cpus| Amount { of: cpus.of * factor, or_more: true }),
+            Self::PerCpu(factor) => cpus.map(|cpus| RequestedAmount { of: cpus.of * factor, or_more: true }),
         }
     }
 }
@@ -321,7 +321,7 @@ impl Decode for MemoryRequest {
             "t" | "tb" | "ti" | "tib" => 1024.0,
             _ => return bad(cx),
         };
-        Some(Self::Gb(Amount { of: of * factor, or_more }))
+        Some(Self::Gb(RequestedAmount { of: of * factor, or_more }))
     }
 }
 

@@ -13,7 +13,9 @@ use crate::{
         error::{Diagnosis, summary},
         profile::SpotPolicy,
     },
-    managed_job::plan::{Accelerator, Body, Candidate, Plan, Script, Shape, Task, WORKDIR, Workdir},
+    managed_job::plan::{
+        Accelerator, Candidate, ManagedJobPlan, Script, Shape, TaskBody, TaskPlan, WORKDIR, Workdir,
+    },
     resources::{CpuSpec, GpuSpec, Range, ResourcesSpec},
     time::Timestamp,
 };
@@ -32,7 +34,7 @@ pub enum Error {
 
 /// Who a job is. Nothing here changes over its recoveries.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct JobIdentity {
     pub job_id: String,
     pub submitted_at: Timestamp,
     pub user: String,
@@ -43,7 +45,7 @@ pub struct Identity {
 
 /// What a server knows about its own place.
 #[derive(Clone, Debug, Default)]
-pub struct Site {
+pub struct ServerContext {
     /// The fleets of the project.
     pub fleets: Vec<String>,
     /// The backends that rent machines.
@@ -56,14 +58,14 @@ pub struct Site {
 
 /// A run of one attempt.
 #[derive(Clone, Debug)]
-pub struct RunSpec {
+pub struct AttemptRunSpec {
     pub configuration: Configuration,
     /// Names of secrets whose values the server adds to the environment, outside the configuration.
     pub secrets: Vec<String>,
 }
 
 /// The same for every attempt of a task: what programs name their checkpoints by.
-pub fn task_id(plan: &Plan, task: u32, identity: &Identity) -> String {
+pub fn task_id(plan: &ManagedJobPlan, task: u32, identity: &JobIdentity) -> String {
     let moment = match jiff::Timestamp::from_microsecond(identity.submitted_at.0) {
         Ok(moment) => moment.strftime("%Y-%m-%d-%H-%M-%S-%6f").to_string(),
         Err(_) => identity.submitted_at.0.to_string(),
@@ -73,22 +75,22 @@ pub fn task_id(plan: &Plan, task: u32, identity: &Identity) -> String {
     format!("sky-managed-{moment}_{job}{several}_{}-{task}", identity.job_id)
 }
 
-impl RunSpec {
+impl AttemptRunSpec {
     /// The run of one attempt of a task on its candidate number `candidate`. `spot` is what a policy chose.
     pub fn of(
-        plan: &Plan,
+        plan: &ManagedJobPlan,
         task: u32,
         candidate: u32,
         spot: Option<bool>,
-        identity: &Identity,
-        site: &Site,
+        identity: &JobIdentity,
+        site: &ServerContext,
     ) -> Result<Self, Error> {
         let of = plan.tasks.len();
         let found = usize::try_from(task).ok().and_then(|index| plan.tasks.get(index));
         let found = found.ok_or(Error::NoSuchTask { task, of })?;
         let variables = variables(plan, task, identity);
         match &found.body {
-            Body::Configuration(own) => {
+            TaskBody::Configuration(own) => {
                 let mut own = own.clone();
                 for (name, value) in variables {
                     own.run.env.0.insert(name, EnvValue::Value(value));
@@ -99,7 +101,7 @@ impl RunSpec {
                 }
                 Ok(Self { configuration: Configuration::Task(own), secrets: vec![] })
             }
-            Body::Script(script) => {
+            TaskBody::Script(script) => {
                 let candidates = &found.candidates;
                 let index = usize::try_from(candidate).unwrap_or(0) % candidates.len().max(1);
                 let one = candidates.get(index).cloned().unwrap_or_default();
@@ -114,7 +116,7 @@ impl RunSpec {
     }
 }
 
-fn spot_policy(spot: bool, site: &Site) -> SpotPolicy {
+fn spot_policy(spot: bool, site: &ServerContext) -> SpotPolicy {
     match (spot, site.no_spot) {
         (true, false) => SpotPolicy::Spot,
         (true, true) => SpotPolicy::Auto,
@@ -123,7 +125,7 @@ fn spot_policy(spot: bool, site: &Site) -> SpotPolicy {
 }
 
 /// Binds a configuration to what its `infra` comes to.
-fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &Site) {
+fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &ServerContext) {
     let Some(text) = infra else { return };
     match site.infra(text) {
         Infra::Anywhere | Infra::OwnInstances => {}
@@ -142,7 +144,7 @@ fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &Site)
 }
 
 /// What every process of the task sees, the same on each node.
-fn variables(plan: &Plan, task: u32, identity: &Identity) -> BTreeMap<String, String> {
+fn variables(plan: &ManagedJobPlan, task: u32, identity: &JobIdentity) -> BTreeMap<String, String> {
     let count = u32::try_from(plan.tasks.len()).unwrap_or(u32::MAX);
     let ids: Vec<String> = (0..count).map(|task| task_id(plan, task, identity)).collect();
     let name = plan.task_name(task);
@@ -171,12 +173,12 @@ fn variables(plan: &Plan, task: u32, identity: &Identity) -> BTreeMap<String, St
 }
 
 fn configuration(
-    task: &Task,
+    task: &TaskPlan,
     script: &Script,
     one: &Candidate,
     variables: BTreeMap<String, String>,
     spot: SpotPolicy,
-    site: &Site,
+    site: &ServerContext,
 ) -> serde_json::Value {
     let mut env = script.envs.clone();
     env.extend(variables);

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
-use super::{DeadlineTerms, Market, Standing, choose};
+use super::{DeadlineProgress, DeadlineTerms, Market, choose_market};
 
 /// Recorded capacity.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ pub enum TraceError {
 }
 
 #[derive(Deserialize)]
-struct File {
+struct TraceFile {
     metadata: TraceMetadata,
     data: Vec<u32>,
 }
@@ -40,7 +40,7 @@ struct TraceMetadata {
 impl Trace {
     /// Reads `{"metadata": {"gap_seconds": G}, "data": [n, …]}`. The most nodes it ever has are what a task needs.
     pub fn parse(text: &str) -> Result<Self, TraceError> {
-        let file: File = serde_json::from_str(text)?;
+        let file: TraceFile = serde_json::from_str(text)?;
         let gap = file.metadata.gap_seconds;
         let most = file.data.iter().copied().max().unwrap_or(0);
         if most == 0 || !gap.is_finite() || gap <= 0.0 {
@@ -59,7 +59,7 @@ impl Trace {
 
 /// What is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum ReplayPolicy {
     /// Safe nodes from beginning to end.
     OnDemand,
     /// Spot when it is there, else nothing, until only safe nodes are in time.
@@ -70,7 +70,7 @@ pub enum Policy {
 
 /// How one replay went. Times are seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     pub spot: f64,
     pub on_demand: f64,
     pub changeovers: u32,
@@ -78,7 +78,7 @@ pub struct Outcome {
     pub done_at: Option<f64>,
 }
 
-impl Outcome {
+impl ReplayOutcome {
     /// In units of what the bare work costs on demand; `ratio` is the price of spot over that of on-demand.
     pub fn cost(&self, terms: DeadlineTerms, ratio: f64) -> f64 {
         (self.on_demand + self.spot * ratio) / terms.work
@@ -86,8 +86,8 @@ impl Outcome {
 }
 
 /// Replays one policy from one start.
-pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: Policy) -> Outcome {
-    let mut out = Outcome::default();
+pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: ReplayPolicy) -> ReplayOutcome {
+    let mut out = ReplayOutcome::default();
     let (mut done, mut holding, mut warming) = (0.0, None, 0.0);
     for (tick, &spot) in trace.full.iter().skip(start).enumerate() {
         let elapsed = tick as f64 * trace.gap;
@@ -97,7 +97,7 @@ pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: Policy)
         if holding == Some(Market::Spot) && !spot {
             holding = None;
         }
-        let next = decide(policy, terms, Standing { elapsed, done, holding, spot });
+        let next = decide(policy, terms, DeadlineProgress { elapsed, done, holding, spot });
         if next.is_some() && next != holding {
             out.changeovers += 1;
             warming = terms.changeover;
@@ -122,11 +122,11 @@ pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: Policy)
     out
 }
 
-fn decide(policy: Policy, terms: DeadlineTerms, at: Standing) -> Option<Market> {
+fn decide(policy: ReplayPolicy, terms: DeadlineTerms, at: DeadlineProgress) -> Option<Market> {
     match policy {
-        Policy::OnDemand => Some(Market::OnDemand),
-        Policy::Uniform => choose(terms, at).0,
-        Policy::Greedy => {
+        ReplayPolicy::OnDemand => Some(Market::OnDemand),
+        ReplayPolicy::Uniform => choose_market(terms, at).0,
+        ReplayPolicy::Greedy => {
             let late = terms.within - at.elapsed < terms.work - at.done + 2.0 * terms.changeover;
             match at.holding {
                 Some(market) => Some(market),
@@ -178,7 +178,7 @@ pub fn optimum(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) ->
 
 /// One line of the report: means over all starts, and how often a deadline was missed.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct ReplayRow {
     pub trace: String,
     /// Work over time: 0.8 leaves a fifth of the time free.
     pub tightness: f64,
@@ -193,8 +193,15 @@ pub struct Row {
 }
 
 /// Replays everything from `starts` starts, and finds the optimum for `optima` of them.
-pub fn row(name: &str, trace: &Trace, terms: DeadlineTerms, ratio: f64, starts: usize, optima: usize) -> Row {
-    let policies = [Policy::OnDemand, Policy::Greedy, Policy::Uniform];
+pub fn row(
+    name: &str,
+    trace: &Trace,
+    terms: DeadlineTerms,
+    ratio: f64,
+    starts: usize,
+    optima: usize,
+) -> ReplayRow {
+    let policies = [ReplayPolicy::OnDemand, ReplayPolicy::Greedy, ReplayPolicy::Uniform];
     let (mut costs, mut missed) = ([0.0; 3], [0; 3]);
     let at = trace.starts(terms, starts);
     for &start in &at {
@@ -208,12 +215,12 @@ pub fn row(name: &str, trace: &Trace, terms: DeadlineTerms, ratio: f64, starts: 
         .iter()
         .step_by((at.len() / optima.max(1)).max(1))
         .filter_map(|&start| {
-            let ours = replay(trace, start, terms, Policy::Uniform).cost(terms, ratio);
+            let ours = replay(trace, start, terms, ReplayPolicy::Uniform).cost(terms, ratio);
             optimum(trace, start, terms, ratio).map(|best| (best, ours))
         })
         .collect();
     let mean = |of: fn(&(f64, f64)) -> f64| few.iter().map(of).sum::<f64>() / few.len().max(1) as f64;
-    Row {
+    ReplayRow {
         trace: name.to_owned(),
         tightness: terms.work / terms.within,
         on_demand: costs[0],
@@ -226,7 +233,7 @@ pub fn row(name: &str, trace: &Trace, terms: DeadlineTerms, ratio: f64, starts: 
 }
 
 /// The report as a table for people.
-pub fn render(rows: &[Row]) -> String {
+pub fn render(rows: &[ReplayRow]) -> String {
     let mut text = String::from(
         "| trace | work/time | on-demand | greedy | ours | saved | missed | optimum, few starts | ours there |\n\
          | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n",

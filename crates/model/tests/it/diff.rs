@@ -1,14 +1,14 @@
 //! What a changed configuration means.
 
 use serde_json::{Value, json};
-use windlass_model::plan::diff::{self, Change, Forbidden, How};
+use windlass_model::plan::diff::{self, FieldChange, ForbiddenChange, UpdateMode};
 
-fn words(changes: Result<Vec<Change>, Forbidden>) -> String {
+fn words(changes: Result<Vec<FieldChange>, ForbiddenChange>) -> String {
     match changes {
         Ok(changes) => {
-            let word = |change: &Change| match change.how {
-                How::InPlace => change.path.clone(),
-                How::Rolling => format!("{} (rolling)", change.path),
+            let word = |change: &FieldChange| match change.how {
+                UpdateMode::InPlace => change.path.clone(),
+                UpdateMode::Rolling => format!("{} (rolling)", change.path),
             };
             changes.iter().map(word).collect::<Vec<_>>().join(", ")
         }
@@ -63,7 +63,7 @@ fn a_default_that_is_spelt_out_changes_nothing() {
     let short = json!({"type": "service", "port": 8000, "commands": ["serve"], "replicas": "1..1"});
     assert_eq!(words(diff::diff_run_configuration(&service(), &short)), "");
     let spec = |profile: Value| json!({"configuration": short, "profile": profile});
-    let unlike = |old: Value, new: Value| words(diff::run_spec(&spec(old), &spec(new)));
+    let unlike = |old: Value, new: Value| words(diff::diff_run_spec(&spec(old), &spec(new)));
     assert_eq!(unlike(json!({"name": "default", "backends": null}), Value::Null), "");
     assert_eq!(unlike(json!({"name": "default"}), json!({"name": "cheap"})), "");
     assert_eq!(unlike(json!({"name": "cheap", "max_price": 1}), json!({"name": "default"})), "no: profile");
@@ -83,33 +83,34 @@ fn tasks_and_dev_environments_have_little_to_update() {
 #[test]
 fn new_code_is_rolled_out_to_services_only() {
     let spec = |configuration: Value, hash: &str| json!({"run_name": "r", "configuration": configuration, "repo_code_hash": hash, "configuration_path": hash});
-    let said = words(diff::run_spec(&spec(service(), "a"), &spec(with(service(), json!({"port": 1})), "b")));
+    let said =
+        words(diff::diff_run_spec(&spec(service(), "a"), &spec(with(service(), json!({"port": 1})), "b")));
     assert_eq!(said, "configuration.port (rolling), repo_code_hash (rolling)");
     let task = json!({"type": "task", "commands": ["a"]});
     assert_eq!(
-        words(diff::run_spec(&spec(task.clone(), "a"), &spec(task.clone(), "b"))),
+        words(diff::diff_run_spec(&spec(task.clone(), "a"), &spec(task.clone(), "b"))),
         "no: repo_code_hash"
     );
     let other = with(task.clone(), json!({"nodes": 2}));
-    assert_eq!(words(diff::run_spec(&spec(task, "a"), &spec(other, "a"))), "no: configuration.nodes");
+    assert_eq!(words(diff::diff_run_spec(&spec(task, "a"), &spec(other, "a"))), "no: configuration.nodes");
 }
 
 #[test]
 fn a_fleet_updates_its_limits_and_its_hosts() {
     let cloud = json!({"type": "fleet", "nodes": {"min": 1, "max": 2}, "placement": "any"});
     let new = with(cloud.clone(), json!({"nodes": {"min": 0, "max": 3}, "max_price": 2.0}));
-    assert_eq!(words(diff::fleet(&cloud, &new)), "nodes, max_price");
+    assert_eq!(words(diff::diff_fleet(&cloud, &new)), "nodes, max_price");
     let new = with(cloud.clone(), json!({"placement": "cluster"}));
-    assert_eq!(words(diff::fleet(&cloud, &new)), "no: placement");
+    assert_eq!(words(diff::diff_fleet(&cloud, &new)), "no: placement");
 
     let ssh =
         |hosts: Value, user: &str| json!({"type": "fleet", "ssh_config": {"user": user, "hosts": hosts}});
     let old = ssh(json!(["a", {"hostname": "b", "port": 22}]), "root");
-    let said = |new: Value| words(diff::fleet(&old, &new));
+    let said = |new: Value| words(diff::diff_fleet(&old, &new));
     assert_eq!(said(ssh(json!(["c", {"hostname": "b", "port": 22}]), "root")), "ssh_config");
     assert_eq!(said(ssh(json!(["a", {"hostname": "b", "port": 23}]), "root")), "no: ssh_config.hosts[1]");
     assert_eq!(said(ssh(json!(["a"]), "me")), "no: ssh_config.user");
-    assert_eq!(words(diff::fleet(&cloud, &ssh(json!(["a"]), "me"))), "no: ssh_config");
+    assert_eq!(words(diff::diff_fleet(&cloud, &ssh(json!(["a"]), "me"))), "no: ssh_config");
 }
 
 #[test]
@@ -122,8 +123,8 @@ fn a_way_back_restores_what_replicas_run_and_leaves_how_many_there_are() {
     current["repo_code_hash"] = json!("b");
     let mut expected = settled.clone();
     expected["configuration"]["replicas"] = json!({"min": 3, "max": 3});
-    let back = diff::rolled_back(&current, &settled);
+    let back = diff::roll_back_spec(&current, &settled);
     assert_eq!(back, expected);
     // Nothing that rolls is different: there is no way back.
-    assert_eq!(diff::rolled_back(&back, &settled), back);
+    assert_eq!(diff::roll_back_spec(&back, &settled), back);
 }

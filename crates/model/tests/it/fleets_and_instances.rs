@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use uuid::Uuid;
 use windlass_model::{
     decide::{
-        fleets::{self, ATTEMPTS_MAX, Fleet, Member},
-        instances::{self, DELETE_MAX, Instance, Kind, UNREACHABLE_MAX},
-        volumes::{self, Volume},
+        fleets::{self, ATTEMPTS_MAX, FleetMember, FleetView},
+        instances::{self, DELETE_MAX, InstanceKind, InstanceView, UNREACHABLE_MAX},
+        volumes::{self, VolumeView},
     },
     fleet,
     id::InstanceId,
@@ -24,8 +24,8 @@ fn ago(secs: i64) -> Timestamp {
     NOW - Span::secs(secs)
 }
 
-fn instance(kind: Kind, status: Status) -> Instance {
-    Instance {
+fn instance(kind: InstanceKind, status: Status) -> InstanceView {
+    InstanceView {
         kind,
         status,
         created_at: ago(60),
@@ -48,8 +48,8 @@ fn instance(kind: Kind, status: Status) -> Instance {
 #[test]
 fn a_host_is_not_asked_again_for_each_job_that_comes_or_goes() {
     let until = |status, jobs, seen_at| {
-        let instance = Instance { jobs, ..instance(Kind::Ssh, status) };
-        instances::answered_until(&instance, seen_at, instances::POLL, NOW)
+        let instance = InstanceView { jobs, ..instance(InstanceKind::Ssh, status) };
+        instances::answer_valid_until(&instance, seen_at, instances::POLL_INTERVAL, NOW)
             .map(|until| until.since(NOW).as_secs())
     };
     assert_eq!(until(Status::Idle, 1, Some(ago(2))), Some(5));
@@ -59,12 +59,16 @@ fn a_host_is_not_asked_again_for_each_job_that_comes_or_goes() {
     assert_eq!(until(Status::Idle, 1, None), None);
     assert_eq!(until(Status::Busy, 2, Some(ago(2))), None);
     assert_eq!(until(Status::Provisioning, 1, Some(ago(2))), None);
-    let silent = Instance { jobs: 1, unreachable_since: Some(ago(1)), ..instance(Kind::Ssh, Status::Idle) };
-    assert_eq!(instances::answered_until(&silent, Some(ago(2)), instances::POLL, NOW), None);
+    let silent = InstanceView {
+        jobs: 1,
+        unreachable_since: Some(ago(1)),
+        ..instance(InstanceKind::Ssh, Status::Idle)
+    };
+    assert_eq!(instances::answer_valid_until(&silent, Some(ago(2)), instances::POLL_INTERVAL, NOW), None);
 }
 
 #[track_caller]
-fn check(instance: &Instance, seen: &instances::Seen, expect: &str) {
+fn check(instance: &InstanceView, seen: &instances::InstanceObservation, expect: &str) {
     let plan = instances::decide(instance, seen, NOW);
     let mut words: Vec<String> = plan.action.iter().map(|action| format!("{action:?}")).collect();
     words.extend(plan.change.as_ref().map(|change| match plan.reason {
@@ -79,8 +83,9 @@ fn check(instance: &Instance, seen: &instances::Seen, expect: &str) {
 
 #[test]
 fn one_that_was_made_for_a_job_is_wanted_only_while_the_job_is_there() {
-    let made = |status, jobs| Instance { made_for_job: true, jobs, ..instance(Kind::Cloud, status) };
-    let seen = instances::Seen::NotAsked;
+    let made =
+        |status, jobs| InstanceView { made_for_job: true, jobs, ..instance(InstanceKind::Cloud, status) };
+    let seen = instances::InstanceObservation::NotAsked;
     check(&made(Status::Pending, 1), &seen, "Create, again in 0 s");
     check(&made(Status::Pending, 0), &seen, "job-finished: job_finished, again in 0 s");
     check(&made(Status::Provisioning, 1), &seen, "Check, again in 0 s");
@@ -90,51 +95,51 @@ fn one_that_was_made_for_a_job_is_wanted_only_while_the_job_is_there() {
 
 #[test]
 fn an_end_that_was_asked_for_comes_when_no_job_is_there() {
-    let asked = |status, jobs| Instance {
+    let asked = |status, jobs| InstanceView {
         end_asked: Some(TerminationReason::FleetSpecMismatch),
         jobs,
-        ..instance(Kind::Ssh, status)
+        ..instance(InstanceKind::Ssh, status)
     };
-    let healthy = instances::Seen::Answers { health: Health::Healthy };
+    let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
     for status in [Status::Pending, Status::Provisioning, Status::Idle, Status::Busy] {
         check(&asked(status, 0), &healthy, "stop-asked: fleet_spec_mismatch, again in 0 s");
     }
     check(&asked(Status::Busy, 1), &healthy, "again in 7 s");
-    check(&asked(Status::Terminating, 0), &instances::Seen::NotAsked, "Delete, again in 0 s");
+    check(&asked(Status::Terminating, 0), &instances::InstanceObservation::NotAsked, "Delete, again in 0 s");
 }
 
 #[test]
 fn a_host_with_another_key_fails_and_is_not_given_up() {
-    let other = instances::Seen::Untrusted { said: "another key".into() };
-    check(&instance(Kind::Ssh, Status::Idle), &other, "another key, silent 0 s, again in 7 s");
-    let known = Instance {
+    let other = instances::InstanceObservation::Untrusted { said: "another key".into() };
+    check(&instance(InstanceKind::Ssh, Status::Idle), &other, "another key, silent 0 s, again in 7 s");
+    let known = InstanceView {
         health: Health::Failure,
         unreachable_since: Some(ago(900_000)),
-        ..instance(Kind::Ssh, Status::Idle)
+        ..instance(InstanceKind::Ssh, Status::Idle)
     };
     check(&known, &other, "silent 900000 s, again in 7 s");
     assert_eq!(instances::decide(&known, &other, NOW).health, Health::Failure);
-    check(&instance(Kind::Ssh, Status::Pending), &other, "gave-up: error, again in 0 s");
+    check(&instance(InstanceKind::Ssh, Status::Pending), &other, "gave-up: error, again in 0 s");
 }
 
 #[test]
 fn a_machine_that_its_backend_took_back_is_over_and_a_host_of_ones_own_is_only_silent() {
-    let gone = instances::Seen::Gone { said: "preempted".into() };
-    check(&instance(Kind::Cloud, Status::Busy), &gone, "unreachable: unreachable, again in 0 s");
-    check(&instance(Kind::Cloud, Status::Provisioning), &gone, "expired: error, again in 0 s");
-    check(&instance(Kind::Ssh, Status::Busy), &gone, "unreachable, silent 0 s, again in 7 s");
+    let gone = instances::InstanceObservation::Gone { said: "preempted".into() };
+    check(&instance(InstanceKind::Cloud, Status::Busy), &gone, "unreachable: unreachable, again in 0 s");
+    check(&instance(InstanceKind::Cloud, Status::Provisioning), &gone, "expired: error, again in 0 s");
+    check(&instance(InstanceKind::Ssh, Status::Busy), &gone, "unreachable, silent 0 s, again in 7 s");
 }
 
 #[test]
 fn a_young_machine_that_its_backend_does_not_know_may_still_come() {
-    let unknown = instances::Seen::Unknown;
-    let made = |kind, status, secs| Instance { started_at: Some(ago(secs)), ..instance(kind, status) };
-    check(&made(Kind::Cloud, Status::Provisioning, 59), &unknown, "again in 5 s");
-    check(&made(Kind::Cloud, Status::Provisioning, 60), &unknown, "expired: error, again in 0 s");
-    check(&made(Kind::Cloud, Status::Busy, 59), &unknown, "unreachable, silent 0 s, again in 7 s");
-    check(&made(Kind::Cloud, Status::Busy, 60), &unknown, "unreachable: unreachable, again in 0 s");
-    check(&made(Kind::Ssh, Status::Busy, 60), &unknown, "unreachable, silent 0 s, again in 7 s");
-    check(&made(Kind::Cloud, Status::Terminating, 60), &unknown, "Delete, again in 0 s");
+    let unknown = instances::InstanceObservation::Unknown;
+    let made = |kind, status, secs| InstanceView { started_at: Some(ago(secs)), ..instance(kind, status) };
+    check(&made(InstanceKind::Cloud, Status::Provisioning, 59), &unknown, "again in 5 s");
+    check(&made(InstanceKind::Cloud, Status::Provisioning, 60), &unknown, "expired: error, again in 0 s");
+    check(&made(InstanceKind::Cloud, Status::Busy, 59), &unknown, "unreachable, silent 0 s, again in 7 s");
+    check(&made(InstanceKind::Cloud, Status::Busy, 60), &unknown, "unreachable: unreachable, again in 0 s");
+    check(&made(InstanceKind::Ssh, Status::Busy, 60), &unknown, "unreachable, silent 0 s, again in 7 s");
+    check(&made(InstanceKind::Cloud, Status::Terminating, 60), &unknown, "Delete, again in 0 s");
 }
 
 #[test]
@@ -150,94 +155,114 @@ fn the_first_looks_at_a_starting_one_follow_fast() {
 
 #[test]
 fn a_pending_instance_is_created_or_deployed() {
-    let (cloud, ssh) = (instance(Kind::Cloud, Status::Pending), instance(Kind::Ssh, Status::Pending));
-    check(&cloud, &instances::Seen::NotAsked, "Create, again in 0 s");
-    check(&cloud, &instances::Seen::Created, "created, again in 0 s");
-    check(&cloud, &instances::Seen::NoOffers { said: "none".into() }, "gave-up: no_offers, again in 0 s");
-    check(&ssh, &instances::Seen::NotAsked, "Deploy, again in 0 s");
-    check(&ssh, &instances::Seen::Deployed { healthy: true }, "ready-idle, again in 0 s");
-    check(&ssh, &instances::Seen::Deployed { healthy: false }, "created, again in 0 s");
-    let failed = |fatal| instances::Seen::DeployFailed { fatal, said: "refused".into() };
+    let (cloud, ssh) =
+        (instance(InstanceKind::Cloud, Status::Pending), instance(InstanceKind::Ssh, Status::Pending));
+    check(&cloud, &instances::InstanceObservation::NotAsked, "Create, again in 0 s");
+    check(&cloud, &instances::InstanceObservation::Created, "created, again in 0 s");
+    check(
+        &cloud,
+        &instances::InstanceObservation::NoOffers { said: "none".into() },
+        "gave-up: no_offers, again in 0 s",
+    );
+    check(&ssh, &instances::InstanceObservation::NotAsked, "Deploy, again in 0 s");
+    check(&ssh, &instances::InstanceObservation::Deployed { healthy: true }, "ready-idle, again in 0 s");
+    check(&ssh, &instances::InstanceObservation::Deployed { healthy: false }, "created, again in 0 s");
+    let failed = |fatal| instances::InstanceObservation::DeployFailed { fatal, said: "refused".into() };
     check(&ssh, &failed(false), "refused, again in 5 s");
     check(&ssh, &failed(true), "gave-up: error, again in 0 s");
-    let late = Instance { created_at: ago(600), ..ssh };
+    let late = InstanceView { created_at: ago(600), ..ssh };
     check(&late, &failed(false), "gave-up: error, again in 0 s");
     // What a backend did not answer may have happened: it is asked back.
-    let late = Instance { created_at: ago(600), ..cloud.clone() };
+    let late = InstanceView { created_at: ago(600), ..cloud.clone() };
     check(&late, &failed(false), "expired: error, again in 0 s");
     check(&cloud, &failed(true), "expired: error, again in 0 s");
 }
 
 #[test]
 fn provisioning_ends_ready_or_at_the_deadline() {
-    let starting = instance(Kind::Cloud, Status::Provisioning);
-    let healthy = instances::Seen::Answers { health: Health::Healthy };
-    check(&starting, &instances::Seen::NotAsked, "Check, again in 0 s");
+    let starting = instance(InstanceKind::Cloud, Status::Provisioning);
+    let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
+    check(&starting, &instances::InstanceObservation::NotAsked, "Check, again in 0 s");
     check(&starting, &healthy, "ready-idle, again in 0 s");
-    check(&Instance { jobs: 1, ..starting.clone() }, &healthy, "ready-busy, again in 0 s");
-    check(&starting, &instances::Seen::Silent, "again in 5 s");
-    check(&starting, &instances::Seen::Starting, "again in 5 s");
-    let late = Instance { created_at: ago(600), ..starting };
-    check(&late, &instances::Seen::Silent, "expired: provisioning_timeout, again in 0 s");
+    check(&InstanceView { jobs: 1, ..starting.clone() }, &healthy, "ready-busy, again in 0 s");
+    check(&starting, &instances::InstanceObservation::Silent, "again in 5 s");
+    check(&starting, &instances::InstanceObservation::Starting, "again in 5 s");
+    let late = InstanceView { created_at: ago(600), ..starting };
+    check(&late, &instances::InstanceObservation::Silent, "expired: provisioning_timeout, again in 0 s");
 }
 
 #[test]
 fn an_idle_cloud_instance_goes_when_its_time_is_over_and_the_fleet_can_spare_it() {
-    let idle = |secs| Instance { idle_since: Some(ago(secs)), ..instance(Kind::Cloud, Status::Idle) };
-    let healthy = instances::Seen::Answers { health: Health::Healthy };
+    let idle =
+        |secs| InstanceView { idle_since: Some(ago(secs)), ..instance(InstanceKind::Cloud, Status::Idle) };
+    let healthy = instances::InstanceObservation::Answers { health: Health::Healthy };
     check(&idle(298), &healthy, "again in 2 s");
     check(&idle(300), &healthy, "surplus: idle_timeout, again in 0 s");
-    check(&Instance { above_min: false, ..idle(300) }, &healthy, "again in 7 s");
-    check(&Instance { idle_max: None, ..idle(300) }, &healthy, "again in 7 s");
-    check(&Instance { kind: Kind::Ssh, ..idle(300) }, &healthy, "again in 7 s");
+    check(&InstanceView { above_min: false, ..idle(300) }, &healthy, "again in 7 s");
+    check(&InstanceView { idle_max: None, ..idle(300) }, &healthy, "again in 7 s");
+    check(&InstanceView { kind: InstanceKind::Ssh, ..idle(300) }, &healthy, "again in 7 s");
 }
 
 #[test]
 fn an_unreachable_cloud_instance_goes_after_twenty_minutes_and_an_ssh_host_never() {
-    let lost = |kind, secs| Instance { unreachable_since: Some(ago(secs)), ..instance(kind, Status::Busy) };
-    let silent = instances::Seen::Silent;
-    check(&instance(Kind::Cloud, Status::Busy), &silent, "unreachable, silent 0 s, again in 7 s");
-    check(&lost(Kind::Cloud, 1_197), &silent, "silent 1197 s, again in 3 s");
+    let lost =
+        |kind, secs| InstanceView { unreachable_since: Some(ago(secs)), ..instance(kind, Status::Busy) };
+    let silent = instances::InstanceObservation::Silent;
+    check(&instance(InstanceKind::Cloud, Status::Busy), &silent, "unreachable, silent 0 s, again in 7 s");
+    check(&lost(InstanceKind::Cloud, 1_197), &silent, "silent 1197 s, again in 3 s");
     let over = UNREACHABLE_MAX.as_secs();
-    check(&lost(Kind::Cloud, over), &silent, "unreachable: unreachable, silent 1200 s, again in 0 s");
-    check(&lost(Kind::Ssh, 900_000), &silent, "silent 900000 s, again in 7 s");
-    let back = instances::Seen::Answers { health: Health::Healthy };
-    check(&lost(Kind::Ssh, 5), &back, "reachable again, again in 7 s");
+    check(&lost(InstanceKind::Cloud, over), &silent, "unreachable: unreachable, silent 1200 s, again in 0 s");
+    check(&lost(InstanceKind::Ssh, 900_000), &silent, "silent 900000 s, again in 7 s");
+    let back = instances::InstanceObservation::Answers { health: Health::Healthy };
+    check(&lost(InstanceKind::Ssh, 5), &back, "reachable again, again in 7 s");
 }
 
 #[test]
 fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more() {
-    let ending =
-        |kind, secs| Instance { terminating_since: Some(ago(secs)), ..instance(kind, Status::Terminating) };
-    let not = instances::Seen::NotDeleted { said: "busy".into() };
-    check(&ending(Kind::Cloud, 0), &instances::Seen::NotAsked, "Delete, again in 0 s");
-    check(&ending(Kind::Cloud, 60), &not, "not deleted yet: busy, again in 30 s");
-    check(&ending(Kind::Cloud, 890), &not, "not deleted yet: busy, again in 10 s");
+    let ending = |kind, secs| InstanceView {
+        terminating_since: Some(ago(secs)),
+        ..instance(kind, Status::Terminating)
+    };
+    let not = instances::InstanceObservation::NotDeleted { said: "busy".into() };
+    check(&ending(InstanceKind::Cloud, 0), &instances::InstanceObservation::NotAsked, "Delete, again in 0 s");
+    check(&ending(InstanceKind::Cloud, 60), &not, "not deleted yet: busy, again in 30 s");
+    check(&ending(InstanceKind::Cloud, 890), &not, "not deleted yet: busy, again in 10 s");
     let late = DELETE_MAX.as_secs();
-    check(&ending(Kind::Cloud, late), &not, "cannot be deleted, look at the backend: busy, again in 600 s");
-    let told = Instance { delete_told: true, ..ending(Kind::Cloud, late) };
+    check(
+        &ending(InstanceKind::Cloud, late),
+        &not,
+        "cannot be deleted, look at the backend: busy, again in 600 s",
+    );
+    let told = InstanceView { delete_told: true, ..ending(InstanceKind::Cloud, late) };
     check(&told, &not, "again in 600 s");
-    let used = |secs| Instance { started_at: Some(ago(9_000)), ..ending(Kind::Ssh, secs) };
+    let used = |secs| InstanceView { started_at: Some(ago(9_000)), ..ending(InstanceKind::Ssh, secs) };
     check(&used(60), &not, "not deleted yet: busy, again in 30 s");
     check(&used(late), &not, "deleted, again in 0 s");
     // Who forces it does not wait either; a machine that may be billed stays.
-    check(&Instance { is_forced: true, ..used(60) }, &not, "deleted, again in 0 s");
-    let cloud = Instance { is_forced: true, ..ending(Kind::Cloud, 60) };
+    check(&InstanceView { is_forced: true, ..used(60) }, &not, "deleted, again in 0 s");
+    let cloud = InstanceView { is_forced: true, ..ending(InstanceKind::Cloud, 60) };
     check(&cloud, &not, "not deleted yet: busy, again in 30 s");
     // A host that was never ready is not waited for.
-    check(&ending(Kind::Ssh, 0), &not, "deleted, again in 0 s");
-    let gone = instances::Seen::Gone { said: "not listed".into() };
-    check(&ending(Kind::Cloud, 5), &gone, "deleted, again in 0 s");
+    check(&ending(InstanceKind::Ssh, 0), &not, "deleted, again in 0 s");
+    let gone = instances::InstanceObservation::Gone { said: "not listed".into() };
+    check(&ending(InstanceKind::Cloud, 5), &gone, "deleted, again in 0 s");
 }
 
-fn member(n: u32, status: Status, up_to_date: bool) -> Member {
+fn member(n: u32, status: Status, up_to_date: bool) -> FleetMember {
     let id = InstanceId(Uuid::from_u128(n.into()));
-    Member { id, instance_num: n, status, jobs: u32::from(status == Status::Busy), ending: false, up_to_date }
+    FleetMember {
+        id,
+        instance_num: n,
+        status,
+        jobs: u32::from(status == Status::Busy),
+        ending: false,
+        up_to_date,
+    }
 }
 
-fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<Member>) -> Fleet {
+fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<FleetMember>) -> FleetView {
     let status = fleet::Status::Active;
-    Fleet {
+    FleetView {
         status,
         is_ssh: false,
         delete_asked: false,
@@ -251,7 +276,7 @@ fn of(nodes_min: u32, nodes_max: Option<u32>, members: Vec<Member>) -> Fleet {
 }
 
 #[track_caller]
-fn check_fleet(fleet: &Fleet, expect: &str) {
+fn check_fleet(fleet: &FleetView, expect: &str) {
     let plan = fleets::decide(fleet, NOW);
     let mut words: Vec<String> = plan.create.iter().map(|num| format!("create {num}")).collect();
     words.extend(plan.end.iter().map(|(id, reason)| format!("end {} {reason}", id.0.as_u128())));
@@ -289,7 +314,7 @@ fn an_outdated_instance_goes_when_idle_and_is_replaced_when_there_is_room() {
 
 #[test]
 fn replacements_come_after_one_two_five_ten_and_thirty_minutes_and_not_for_ever() {
-    let tried = |attempts, secs| Fleet { attempts, tried_at: Some(ago(secs)), ..of(1, None, Vec::new()) };
+    let tried = |attempts, secs| FleetView { attempts, tried_at: Some(ago(secs)), ..of(1, None, Vec::new()) };
     for (attempts, minutes) in [(1, 1), (2, 2), (3, 5), (4, 10), (5, 30), (9, 30)] {
         check_fleet(&tried(attempts, minutes * 60 - 9), &format!("tries {attempts}, again in 9 s"));
         let expect = format!("create 0, tries {}, again in 30 s", attempts + 1);
@@ -302,42 +327,42 @@ fn replacements_come_after_one_two_five_ten_and_thirty_minutes_and_not_for_ever(
 fn a_deleted_fleet_ends_its_instances_and_then_itself() {
     let status = fleet::Status::Terminating;
     let members = vec![member(0, Status::Idle, true), member(1, Status::Terminating, true)];
-    let fleet = Fleet { status, ..of(1, None, members) };
+    let fleet = FleetView { status, ..of(1, None, members) };
     check_fleet(&fleet, "end 0 terminated_by_user, tries 0, again in 30 s");
-    check_fleet(&Fleet { members: Vec::new(), ..fleet }, "emptied, tries 0, again in 0 s");
+    check_fleet(&FleetView { members: Vec::new(), ..fleet }, "emptied, tries 0, again in 0 s");
 }
 
 #[test]
 fn a_fleet_begins_with_its_target_and_keeps_its_minimum() {
-    let fleet = Fleet { nodes_target: 2, ..of(1, None, Vec::new()) };
+    let fleet = FleetView { nodes_target: 2, ..of(1, None, Vec::new()) };
     check_fleet(&fleet, "create 0, create 1, tries 1, again in 30 s");
-    let one = Fleet { tried_at: Some(ago(900)), members: vec![member(0, Status::Idle, true)], ..fleet };
+    let one = FleetView { tried_at: Some(ago(900)), members: vec![member(0, Status::Idle, true)], ..fleet };
     check_fleet(&one, "tries 0, again in 30 s");
 }
 
 #[test]
 fn a_fleet_whose_end_is_asked_for_ends_all_its_instances_at_once() {
     let mut members = vec![member(0, Status::Idle, true), member(1, Status::Pending, true)];
-    members.push(Member { ending: true, ..member(2, Status::Idle, true) });
-    let fleet = Fleet { delete_asked: true, is_ssh: true, ..of(1, None, members) };
+    members.push(FleetMember { ending: true, ..member(2, Status::Idle, true) });
+    let fleet = FleetView { delete_asked: true, is_ssh: true, ..of(1, None, members) };
     let expect = "end 0 terminated_by_user, end 1 terminated_by_user, delete-asked, tries 0, again in 0 s";
     check_fleet(&fleet, expect);
 }
 
 #[test]
 fn one_whose_end_was_asked_for_holds_its_slot_and_is_replaced_where_there_is_room() {
-    let ending = vec![Member { ending: true, ..member(0, Status::Idle, true) }];
+    let ending = vec![FleetMember { ending: true, ..member(0, Status::Idle, true) }];
     check_fleet(&of(1, Some(1), ending.clone()), "tries 0, again in 30 s");
     check_fleet(&of(1, Some(2), ending), "create 1, tries 1, again in 30 s");
 }
 
 #[test]
 fn an_ssh_fleet_creates_and_ends_nothing_by_itself() {
-    let fleet = Fleet { is_ssh: true, ..of(5, Some(0), vec![member(0, Status::Idle, false)]) };
+    let fleet = FleetView { is_ssh: true, ..of(5, Some(0), vec![member(0, Status::Idle, false)]) };
     check_fleet(&fleet, "tries 0, again in 30 s");
 }
 
-fn any_fleet() -> impl Strategy<Value = Fleet> {
+fn any_fleet() -> impl Strategy<Value = FleetView> {
     let status = prop::sample::select(vec![
         Status::Pending,
         Status::Provisioning,
@@ -397,19 +422,19 @@ proptest! {
 
     #[test]
     fn r5_instances_plan_only_what_their_machine_accepts(
-        kind in prop::sample::select(vec![Kind::Cloud, Kind::Ssh]),
+        kind in prop::sample::select(vec![InstanceKind::Cloud, InstanceKind::Ssh]),
         status in prop::sample::select(Status::ALL.to_vec()),
         seen in prop::sample::select(vec![
-            instances::Seen::NotAsked, instances::Seen::Created, instances::Seen::Silent,
-            instances::Seen::Gone { said: String::new() }, instances::Seen::Untrusted { said: String::new() },
-            instances::Seen::Starting, instances::Seen::Unknown,
-            instances::Seen::NoOffers { said: String::new() }, instances::Seen::Deployed { healthy: true },
-            instances::Seen::Deployed { healthy: false }, instances::Seen::DeployFailed { fatal: true, said: String::new() },
-            instances::Seen::Answers { health: Health::Failure }, instances::Seen::NotDeleted { said: String::new() },
+            instances::InstanceObservation::NotAsked, instances::InstanceObservation::Created, instances::InstanceObservation::Silent,
+            instances::InstanceObservation::Gone { said: String::new() }, instances::InstanceObservation::Untrusted { said: String::new() },
+            instances::InstanceObservation::Starting, instances::InstanceObservation::Unknown,
+            instances::InstanceObservation::NoOffers { said: String::new() }, instances::InstanceObservation::Deployed { healthy: true },
+            instances::InstanceObservation::Deployed { healthy: false }, instances::InstanceObservation::DeployFailed { fatal: true, said: String::new() },
+            instances::InstanceObservation::Answers { health: Health::Failure }, instances::InstanceObservation::NotDeleted { said: String::new() },
         ]),
         secs in 0_i64..5_000,
     ) {
-        let row = Instance {
+        let row = InstanceView {
             created_at: ago(secs), idle_since: Some(ago(secs)), unreachable_since: Some(ago(secs)),
             ..instance(kind, status)
         };
@@ -423,8 +448,8 @@ proptest! {
     }
 }
 
-fn stored(status: volume::Status) -> Volume {
-    Volume {
+fn stored(status: volume::Status) -> VolumeView {
+    VolumeView {
         status,
         created_at: ago(60),
         external: false,
@@ -436,7 +461,7 @@ fn stored(status: volume::Status) -> Volume {
 }
 
 #[track_caller]
-fn check_volume(volume: &Volume, seen: &volumes::Seen, expect: &str) {
+fn check_volume(volume: &VolumeView, seen: &volumes::VolumeObservation, expect: &str) {
     let plan = volumes::decide(volume, seen, NOW);
     let mut words: Vec<String> = plan.action.iter().map(|action| format!("{action:?}")).collect();
     words.extend(plan.change.as_ref().map(|change| change.event.to_string()));
@@ -448,37 +473,41 @@ fn check_volume(volume: &Volume, seen: &volumes::Seen, expect: &str) {
 #[test]
 fn a_volume_is_made_or_found_and_given_up_in_time() {
     let new = stored(volume::Status::Submitted);
-    check_volume(&new, &volumes::Seen::NotAsked, "Create, again in 0 s");
+    check_volume(&new, &volumes::VolumeObservation::NotAsked, "Create, again in 0 s");
     check_volume(
-        &Volume { external: true, ..new.clone() },
-        &volumes::Seen::NotAsked,
+        &VolumeView { external: true, ..new.clone() },
+        &volumes::VolumeObservation::NotAsked,
         "Register, again in 0 s",
     );
-    check_volume(&new, &volumes::Seen::Creating, "created, again in 5 s");
-    check_volume(&new, &volumes::Seen::Ready, "ready, again in 0 s");
-    check_volume(&new, &volumes::Seen::Broken { said: "no".into() }, "broken, again in 0 s");
-    let late = Volume { created_at: ago(600), ..stored(volume::Status::Provisioning) };
-    check_volume(&late, &volumes::Seen::Creating, "broken, again in 0 s");
+    check_volume(&new, &volumes::VolumeObservation::Creating, "created, again in 5 s");
+    check_volume(&new, &volumes::VolumeObservation::Ready, "ready, again in 0 s");
+    check_volume(&new, &volumes::VolumeObservation::Broken { said: "no".into() }, "broken, again in 0 s");
+    let late = VolumeView { created_at: ago(600), ..stored(volume::Status::Provisioning) };
+    check_volume(&late, &volumes::VolumeObservation::Creating, "broken, again in 0 s");
 }
 
 #[test]
 fn an_unused_volume_is_cleaned_up_only_if_asked_for() {
-    let idle = |secs| Volume { cleanup_after: Some(Span::secs(secs)), ..stored(volume::Status::Active) };
-    let seen = volumes::Seen::NotAsked;
+    let idle = |secs| VolumeView { cleanup_after: Some(Span::secs(secs)), ..stored(volume::Status::Active) };
+    let seen = volumes::VolumeObservation::NotAsked;
     check_volume(&stored(volume::Status::Active), &seen, "again in 60 s");
     check_volume(&idle(70), &seen, "again in 10 s");
     check_volume(&idle(60), &seen, "delete-asked, again in 0 s");
-    check_volume(&Volume { attached: true, ..idle(60) }, &seen, "again in 60 s");
-    check_volume(&Volume { external: true, ..idle(60) }, &seen, "again in 60 s");
+    check_volume(&VolumeView { attached: true, ..idle(60) }, &seen, "again in 60 s");
+    check_volume(&VolumeView { external: true, ..idle(60) }, &seen, "again in 60 s");
 }
 
 #[test]
 fn a_volume_in_use_is_never_deleted() {
-    let asked = Volume { delete_asked: true, ..stored(volume::Status::Active) };
-    check_volume(&asked, &volumes::Seen::NotAsked, "Delete, again in 0 s");
-    let used = Volume { attached: true, ..asked.clone() };
-    check_volume(&used, &volumes::Seen::NotAsked, "again in 5 s");
-    check_volume(&asked, &volumes::Seen::NotDeleted { said: "busy".into() }, "again in 30 s");
-    check_volume(&asked, &volumes::Seen::Deleted, "gone, again in 0 s");
-    check_volume(&Volume { external: true, ..asked }, &volumes::Seen::NotAsked, "gone, again in 0 s");
+    let asked = VolumeView { delete_asked: true, ..stored(volume::Status::Active) };
+    check_volume(&asked, &volumes::VolumeObservation::NotAsked, "Delete, again in 0 s");
+    let used = VolumeView { attached: true, ..asked.clone() };
+    check_volume(&used, &volumes::VolumeObservation::NotAsked, "again in 5 s");
+    check_volume(&asked, &volumes::VolumeObservation::NotDeleted { said: "busy".into() }, "again in 30 s");
+    check_volume(&asked, &volumes::VolumeObservation::Deleted, "gone, again in 0 s");
+    check_volume(
+        &VolumeView { external: true, ..asked },
+        &volumes::VolumeObservation::NotAsked,
+        "gone, again in 0 s",
+    );
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use windlass_model::{
     config::{
         self, Configuration, env,
-        interpolate::{self, Answer, DollarEscape},
+        interpolate::{self, DollarEscape, Substitution},
         mounts::{FileMapping, Mount, RepoSpec},
         name::UnixUser,
         ports::PortMapping,
@@ -185,20 +185,23 @@ const TASK_FILE: &[&str] = &[
 
 #[test]
 fn fuzz_of_task_files() {
-    use windlass_model::sky::{self, Given, Identity, RunSpec, Site};
-    let given = Given { envs: [("A".to_owned(), "$A".to_owned())].into(), ..Given::default() };
-    let identity = Identity {
+    use windlass_model::sky::{self, AttemptRunSpec, CommandLineValues, JobIdentity, ServerContext};
+    let given = CommandLineValues {
+        envs: [("A".to_owned(), "$A".to_owned())].into(),
+        ..CommandLineValues::default()
+    };
+    let identity = JobIdentity {
         job_id: "1".to_owned(),
         submitted_at: Timestamp::from_secs(0),
         user: "a".to_owned(),
         rank: 0,
         copies: 1,
     };
-    target(text(TASK_FILE), |text| match sky::parse(text, &given) {
+    target(text(TASK_FILE), |text| match sky::parse_task_file(text, &given) {
         Err(problems) => assert!(!problems.is_empty() && problems.len() <= 101),
         Ok(parsed) => {
             for task in 0..u32::try_from(parsed.plan.tasks.len()).unwrap() {
-                let _ = RunSpec::of(&parsed.plan, task, 7, None, &identity, &Site::default());
+                let _ = AttemptRunSpec::of(&parsed.plan, task, 7, None, &identity, &ServerContext::default());
             }
         }
     });
@@ -286,7 +289,7 @@ fn fuzz_of_documents() {
 #[test]
 fn fuzz_of_differences() {
     target((document(4), document(4)), |(old, new)| {
-        for compare in [diff::diff_run_configuration, diff::run_spec, diff::fleet] {
+        for compare in [diff::diff_run_configuration, diff::diff_run_spec, diff::diff_fleet] {
             let _ = compare(old, new);
             assert_eq!(compare(new, new).map(|changes| changes.len()).ok(), Some(0), "the same is no change");
         }
@@ -316,11 +319,11 @@ fn fuzz_of_interpolation() {
     target((text(WORDS), text(WORDS)), |(text, value)| {
         let _ = (interpolate::pieces(text), interpolate::references(text));
         for dollars in [DollarEscape::Keep, DollarEscape::Unescape] {
-            let _ = interpolate::substitute(text, dollars, |_| Ok(Answer::Keep));
-            let _ = interpolate::substitute(text, dollars, |_| Ok(Answer::Value(value.clone())));
+            let _ = interpolate::substitute(text, dollars, |_| Ok(Substitution::Keep));
+            let _ = interpolate::substitute(text, dollars, |_| Ok(Substitution::Value(value.clone())));
         }
         let once = interpolate::substitute("${{ a.b }}", DollarEscape::Unescape, |_| {
-            Ok(Answer::Value(value.clone()))
+            Ok(Substitution::Value(value.clone()))
         });
         assert_eq!(once.unwrap(), *value, "what is put in is not read again");
     });
@@ -394,7 +397,7 @@ fn fuzz_of_ranges_durations_and_sizes() {
             assert!(size.is_finite() && size >= 0.0, "{size}");
         }
         let _ = (parse_range::<u32>(text), parse_duration(text), parse_cpu(text), parse_gpu(text));
-        let _ = (scalar::resolve(text), shell::split(text), Timestamp::parse(text));
+        let _ = (scalar::resolve_scalar(text), shell::split(text), Timestamp::parse(text));
     });
 }
 

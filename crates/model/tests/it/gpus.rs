@@ -1,6 +1,6 @@
 //! What drivers, labels, Slurm and people call a GPU comes to one name.
 
-use windlass_model::gpu::{MODELS, device, matches_request, vendor_of};
+use windlass_model::gpu::{MODELS, identify_device, matches_request, vendor_of};
 use windlass_model::resources::GpuVendor;
 
 /// What a driver says, its MiB (0 = it does not say), and what we call that.
@@ -110,13 +110,13 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
 #[test]
 fn every_way_to_say_a_device_comes_to_one_name() {
     for &(said, mib, name, gigabytes) in DEVICES {
-        let found = device(said, (mib > 0).then_some(mib));
+        let found = identify_device(said, (mib > 0).then_some(mib));
         assert_eq!(
             (found.name.as_str(), found.memory_mib.map(|mib| mib / 1024)),
             (name, gigabytes),
             "{said}"
         );
-        let again = device(&found.name, found.memory_mib);
+        let again = identify_device(&found.name, found.memory_mib);
         assert_eq!((again.name, again.memory_mib), (found.name, found.memory_mib), "{said}, a second time");
         assert!(matches_request(said, name, found.memory_mib.unwrap_or(0)), "{said} is {name}");
     }
@@ -157,7 +157,7 @@ fn a_wish_finds_what_its_writer_means_and_nothing_else() {
         ("z9000-ultra", "NVIDIA Z9000 Ultra", 63_900, true),
         ("Z9000", "NVIDIA Z9000 Ultra", 63_900, false),
     ] {
-        let has = device(driver, Some(mib));
+        let has = identify_device(driver, Some(mib));
         assert_eq!(
             matches_request(wanted, &has.name, has.memory_mib.unwrap()),
             meant,
@@ -169,7 +169,7 @@ fn a_wish_finds_what_its_writer_means_and_nothing_else() {
 #[test]
 fn the_catalogue_finds_each_of_its_own_names_and_no_other() {
     for model in MODELS {
-        let found = device(model.name, None);
+        let found = identify_device(model.name, None);
         assert_eq!((found.name.as_str(), found.vendor), (model.name, Some(model.vendor)));
         assert!(!model.memory_gb.is_empty() && model.memory_gb.is_sorted(), "{}", model.name);
         let is_nvidia = model.vendor == GpuVendor::Nvidia;

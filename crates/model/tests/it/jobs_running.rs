@@ -3,11 +3,12 @@
 use proptest::prelude::*;
 use windlass_model::{
     decide::jobs_running::{
-        Action, Ended, Gate, Host, How, Job, POLL_RUNNING, POLL_SIBLINGS, POLL_TOLD, PULLING_TIMEOUT, Plan,
-        Pulled, Runner, SIBLINGS_TIMEOUT, Seen, Shim, Siblings, StartupOrder, Task, UNREACHABLE_GRACE, asks,
-        decide, goes_on, has_ended, provisioning_max,
+        Action, EndKind, Gate, HostState, POLL_RUNNING, POLL_SIBLINGS, POLL_WITH_EVENTS, PULLING_TIMEOUT,
+        Plan, ReportedEnd, RunnerReport, RunnerState, RunningJobObservation, RunningJobView,
+        SIBLINGS_TIMEOUT, ShimState, Siblings, StartupOrder, TaskState, UNREACHABLE_GRACE, decide, has_ended,
+        next_in_pass, probe_targets, provisioning_max,
     },
-    job::{self, Detail, Status, TerminationReason},
+    job::{self, Status, TerminationDetail, TerminationReason},
     machine::Step,
     time::{Span, Timestamp},
 };
@@ -18,8 +19,8 @@ fn ago(secs: i64) -> Timestamp {
     NOW - Span::secs(secs)
 }
 
-fn job(status: Status, secs: i64) -> Job {
-    Job {
+fn job(status: Status, secs: i64) -> RunningJobView {
+    RunningJobView {
         status,
         provisioning_since: ago(secs),
         provisioning_max: Span::mins(10),
@@ -40,27 +41,34 @@ fn job(status: Status, secs: i64) -> Job {
     }
 }
 
-fn shim(shim: Shim) -> Seen {
-    Seen { host: Host::Fine, shim, runner: Runner::NotAsked, gpu_idle: false, is_told: false }
+fn shim(shim: ShimState) -> RunningJobObservation {
+    RunningJobObservation {
+        host: HostState::Fine,
+        shim,
+        runner: RunnerState::NotAsked,
+        gpu_idle: false,
+        is_told: false,
+    }
 }
 
-fn runner(runner: Runner) -> Seen {
-    let shim = Shim::Task(Task::Running { ports_known: true });
-    Seen { host: Host::Fine, shim, runner, gpu_idle: false, is_told: false }
+fn runner(runner: RunnerState) -> RunningJobObservation {
+    let shim = ShimState::Task(TaskState::Running { ports_known: true });
+    RunningJobObservation { host: HostState::Fine, shim, runner, gpu_idle: false, is_told: false }
 }
 
-fn ended(how: How, reason: &str, exit_status: Option<i32>) -> Seen {
-    let ended = Some(Ended { how, reason: reason.into(), message: String::new(), detail: None, exit_status });
-    runner(Runner::Pulled(Pulled { ended, no_connections: None, at_gate: false }))
+fn ended(how: EndKind, reason: &str, exit_status: Option<i32>) -> RunningJobObservation {
+    let ended =
+        Some(ReportedEnd { how, reason: reason.into(), message: String::new(), detail: None, exit_status });
+    runner(RunnerState::Pulled(RunnerReport { ended, no_connections: None, at_gate: false }))
 }
 
-fn failed(reason: &str, message: &str) -> Ended {
+fn failed(reason: &str, message: &str) -> ReportedEnd {
     let (reason, message) = (reason.into(), message.into());
-    Ended { how: How::Failed, reason, message, detail: None, exit_status: None }
+    ReportedEnd { how: EndKind::Failed, reason, message, detail: None, exit_status: None }
 }
 
-fn alive() -> Seen {
-    runner(Runner::Pulled(Pulled::default()))
+fn alive() -> RunningJobObservation {
+    runner(RunnerState::Pulled(RunnerReport::default()))
 }
 
 fn words(plan: &Plan) -> String {
@@ -83,79 +91,82 @@ fn words(plan: &Plan) -> String {
 }
 
 #[track_caller]
-fn check(job: &Job, seen: &Seen, expect: &str) {
+fn check(job: &RunningJobView, seen: &RunningJobObservation, expect: &str) {
     assert_eq!(words(&decide(job, seen, NOW)), expect);
 }
 
 #[test]
 fn a_silent_new_instance_gets_its_time_and_then_a_named_end() {
     let job = |secs| job(Status::Provisioning, secs);
-    check(&job(30), &shim(Shim::Silent), "waits for the instance, again in 5 s");
-    check(&job(597), &shim(Shim::Silent), "waits for the instance, again in 3 s");
-    check(&job(600), &shim(Shim::Silent), "lost: waiting_instance_limit_exceeded, again in 0 s");
+    check(&job(30), &shim(ShimState::Silent), "waits for the instance, again in 5 s");
+    check(&job(597), &shim(ShimState::Silent), "waits for the instance, again in 3 s");
+    check(&job(600), &shim(ShimState::Silent), "lost: waiting_instance_limit_exceeded, again in 0 s");
 }
 
 #[test]
 fn a_silent_instance_that_was_ready_gets_the_short_grace() {
-    let job = |silent| Job {
+    let job = |silent| RunningJobView {
         instance_was_ready: true,
         disconnected_at: Some(ago(silent)),
         ..job(Status::Provisioning, 130)
     };
     let expect = "waits for the agents to answer again, silent 117 s, again in 3 s";
-    check(&job(117), &shim(Shim::Silent), expect);
-    check(&job(120), &shim(Shim::Silent), "lost: instance_unreachable, again in 0 s");
+    check(&job(117), &shim(ShimState::Silent), expect);
+    check(&job(120), &shim(ShimState::Silent), "lost: instance_unreachable, again in 0 s");
 }
 
 #[test]
 fn a_shim_that_answers_gets_the_task_once() {
     let job = job(Status::Provisioning, 3);
-    check(&job, &shim(Shim::NoTask), "SubmitTask, task-taken, again in 0 s");
-    check(&job, &shim(Shim::Task(Task::Pulling)), "task-taken, again in 0 s");
+    check(&job, &shim(ShimState::NoTask), "SubmitTask, task-taken, again in 0 s");
+    check(&job, &shim(ShimState::Task(TaskState::Pulling)), "task-taken, again in 0 s");
 }
 
 #[test]
 fn r24_a_shim_that_never_takes_the_task_is_given_up() {
     let expect = "lost: waiting_runner_limit_exceeded, again in 0 s";
-    check(&job(Status::Provisioning, 600), &shim(Shim::NoTask), expect);
+    check(&job(Status::Provisioning, 600), &shim(ShimState::NoTask), expect);
 }
 
 #[test]
 fn nodes_wait_for_each_other_by_startup_order() {
     let waits = Siblings { all_have_ips: true, master_runs: false, workers_run: false, all_at_gate: false };
-    let node = |is_master, startup_order| Job {
+    let node = |is_master, startup_order| RunningJobView {
         several: true,
         is_master,
         startup_order,
         siblings: waits,
         ..job(Status::Provisioning, 1_000)
     };
-    let none = shim(Shim::NoTask);
+    let none = shim(ShimState::NoTask);
     check(&node(false, StartupOrder::MasterFirst), &none, "waits for the master to run, again in 2 s");
     check(&node(true, StartupOrder::MasterFirst), &none, "SubmitTask, task-taken, again in 0 s");
     check(&node(true, StartupOrder::WorkersFirst), &none, "waits for the workers to run, again in 2 s");
     check(&node(false, StartupOrder::WorkersFirst), &none, "SubmitTask, task-taken, again in 0 s");
-    let late = Job { provisioning_since: NOW - SIBLINGS_TIMEOUT, ..node(false, StartupOrder::MasterFirst) };
+    let late = RunningJobView {
+        provisioning_since: NOW - SIBLINGS_TIMEOUT,
+        ..node(false, StartupOrder::MasterFirst)
+    };
     check(&late, &none, "lost: waiting_runner_limit_exceeded, again in 0 s");
 }
 
 #[test]
 fn pulling_follows_the_task() {
     let job = job(Status::Pulling, 60);
-    check(&job, &shim(Shim::Task(Task::Preparing)), "waits for the host to prepare, again in 5 s");
-    check(&job, &shim(Shim::Task(Task::Pulling)), "waits for the image, again in 5 s");
-    check(&job, &shim(Shim::Task(Task::Creating)), "waits for the container, again in 5 s");
-    let no_ports = Task::Running { ports_known: false };
-    check(&job, &shim(Shim::Task(no_ports)), "waits for the container's ports, again in 5 s");
-    check(&job, &runner(Runner::Silent), "waits for the runner, again in 5 s");
-    check(&job, &runner(Runner::Ready), "SubmitJob, started, again in 10 s");
+    check(&job, &shim(ShimState::Task(TaskState::Preparing)), "waits for the host to prepare, again in 5 s");
+    check(&job, &shim(ShimState::Task(TaskState::Pulling)), "waits for the image, again in 5 s");
+    check(&job, &shim(ShimState::Task(TaskState::Creating)), "waits for the container, again in 5 s");
+    let no_ports = TaskState::Running { ports_known: false };
+    check(&job, &shim(ShimState::Task(no_ports)), "waits for the container's ports, again in 5 s");
+    check(&job, &runner(RunnerState::Silent), "waits for the runner, again in 5 s");
+    check(&job, &runner(RunnerState::Ready), "SubmitJob, started, again in 10 s");
     check(&job, &alive(), "started, again in 10 s");
 }
 
 #[test]
 fn pulling_ends_with_the_tasks_own_reason() {
     let job = job(Status::Pulling, 60);
-    let ended = |reason: &str| shim(Shim::Task(Task::Terminated(failed(reason, "m"))));
+    let ended = |reason: &str| shim(ShimState::Task(TaskState::Terminated(failed(reason, "m"))));
     check(&job, &ended("CREATING_CONTAINER_ERROR"), "exited: creating_container_error, again in 0 s");
     check(&job, &ended("done_by_runner"), "exited: done_by_runner, again in 0 s");
     check(&job, &ended("a word of tomorrow"), "exited: container_exited_with_error, again in 0 s");
@@ -163,163 +174,171 @@ fn pulling_ends_with_the_tasks_own_reason() {
 
 #[test]
 fn r7_a_task_the_host_forgot_is_never_handed_over_again() {
-    check(&job(Status::Pulling, 60), &shim(Shim::NoTask), "lost: executor_error, again in 0 s");
+    check(&job(Status::Pulling, 60), &shim(ShimState::NoTask), "lost: executor_error, again in 0 s");
 }
 
 #[test]
 fn a_job_that_ended_before_its_start_was_written_down_is_looked_at_again_at_once() {
-    check(&job(Status::Pulling, 60), &ended(How::Done, "", Some(0)), "started, again in 0 s");
+    check(&job(Status::Pulling, 60), &ended(EndKind::Done, "", Some(0)), "started, again in 0 s");
 }
 
 #[test]
 fn an_end_keeps_what_the_agent_says_of_it() {
-    let oom = Ended { detail: Some("oom_killed".into()), exit_status: Some(137), ..failed("", "last line") };
-    let plan = decide(&job(Status::Pulling, 60), &shim(Shim::Task(Task::Terminated(oom))), NOW);
+    let oom =
+        ReportedEnd { detail: Some("oom_killed".into()), exit_status: Some(137), ..failed("", "last line") };
+    let plan = decide(&job(Status::Pulling, 60), &shim(ShimState::Task(TaskState::Terminated(oom))), NOW);
     let ending = plan.ending.unwrap();
     assert_eq!(ending.reason(), TerminationReason::ContainerExitedWithError);
-    assert_eq!(ending.detail().map(Detail::as_str), Some("oom_killed"));
+    assert_eq!(ending.detail().map(TerminationDetail::as_str), Some("oom_killed"));
     assert_eq!((ending.exit_status(), ending.said()), (Some(137), Some("last line")));
 }
 
 #[test]
 fn a_node_gets_its_task_only_when_all_nodes_have_addresses() {
     let siblings = Siblings { all_have_ips: false, ..Siblings::NONE };
-    let job = Job { siblings, several: true, ..job(Status::Provisioning, 60) };
-    check(&job, &shim(Shim::NoTask), "waits for the other nodes' addresses, again in 2 s");
+    let job = RunningJobView { siblings, several: true, ..job(Status::Provisioning, 60) };
+    check(&job, &shim(ShimState::NoTask), "waits for the other nodes' addresses, again in 2 s");
 }
 
 #[test]
 fn no_runner_gets_its_job_before_all_nodes_have_addresses() {
     let siblings = Siblings { all_have_ips: false, ..Siblings::NONE };
-    let job = Job { siblings, several: true, ..job(Status::Pulling, 60) };
-    check(&job, &runner(Runner::Ready), "waits for the other nodes' addresses, again in 2 s");
+    let job = RunningJobView { siblings, several: true, ..job(Status::Pulling, 60) };
+    check(&job, &runner(RunnerState::Ready), "waits for the other nodes' addresses, again in 2 s");
 }
 
 #[test]
 fn r24_a_pull_that_never_ends_is_ended() {
     let late = job(Status::Pulling, PULLING_TIMEOUT.as_secs());
     let expect = "lost: waiting_runner_limit_exceeded, again in 0 s";
-    check(&late, &shim(Shim::Task(Task::Pulling)), expect);
-    check(&late, &runner(Runner::Silent), expect);
-    check(&late, &runner(Runner::Ready), expect);
+    check(&late, &shim(ShimState::Task(TaskState::Pulling)), expect);
+    check(&late, &runner(RunnerState::Silent), expect);
+    check(&late, &runner(RunnerState::Ready), expect);
 }
 
 #[test]
 fn without_a_shim_the_runner_is_all_there_is() {
-    let job = |secs| Job { has_shim: false, ..job(Status::Provisioning, secs) };
-    let seen = |runner| Seen { shim: Shim::NotAsked, ..self::runner(runner) };
-    check(&job(9), &seen(Runner::Silent), "waits for the runner, again in 5 s");
-    check(&job(9), &seen(Runner::Ready), "SubmitJob, started, again in 10 s");
-    check(&job(600), &seen(Runner::Silent), "lost: waiting_runner_limit_exceeded, again in 0 s");
+    let job = |secs| RunningJobView { has_shim: false, ..job(Status::Provisioning, secs) };
+    let seen = |runner| RunningJobObservation { shim: ShimState::NotAsked, ..self::runner(runner) };
+    check(&job(9), &seen(RunnerState::Silent), "waits for the runner, again in 5 s");
+    check(&job(9), &seen(RunnerState::Ready), "SubmitJob, started, again in 10 s");
+    check(&job(600), &seen(RunnerState::Silent), "lost: waiting_runner_limit_exceeded, again in 0 s");
 }
 
 #[test]
 fn a_running_job_ends_as_its_runner_says() {
     let job = job(Status::Running, 90);
     check(&job, &alive(), "PullLogs, again in 10 s");
-    check(&job, &ended(How::Done, "", Some(0)), "PullLogs, exited: done_by_runner (0), again in 0 s");
+    check(&job, &ended(EndKind::Done, "", Some(0)), "PullLogs, exited: done_by_runner (0), again in 0 s");
     let failed = "PullLogs, exited: container_exited_with_error (3), again in 0 s";
-    check(&job, &ended(How::Failed, "", Some(3)), failed);
+    check(&job, &ended(EndKind::Failed, "", Some(3)), failed);
     let quota = "PullLogs, exited: log_quota_exceeded, again in 0 s";
-    check(&job, &ended(How::Terminated, "LOG_QUOTA_EXCEEDED", None), quota);
+    check(&job, &ended(EndKind::Terminated, "LOG_QUOTA_EXCEEDED", None), quota);
 }
 
 #[test]
 fn f12_a_runner_that_was_told_to_end_leaves_the_reason_to_its_host() {
     let job = job(Status::Running, 90);
-    let told = ended(How::Terminated, "", Some(143));
-    let seen = |shim| Seen { shim, ..told.clone() };
-    let running = Shim::Task(Task::Running { ports_known: true });
+    let told = ended(EndKind::Terminated, "", Some(143));
+    let seen = |shim| RunningJobObservation { shim, ..told.clone() };
+    let running = ShimState::Task(TaskState::Running { ports_known: true });
     let waits = "waits for its host to say what ended the task, again in 5 s";
     check(&job, &seen(running.clone()), waits);
-    check(&job, &seen(Shim::Silent), waits);
-    let restart = Ended { detail: Some("host_runtime_restart".into()), ..failed("executor_error", "") };
+    check(&job, &seen(ShimState::Silent), waits);
+    let restart = ReportedEnd { detail: Some("host_runtime_restart".into()), ..failed("executor_error", "") };
     let known = "PullLogs, exited: executor_error, again in 0 s";
-    check(&job, &seen(Shim::Task(Task::Terminated(restart))), known);
+    check(&job, &seen(ShimState::Task(TaskState::Terminated(restart))), known);
     let own = "PullLogs, exited: container_exited_with_error (143), again in 0 s";
-    check(&job, &seen(Shim::NoTask), own);
-    check(&Job { has_shim: false, ..job }, &seen(Shim::NotAsked), own);
+    check(&job, &seen(ShimState::NoTask), own);
+    check(&RunningJobView { has_shim: false, ..job }, &seen(ShimState::NotAsked), own);
     assert!(!has_ended(&told.runner), "the host has to be asked");
 }
 
 #[test]
 fn a_silent_agent_gets_its_grace_period() {
-    let job = |silent: Option<i64>| Job { disconnected_at: silent.map(ago), ..job(Status::Running, 500) };
-    let silent = Seen { shim: Shim::Silent, ..runner(Runner::Silent) };
+    let job = |silent: Option<i64>| RunningJobView {
+        disconnected_at: silent.map(ago),
+        ..job(Status::Running, 500)
+    };
+    let silent = RunningJobObservation { shim: ShimState::Silent, ..runner(RunnerState::Silent) };
     check(&job(None), &silent, "waits for the agents to answer again, silent 0 s, again in 5 s");
     check(&job(Some(119)), &silent, "waits for the agents to answer again, silent 119 s, again in 1 s");
     check(&job(Some(120)), &silent, "lost: instance_unreachable, again in 0 s");
     check(&job(Some(119)), &alive(), "PullLogs, again in 10 s");
-    let spot = Job { spot: true, ..job(Some(120)) };
+    let spot = RunningJobView { spot: true, ..job(Some(120)) };
     check(&spot, &silent, "lost: interrupted_by_no_capacity, again in 0 s");
 }
 
 #[test]
 fn a_runner_that_died_with_its_container_ends_at_once() {
-    let task = Task::Terminated(failed("container_exited_with_error", "killed"));
-    let seen = Seen { shim: Shim::Task(task), ..runner(Runner::Silent) };
+    let task = TaskState::Terminated(failed("container_exited_with_error", "killed"));
+    let seen = RunningJobObservation { shim: ShimState::Task(task), ..runner(RunnerState::Silent) };
     check(&job(Status::Running, 50), &seen, "exited: container_exited_with_error, again in 0 s");
     let lost = "lost: executor_error, again in 0 s";
-    check(&job(Status::Running, 50), &Seen { shim: Shim::NoTask, ..runner(Runner::Silent) }, lost);
+    check(
+        &job(Status::Running, 50),
+        &RunningJobObservation { shim: ShimState::NoTask, ..runner(RunnerState::Silent) },
+        lost,
+    );
 }
 
 #[test]
 fn a_task_that_ended_without_a_word_of_its_runner_is_over() {
-    let task = Task::Terminated(failed("executor_error", "the host was rebooted"));
-    let seen = Seen { shim: Shim::Task(task), ..alive() };
+    let task = TaskState::Terminated(failed("executor_error", "the host was rebooted"));
+    let seen = RunningJobObservation { shim: ShimState::Task(task), ..alive() };
     check(&job(Status::Running, 50), &seen, "PullLogs, exited: executor_error, again in 0 s");
 }
 
 #[test]
 fn a_runner_that_says_nothing_yet_is_starting() {
-    check(&job(Status::Running, 50), &runner(Runner::Ready), "PullLogs, again in 10 s");
+    check(&job(Status::Running, 50), &runner(RunnerState::Ready), "PullLogs, again in 10 s");
 }
 
 #[test]
 fn an_instance_that_is_gone_ends_its_job_at_once() {
-    let gone = Seen { host: Host::Gone, ..alive() };
+    let gone = RunningJobObservation { host: HostState::Gone, ..alive() };
     check(&job(Status::Running, 5), &gone, "lost: instance_unreachable, again in 0 s");
-    let spot = Job { spot: true, ..job(Status::Pulling, 5) };
+    let spot = RunningJobView { spot: true, ..job(Status::Pulling, 5) };
     check(&spot, &gone, "lost: interrupted_by_no_capacity, again in 0 s");
-    let never = Seen { host: Host::CreateFailed, ..alive() };
+    let never = RunningJobObservation { host: HostState::CreateFailed, ..alive() };
     let no_capacity = "lost: failed_to_start_due_to_no_capacity, again in 0 s";
     check(&job(Status::Provisioning, 5), &never, no_capacity);
-    let late = Seen { host: Host::ProvisionTimeout, ..alive() };
+    let late = RunningJobObservation { host: HostState::ProvisionTimeout, ..alive() };
     check(&job(Status::Provisioning, 5), &late, "lost: waiting_instance_limit_exceeded, again in 0 s");
-    let revoked = Seen { host: Host::AccessRevoked, ..alive() };
+    let revoked = RunningJobObservation { host: HostState::AccessRevoked, ..alive() };
     check(&job(Status::Provisioning, 5), &revoked, "lost: instance_access_revoked, again in 0 s");
 }
 
 #[test]
 fn the_server_backs_max_duration_two_minutes_later() {
-    let job = |secs| Job { max_duration: Some(Span::mins(10)), ..job(Status::Running, secs) };
+    let job = |secs| RunningJobView { max_duration: Some(Span::mins(10)), ..job(Status::Running, secs) };
     check(&job(715), &alive(), "PullLogs, again in 5 s");
     check(&job(720), &alive(), "policy-ended: max_duration_exceeded, again in 0 s");
-    check(&job(720), &runner(Runner::Silent), "policy-ended: max_duration_exceeded, again in 0 s");
+    check(&job(720), &runner(RunnerState::Silent), "policy-ended: max_duration_exceeded, again in 0 s");
 }
 
 #[test]
 fn inactivity_and_idle_gpus_end_a_job() {
-    let job = Job { inactivity_duration: Some(Span::secs(100)), ..job(Status::Running, 500) };
+    let job = RunningJobView { inactivity_duration: Some(Span::secs(100)), ..job(Status::Running, 500) };
     let idle = |secs| {
-        let pulled = Pulled { ended: None, no_connections: Some(Span::secs(secs)), at_gate: false };
-        runner(Runner::Pulled(pulled))
+        let pulled = RunnerReport { ended: None, no_connections: Some(Span::secs(secs)), at_gate: false };
+        runner(RunnerState::Pulled(pulled))
     };
     check(&job, &idle(96), "PullLogs, again in 4 s");
     check(&job, &idle(100), "policy-ended: inactivity_duration_exceeded, again in 0 s");
-    let gpu = Seen { gpu_idle: true, ..idle(0) };
+    let gpu = RunningJobObservation { gpu_idle: true, ..idle(0) };
     check(&job, &gpu, "policy-ended: terminated_due_to_utilization_policy, again in 0 s");
 }
 
 #[test]
 fn a_job_whose_host_tells_what_happens_is_asked_less_often() {
-    let due = |job: &Job, seen: Seen| decide(job, &seen, NOW).due.since(NOW);
-    let (running, told) = (job(Status::Running, 60), || Seen { is_told: true, ..alive() });
-    assert_eq!((due(&running, alive()), due(&running, told())), (POLL_RUNNING, POLL_TOLD));
+    let due = |job: &RunningJobView, seen: RunningJobObservation| decide(job, &seen, NOW).due.since(NOW);
+    let (running, told) = (job(Status::Running, 60), || RunningJobObservation { is_told: true, ..alive() });
+    assert_eq!((due(&running, alive()), due(&running, told())), (POLL_RUNNING, POLL_WITH_EVENTS));
     // Its time runs out all the same.
-    let limited = Job { max_duration: Some(Span::secs(90)), ..running };
+    let limited = RunningJobView { max_duration: Some(Span::secs(90)), ..running };
     assert!(due(&limited, told()) > POLL_RUNNING);
-    let nearly = Job { running_since: Some(ago(200)), ..limited };
+    let nearly = RunningJobView { running_since: Some(ago(200)), ..limited };
     assert_eq!(due(&nearly, told()), Span::secs(10), "90 s, and the two minutes after");
 }
 
@@ -331,19 +350,23 @@ fn slow_backends_get_more_time() {
     assert_eq!(provisioning_max("gcp", "a4-highgpu-8g"), Span::mins(16));
 }
 
-fn any_seen() -> impl Strategy<Value = Seen> {
+fn any_seen() -> impl Strategy<Value = RunningJobObservation> {
     let task = prop_oneof![
-        Just(Task::Pending),
-        Just(Task::Preparing),
-        Just(Task::Pulling),
-        Just(Task::Creating),
-        any::<bool>().prop_map(|ports_known| Task::Running { ports_known }),
-        Just(Task::Terminated(failed("executor_error", ""))),
+        Just(TaskState::Pending),
+        Just(TaskState::Preparing),
+        Just(TaskState::Pulling),
+        Just(TaskState::Creating),
+        any::<bool>().prop_map(|ports_known| TaskState::Running { ports_known }),
+        Just(TaskState::Terminated(failed("executor_error", ""))),
     ];
-    let shim =
-        prop_oneof![Just(Shim::NotAsked), Just(Shim::Silent), Just(Shim::NoTask), task.prop_map(Shim::Task)];
-    let how = prop::sample::select(vec![How::Done, How::Failed, How::Terminated]);
-    let ended = how.prop_map(|how| Ended {
+    let shim = prop_oneof![
+        Just(ShimState::NotAsked),
+        Just(ShimState::Silent),
+        Just(ShimState::NoTask),
+        task.prop_map(ShimState::Task)
+    ];
+    let how = prop::sample::select(vec![EndKind::Done, EndKind::Failed, EndKind::Terminated]);
+    let ended = how.prop_map(|how| ReportedEnd {
         how,
         reason: String::new(),
         message: String::new(),
@@ -351,30 +374,31 @@ fn any_seen() -> impl Strategy<Value = Seen> {
         exit_status: None,
     });
     let pulled = (prop::option::of(ended), prop::option::of(0_i64..4_000));
-    let pulled = pulled.prop_map(|(ended, idle)| Pulled {
+    let pulled = pulled.prop_map(|(ended, idle)| RunnerReport {
         ended,
         no_connections: idle.map(Span::secs),
         at_gate: false,
     });
     let runner = prop_oneof![
-        Just(Runner::NotAsked),
-        Just(Runner::Silent),
-        Just(Runner::Ready),
-        pulled.prop_map(Runner::Pulled)
+        Just(RunnerState::NotAsked),
+        Just(RunnerState::Silent),
+        Just(RunnerState::Ready),
+        pulled.prop_map(RunnerState::Pulled)
     ];
     let host = prop::sample::select(vec![
-        Host::Fine,
-        Host::Fine,
-        Host::Gone,
-        Host::CreateFailed,
-        Host::ProvisionTimeout,
-        Host::AccessRevoked,
+        HostState::Fine,
+        HostState::Fine,
+        HostState::Gone,
+        HostState::CreateFailed,
+        HostState::ProvisionTimeout,
+        HostState::AccessRevoked,
     ]);
-    (host, shim, runner, any::<bool>(), any::<bool>())
-        .prop_map(|(host, shim, runner, gpu_idle, is_told)| Seen { host, shim, runner, gpu_idle, is_told })
+    (host, shim, runner, any::<bool>(), any::<bool>()).prop_map(|(host, shim, runner, gpu_idle, is_told)| {
+        RunningJobObservation { host, shim, runner, gpu_idle, is_told }
+    })
 }
 
-fn any_job() -> impl Strategy<Value = Job> {
+fn any_job() -> impl Strategy<Value = RunningJobView> {
     let order = vec![StartupOrder::Any, StartupOrder::MasterFirst, StartupOrder::WorkersFirst];
     let status = vec![Status::Provisioning, Status::Pulling, Status::Running];
     (
@@ -383,7 +407,7 @@ fn any_job() -> impl Strategy<Value = Job> {
         any::<[bool; 8]>(),
         (prop::option::of(1_i64..9_000), prop::option::of(1_i64..9_000)),
     )
-        .prop_map(|((status, secs, silent), startup_order, flags, (max, idle))| Job {
+        .prop_map(|((status, secs, silent), startup_order, flags, (max, idle))| RunningJobView {
             disconnected_at: silent.map(ago),
             instance_was_ready: flags[0],
             has_shim: flags[1],
@@ -429,7 +453,7 @@ proptest! {
     #[test]
     fn r24_a_job_that_never_gets_anywhere_ends_by_the_bound(start in any_job(), seen in any_seen()) {
         let status = if start.status == Status::Running { Status::Pulling } else { start.status };
-        let mut job = Job { status, disconnected_at: None, provisioning_since: NOW, pulling_since: Some(NOW), ..start };
+        let mut job = RunningJobView { status, disconnected_at: None, provisioning_since: NOW, pulling_since: Some(NOW), ..start };
         let bound = NOW + SIBLINGS_TIMEOUT.max(PULLING_TIMEOUT).max(job.provisioning_max);
         let mut now = NOW;
         loop {
@@ -449,8 +473,8 @@ proptest! {
 
     #[test]
     fn r24_silence_ends_a_running_job_within_the_grace(start in any_job()) {
-        let mut job = Job { status: Status::Running, disconnected_at: None, running_since: Some(NOW), ..start };
-        let silent = Seen { host: Host::Fine, shim: Shim::Silent, runner: Runner::Silent, gpu_idle: false, is_told: false };
+        let mut job = RunningJobView { status: Status::Running, disconnected_at: None, running_since: Some(NOW), ..start };
+        let silent = RunningJobObservation { host: HostState::Fine, shim: ShimState::Silent, runner: RunnerState::Silent, gpu_idle: false, is_told: false };
         let mut now = NOW;
         while decide(&job, &silent, now).ending.is_none() {
             let plan = decide(&job, &silent, now);
@@ -463,37 +487,41 @@ proptest! {
 
 #[test]
 fn what_is_asked_depends_on_how_far_it_is() {
-    assert!(asks(&job(Status::Provisioning, 0)).shim && !asks(&job(Status::Provisioning, 0)).runner);
-    assert!(asks(&job(Status::Pulling, 0)).runner && asks(&job(Status::Running, 0)).runner);
+    assert!(
+        probe_targets(&job(Status::Provisioning, 0)).shim
+            && !probe_targets(&job(Status::Provisioning, 0)).runner
+    );
+    assert!(probe_targets(&job(Status::Pulling, 0)).runner && probe_targets(&job(Status::Running, 0)).runner);
 }
 
 #[test]
 fn a_pass_goes_on_from_a_task_that_was_taken_and_from_nothing_else() {
     let placed = job(Status::Provisioning, 5);
-    let taken = decide(&placed, &shim(Shim::NoTask), NOW);
-    let on = goes_on(&placed, &taken.change.unwrap(), NOW).unwrap();
+    let taken = decide(&placed, &shim(ShimState::NoTask), NOW);
+    let on = next_in_pass(&placed, &taken.change.unwrap(), NOW).unwrap();
     assert_eq!((on.status, on.pulling_since), (Status::Pulling, Some(NOW)));
-    assert_eq!(words(&decide(&on, &runner(Runner::Ready), NOW)), "SubmitJob, started, again in 10 s");
+    assert_eq!(words(&decide(&on, &runner(RunnerState::Ready), NOW)), "SubmitJob, started, again in 10 s");
 
     let pulling = job(Status::Pulling, 5);
-    let started = decide(&pulling, &runner(Runner::Ready), NOW);
-    assert_eq!(goes_on(&pulling, &started.change.unwrap(), NOW), None);
-    let lost = decide(&placed, &Seen { host: Host::Gone, ..shim(Shim::NotAsked) }, NOW);
-    assert_eq!(goes_on(&placed, &lost.change.unwrap(), NOW), None);
+    let started = decide(&pulling, &runner(RunnerState::Ready), NOW);
+    assert_eq!(next_in_pass(&pulling, &started.change.unwrap(), NOW), None);
+    let lost =
+        decide(&placed, &RunningJobObservation { host: HostState::Gone, ..shim(ShimState::NotAsked) }, NOW);
+    assert_eq!(next_in_pass(&placed, &lost.change.unwrap(), NOW), None);
 }
 
 #[test]
 fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
-    let at = |all_at_gate, gate| Job {
+    let at = |all_at_gate, gate| RunningJobView {
         several: true,
         gate,
         siblings: Siblings { all_at_gate, ..Siblings::NONE },
         ..job(Status::Running, 60)
     };
-    let seen = |at_gate| Seen {
-        host: Host::Fine,
-        shim: Shim::Task(Task::Running { ports_known: true }),
-        runner: Runner::Pulled(Pulled { at_gate, ..Pulled::default() }),
+    let seen = |at_gate| RunningJobObservation {
+        host: HostState::Fine,
+        shim: ShimState::Task(TaskState::Running { ports_known: true }),
+        runner: RunnerState::Pulled(RunnerReport { at_gate, ..RunnerReport::default() }),
         gpu_idle: false,
         is_told: false,
     };

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use uuid::Uuid;
 use windlass_model::{
     decide::jobs_terminating::{
-        DRAIN_GRACE, GIVE_UP_TIMEOUT, Instance, Job, LOGS_GRACE, Logs, Place, Plan, Seen, Step, Task, Volume,
+        DRAIN_GRACE, GIVE_UP_TIMEOUT, HeldInstance, InstanceRelease, LOGS_GRACE, LogDrain, Plan,
+        TaskPresence, TerminatingJobObservation, TerminatingJobView, TerminationStep, VolumeAttachment,
         decide,
     },
     id::VolumeId,
@@ -20,8 +21,8 @@ fn ago(secs: i64) -> Timestamp {
     NOW - Span::secs(secs)
 }
 
-fn job(reason: TerminationReason) -> Job {
-    Job {
+fn job(reason: TerminationReason) -> TerminatingJobView {
+    TerminatingJobView {
         ending: Ending::new(reason),
         terminating_since: ago(10),
         registered: false,
@@ -32,29 +33,34 @@ fn job(reason: TerminationReason) -> Job {
         stop_duration: Some(Span::mins(5)),
         stop_grace: Span::mins(2),
         volumes: Vec::new(),
-        place: Some(Place { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
+        place: Some(HeldInstance { has_shim: true, status: instance::Status::Busy, other_jobs: 0 }),
         give_up_after: GIVE_UP_TIMEOUT,
     }
 }
 
-fn volume(asked: Option<i64>) -> Volume {
-    Volume { id: VolumeId(Uuid::from_u128(1)), asked_at: asked.map(ago), forced: false, attached: true }
+fn volume(asked: Option<i64>) -> VolumeAttachment {
+    VolumeAttachment {
+        id: VolumeId(Uuid::from_u128(1)),
+        asked_at: asked.map(ago),
+        forced: false,
+        attached: true,
+    }
 }
 
 fn words(plan: &Plan) -> String {
     match plan {
         Plan::Step { step, waits_for, due } => {
             let step = match step {
-                Step::Unregister => "unregister".to_owned(),
-                Step::Stop { grace, deadline } => {
+                TerminationStep::Unregister => "unregister".to_owned(),
+                TerminationStep::Stop { grace, deadline } => {
                     let ask = if grace.is_some() { "stop" } else { "let end" };
                     format!("{ask} within {} s", deadline.since(NOW).as_secs())
                 }
-                Step::DrainLogs => "drain".to_owned(),
-                Step::RemoveTask => "remove".to_owned(),
-                Step::Detach { force: false, volumes } => format!("detach {}", volumes.len()),
-                Step::Detach { force: true, volumes } => format!("force {}", volumes.len()),
-                Step::Wait => "wait".to_owned(),
+                TerminationStep::DrainLogs => "drain".to_owned(),
+                TerminationStep::RemoveTask => "remove".to_owned(),
+                TerminationStep::Detach { force: false, volumes } => format!("detach {}", volumes.len()),
+                TerminationStep::Detach { force: true, volumes } => format!("force {}", volumes.len()),
+                TerminationStep::Wait => "wait".to_owned(),
             };
             format!("{step}, for {waits_for}, again in {} s", due.since(NOW).as_secs())
         }
@@ -71,127 +77,163 @@ fn words(plan: &Plan) -> String {
 }
 
 #[track_caller]
-fn check(job: &Job, logs: Logs, task: Task, expect: &str) {
-    assert_eq!(words(&decide(job, Seen { logs, task }, NOW)), expect);
+fn check(job: &TerminatingJobView, logs: LogDrain, task: TaskPresence, expect: &str) {
+    assert_eq!(words(&decide(job, TerminatingJobObservation { logs, task }, NOW)), expect);
 }
 
 #[test]
 fn a_stop_is_asked_once_with_a_deadline() {
     let job = job(TerminationReason::TerminatedByUser);
     let expect = "stop within 150 s, for the job to stop, again in 0 s";
-    check(&job, Logs::NotAsked, Task::NotAsked, expect);
+    check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
 }
 
 #[test]
 fn a_job_that_ended_by_itself_is_not_asked_but_its_logs_are_drained() {
     let mut job = job(TerminationReason::DoneByRunner);
-    check(&job, Logs::NotAsked, Task::There, "let end within 30 s, for the job to stop, again in 0 s");
+    check(
+        &job,
+        LogDrain::NotAsked,
+        TaskPresence::There,
+        "let end within 30 s, for the job to stop, again in 0 s",
+    );
     job.deadline = Some(NOW + Span::secs(29));
-    check(&job, Logs::NotAsked, Task::There, "drain, for its last output, again in 0 s");
-    check(&job, Logs::More, Task::There, "drain, for its last output, again in 2 s");
-    check(&job, Logs::Drained, Task::There, "remove, for its container to go, again in 2 s");
-    check(&job, Logs::Drained, Task::Gone, "released-done (done_by_runner), instance Freed");
+    check(&job, LogDrain::NotAsked, TaskPresence::There, "drain, for its last output, again in 0 s");
+    check(&job, LogDrain::More, TaskPresence::There, "drain, for its last output, again in 2 s");
+    check(&job, LogDrain::Drained, TaskPresence::There, "remove, for its container to go, again in 2 s");
+    check(&job, LogDrain::Drained, TaskPresence::Gone, "released-done (done_by_runner), instance Freed");
 }
 
 #[test]
 fn the_deadline_ends_the_drain() {
-    let job = Job { deadline: Some(NOW), ..job(TerminationReason::TerminatedByUser) };
-    check(&job, Logs::More, Task::NotAsked, "remove, for its container to go, again in 0 s");
+    let job = TerminatingJobView { deadline: Some(NOW), ..job(TerminationReason::TerminatedByUser) };
+    check(&job, LogDrain::More, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
 }
 
 #[test]
 fn an_abort_skips_the_runner() {
     let job = job(TerminationReason::AbortedByUser);
-    check(&job, Logs::NotAsked, Task::NotAsked, "remove, for its container to go, again in 0 s");
-    check(&job, Logs::NotAsked, Task::Gone, "released-aborted (aborted_by_user), instance Freed");
+    check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
+    check(&job, LogDrain::NotAsked, TaskPresence::Gone, "released-aborted (aborted_by_user), instance Freed");
 }
 
 #[test]
 fn s2_it_leaves_the_proxy_before_it_is_asked_to_stop() {
-    let job = Job { registered: true, ..job(TerminationReason::ScaledDown) };
-    check(&job, Logs::NotAsked, Task::There, "unregister, for the proxy to let go, again in 0 s");
+    let job = TerminatingJobView { registered: true, ..job(TerminationReason::ScaledDown) };
+    check(&job, LogDrain::NotAsked, TaskPresence::There, "unregister, for the proxy to let go, again in 0 s");
 }
 
 #[test]
 fn s2_requests_on_their_way_are_answered_before_it_is_asked_to_stop_but_not_for_ever() {
-    let busy = Job { in_use: true, ..job(TerminationReason::ScaledDown) };
-    let busy = Job { terminating_since: ago(5), deadline: None, ..busy };
-    check(&busy, Logs::NotAsked, Task::There, "wait, for requests on their way to it, again in 1 s");
-    let late = Job { terminating_since: NOW - DRAIN_GRACE, ..busy.clone() };
-    check(&late, Logs::NotAsked, Task::There, "stop within 150 s, for the job to stop, again in 0 s");
+    let busy = TerminatingJobView { in_use: true, ..job(TerminationReason::ScaledDown) };
+    let busy = TerminatingJobView { terminating_since: ago(5), deadline: None, ..busy };
+    check(
+        &busy,
+        LogDrain::NotAsked,
+        TaskPresence::There,
+        "wait, for requests on their way to it, again in 1 s",
+    );
+    let late = TerminatingJobView { terminating_since: NOW - DRAIN_GRACE, ..busy.clone() };
+    check(
+        &late,
+        LogDrain::NotAsked,
+        TaskPresence::There,
+        "stop within 150 s, for the job to stop, again in 0 s",
+    );
     // Nobody is left to answer, or nobody waits.
     for reason in [TerminationReason::ContainerExitedWithError, TerminationReason::AbortedByUser] {
-        let over = Job { ending: job(reason).ending, ..busy.clone() };
-        assert!(!matches!(decide(&over, Seen::NOTHING, NOW), Plan::Step { step: Step::Wait, .. }));
+        let over = TerminatingJobView { ending: job(reason).ending, ..busy.clone() };
+        assert!(!matches!(
+            decide(&over, TerminatingJobObservation::NOTHING, NOW),
+            Plan::Step { step: TerminationStep::Wait, .. }
+        ));
     }
 }
 
 #[test]
 fn a_job_that_never_had_an_instance_ends_at_once() {
-    let job = Job { place: None, ran: false, ..job(TerminationReason::FailedToStartDueToNoCapacity) };
+    let job = TerminatingJobView {
+        place: None,
+        ran: false,
+        ..job(TerminationReason::FailedToStartDueToNoCapacity)
+    };
     let expect = "released-failed (failed_to_start_due_to_no_capacity), instance None";
-    check(&job, Logs::NotAsked, Task::NotAsked, expect);
+    check(&job, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
 }
 
 #[test]
 fn a_silent_host_keeps_the_job_until_it_is_given_up() {
-    let lost = Job { deadline: Some(ago(1)), ..job(TerminationReason::InstanceUnreachable) };
-    check(&lost, Logs::Silent, Task::Silent, "wait, for the host to answer, again in 2 s");
-    let late = Job { terminating_since: NOW - GIVE_UP_TIMEOUT, ..lost.clone() };
+    let lost = TerminatingJobView { deadline: Some(ago(1)), ..job(TerminationReason::InstanceUnreachable) };
+    check(&lost, LogDrain::Silent, TaskPresence::Silent, "wait, for the host to answer, again in 2 s");
+    let late = TerminatingJobView { terminating_since: NOW - GIVE_UP_TIMEOUT, ..lost.clone() };
     let expect = "released-failed (instance_unreachable), instance Freed, host given up";
-    check(&late, Logs::Silent, Task::Silent, expect);
-    let place = Place { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
-    let ended = Job { place: Some(place), deadline: None, ..lost };
-    let expect = "released-failed (instance_unreachable), instance Untouched";
-    check(&ended, Logs::NotAsked, Task::NotAsked, expect);
+    check(&late, LogDrain::Silent, TaskPresence::Silent, expect);
+    let place = HeldInstance { has_shim: true, status: instance::Status::Terminated, other_jobs: 0 };
+    let ended = TerminatingJobView { place: Some(place), deadline: None, ..lost };
+    let expect = "released-failed (instance_unreachable), instance Unchanged";
+    check(&ended, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
 }
 
 #[test]
 fn g4_volumes_are_detached_softly_then_by_force() {
-    let stopped = |secs: i64, asked| Job {
+    let stopped = |secs: i64, asked| TerminatingJobView {
         deadline: Some(ago(1)),
         terminating_since: ago(secs),
         volumes: vec![volume(asked)],
         ..job(TerminationReason::TerminatedByUser)
     };
-    let gone = |job: &Job, expect| check(job, Logs::Drained, Task::Gone, expect);
+    let gone = |job: &TerminatingJobView, expect| check(job, LogDrain::Drained, TaskPresence::Gone, expect);
     gone(&stopped(40, None), "detach 1, for its volumes to detach, again in 2 s");
     gone(&stopped(299, Some(100)), "wait, for its volumes to detach, again in 2 s");
     gone(&stopped(300, Some(59)), "wait, for its volumes to detach, again in 2 s");
     gone(&stopped(300, Some(60)), "force 1, for its volumes to detach, again in 2 s");
-    let aborted = Job { ending: Ending::new(TerminationReason::AbortedByUser), ..stopped(70, Some(60)) };
+    let aborted =
+        TerminatingJobView { ending: Ending::new(TerminationReason::AbortedByUser), ..stopped(70, Some(60)) };
     gone(&aborted, "force 1, for its volumes to detach, again in 2 s");
-    let patient = Job { stop_duration: None, ..stopped(9_000, Some(9_000)) };
+    let patient = TerminatingJobView { stop_duration: None, ..stopped(9_000, Some(9_000)) };
     gone(&patient, "wait, for its volumes to detach, again in 2 s");
-    let free = Job { volumes: vec![Volume { attached: false, ..volume(Some(5)) }], ..stopped(40, None) };
+    let free = TerminatingJobView {
+        volumes: vec![VolumeAttachment { attached: false, ..volume(Some(5)) }],
+        ..stopped(40, None)
+    };
     gone(&free, "released-terminated (terminated_by_user), instance Freed");
 }
 
 #[test]
 fn a_job_whose_instance_was_never_ready_ends_without_asking_it() {
-    let place = Some(Place { has_shim: true, status: instance::Status::Provisioning, other_jobs: 0 });
-    let early = Job { place, ran: false, handed_over: false, ..job(TerminationReason::TerminatedByUser) };
+    let place = Some(HeldInstance { has_shim: true, status: instance::Status::Provisioning, other_jobs: 0 });
+    let early = TerminatingJobView {
+        place,
+        ran: false,
+        handed_over: false,
+        ..job(TerminationReason::TerminatedByUser)
+    };
     let expect = "released-terminated (terminated_by_user), instance Ends";
-    check(&early, Logs::NotAsked, Task::NotAsked, expect);
-    let told = Job { handed_over: true, ..early };
-    check(&told, Logs::NotAsked, Task::NotAsked, "remove, for its container to go, again in 0 s");
+    check(&early, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
+    let told = TerminatingJobView { handed_over: true, ..early };
+    check(&told, LogDrain::NotAsked, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
 }
 
 #[test]
 fn the_instance_stays_goes_or_is_freed() {
     let on = |has_shim, status, other_jobs| {
-        let place = Some(Place { has_shim, status, other_jobs });
-        let job = Job { deadline: Some(ago(1)), place, ..job(TerminationReason::DoneByRunner) };
-        match decide(&job, Seen { logs: Logs::Drained, task: Task::Gone }, NOW) {
+        let place = Some(HeldInstance { has_shim, status, other_jobs });
+        let job =
+            TerminatingJobView { deadline: Some(ago(1)), place, ..job(TerminationReason::DoneByRunner) };
+        match decide(
+            &job,
+            TerminatingJobObservation { logs: LogDrain::Drained, task: TaskPresence::Gone },
+            NOW,
+        ) {
             Plan::End(end) => end.instance(),
             Plan::Step { .. } => panic!("it should end"),
         }
     };
-    assert_eq!(on(true, instance::Status::Busy, 0), Instance::Freed);
-    assert_eq!(on(true, instance::Status::Busy, 2), Instance::StaysBusy);
-    assert_eq!(on(false, instance::Status::Busy, 0), Instance::Ended);
-    assert_eq!(on(true, instance::Status::Provisioning, 0), Instance::Ended);
-    assert_eq!(on(true, instance::Status::Terminating, 0), Instance::Unchanged);
+    assert_eq!(on(true, instance::Status::Busy, 0), InstanceRelease::Freed);
+    assert_eq!(on(true, instance::Status::Busy, 2), InstanceRelease::StaysBusy);
+    assert_eq!(on(false, instance::Status::Busy, 0), InstanceRelease::Ended);
+    assert_eq!(on(true, instance::Status::Provisioning, 0), InstanceRelease::Ended);
+    assert_eq!(on(true, instance::Status::Terminating, 0), InstanceRelease::Unchanged);
 }
 
 /// A little world that the hands act on: everything may be slow, nothing lies.
@@ -213,8 +255,11 @@ enum ReleaseEvent {
     Ended,
 }
 
-fn run_to_end(mut job: Job, mut world: ReleaseFixture) -> (Vec<ReleaseEvent>, Timestamp, Plan) {
-    let (mut now, mut seen, mut did) = (NOW, Seen::NOTHING, Vec::new());
+fn run_to_end(
+    mut job: TerminatingJobView,
+    mut world: ReleaseFixture,
+) -> (Vec<ReleaseEvent>, Timestamp, Plan) {
+    let (mut now, mut seen, mut did) = (NOW, TerminatingJobObservation::NOTHING, Vec::new());
     job.terminating_since = NOW;
     for _ in 0..10_000 {
         let plan = decide(&job, seen, now);
@@ -223,39 +268,39 @@ fn run_to_end(mut job: Job, mut world: ReleaseFixture) -> (Vec<ReleaseEvent>, Ti
             return (did, now, plan);
         };
         match step {
-            Step::Unregister => {
+            TerminationStep::Unregister => {
                 job.registered = false;
                 did.push(ReleaseEvent::Unregistered);
             }
-            Step::Stop { deadline, .. } => {
+            TerminationStep::Stop { deadline, .. } => {
                 job.deadline = Some(*deadline);
                 did.push(ReleaseEvent::Stopped);
             }
-            Step::DrainLogs => {
+            TerminationStep::DrainLogs => {
                 world.log_polls = world.log_polls.saturating_sub(1);
                 seen.logs = match (world.silent, world.log_polls) {
-                    (true, _) => Logs::Silent,
-                    (false, 0) => Logs::Drained,
-                    (false, _) => Logs::More,
+                    (true, _) => LogDrain::Silent,
+                    (false, 0) => LogDrain::Drained,
+                    (false, _) => LogDrain::More,
                 };
                 did.push(ReleaseEvent::Quiet);
             }
-            Step::RemoveTask => {
+            TerminationStep::RemoveTask => {
                 world.remove_polls = world.remove_polls.saturating_sub(1);
                 seen.task = match (world.silent, world.remove_polls) {
-                    (true, _) => Task::Silent,
-                    (false, 0) => Task::Gone,
-                    (false, _) => Task::There,
+                    (true, _) => TaskPresence::Silent,
+                    (false, 0) => TaskPresence::Gone,
+                    (false, _) => TaskPresence::There,
                 };
                 did.push(ReleaseEvent::Removed);
             }
-            Step::Detach { .. } => {
+            TerminationStep::Detach { .. } => {
                 for volume in &mut job.volumes {
                     volume.asked_at = volume.asked_at.or(Some(now));
                 }
                 did.push(ReleaseEvent::Detached);
             }
-            Step::Wait => {}
+            TerminationStep::Wait => {}
         }
         if did.contains(&ReleaseEvent::Detached) {
             world.detach_polls = world.detach_polls.saturating_sub(1);
@@ -268,7 +313,7 @@ fn run_to_end(mut job: Job, mut world: ReleaseFixture) -> (Vec<ReleaseEvent>, Ti
     (did, now, decide(&job, seen, now))
 }
 
-fn any_job() -> impl Strategy<Value = Job> {
+fn any_job() -> impl Strategy<Value = TerminatingJobView> {
     let reason = prop::sample::select(TerminationReason::ALL.to_vec());
     let status = prop::sample::select(vec![
         instance::Status::Provisioning,
@@ -278,11 +323,11 @@ fn any_job() -> impl Strategy<Value = Job> {
     ]);
     let place = prop::option::of((any::<bool>(), status, 0_u32..3));
     (reason, any::<bool>(), any::<bool>(), place, 0_usize..3).prop_map(
-        |(reason, registered, ran, place, volumes)| Job {
+        |(reason, registered, ran, place, volumes)| TerminatingJobView {
             registered,
             ran,
             volumes: vec![volume(None); volumes],
-            place: place.map(|(has_shim, status, other_jobs)| Place { has_shim, status, other_jobs }),
+            place: place.map(|(has_shim, status, other_jobs)| HeldInstance { has_shim, status, other_jobs }),
             ..job(reason)
         },
     )

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use windlass_model::ledger::{AcquireError, Ledger, RebuildError, Want};
+use windlass_model::ledger::{AcquireError, DeviceAllocator, DeviceCount, RebuildError};
 
 const DEVICES: usize = 4;
 
@@ -30,11 +30,11 @@ proptest! {
     /// of one owner changes what another has.
     #[test]
     fn g1_a_device_has_one_owner_whatever_the_calls(calls in calls()) {
-        let mut ledger: Ledger<usize, u8> = Ledger::new(0..DEVICES);
+        let mut ledger: DeviceAllocator<usize, u8> = DeviceAllocator::new(0..DEVICES);
         let mut model: BTreeMap<u8, Vec<usize>> = BTreeMap::new();
         for call in calls {
             match call {
-                Call::Acquire(owner, want) => match ledger.acquire(&owner, Want::Count(want)) {
+                Call::Acquire(owner, want) => match ledger.acquire(&owner, DeviceCount::Count(want)) {
                     Ok(given) => {
                         prop_assert_eq!(given.len(), want);
                         if !given.is_empty() {
@@ -49,7 +49,7 @@ proptest! {
                     prop_assert_eq!(ledger.release(&owner), model.remove(&owner).unwrap_or_default());
                 }
                 Call::Restart => {
-                    ledger = Ledger::rebuild(0..DEVICES, model.clone()).unwrap();
+                    ledger = DeviceAllocator::rebuild(0..DEVICES, model.clone()).unwrap();
                 }
             }
             let held: usize = model.values().map(Vec::len).sum();
@@ -63,27 +63,27 @@ proptest! {
 
 #[test]
 fn g1_a_late_second_release_frees_nothing_of_the_next_owner() {
-    let mut ledger: Ledger<u32, &str> = Ledger::new(0..2);
-    ledger.acquire(&"old", Want::All).unwrap();
+    let mut ledger: DeviceAllocator<u32, &str> = DeviceAllocator::new(0..2);
+    ledger.acquire(&"old", DeviceCount::All).unwrap();
     assert_eq!(ledger.release(&"old"), [0, 1]);
-    ledger.acquire(&"new", Want::Count(2)).unwrap();
+    ledger.acquire(&"new", DeviceCount::Count(2)).unwrap();
     assert_eq!(ledger.release(&"old"), [0_u32; 0]);
     assert_eq!(ledger.held_by(&"new"), [0, 1]);
 }
 
 #[test]
 fn all_of_nothing_is_nothing() {
-    let mut ledger: Ledger<u32, &str> = Ledger::new([]);
-    assert_eq!(ledger.acquire(&"a", Want::All), Ok(vec![]));
+    let mut ledger: DeviceAllocator<u32, &str> = DeviceAllocator::new([]);
+    assert_eq!(ledger.acquire(&"a", DeviceCount::All), Ok(vec![]));
 }
 
 #[test]
 fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
-    let ledger = Ledger::rebuild(0..3, [("a", vec![1])]).unwrap();
+    let ledger = DeviceAllocator::rebuild(0..3, [("a", vec![1])]).unwrap();
     assert_eq!((ledger.free(), ledger.holder(&1)), (2, Some(&"a")));
-    let twice = Ledger::rebuild(0..3, [("a", vec![1]), ("b", vec![1])]);
+    let twice = DeviceAllocator::rebuild(0..3, [("a", vec![1]), ("b", vec![1])]);
     assert_eq!(twice, Err(RebuildError::ClaimedTwice { device: 1, first: "a", second: "b" }));
-    let unknown = Ledger::rebuild(0..3, [("a", vec![7])]);
+    let unknown = DeviceAllocator::rebuild(0..3, [("a", vec![7])]);
     assert_eq!(unknown, Err(RebuildError::Unknown { device: 7, owner: "a" }));
 }
 
@@ -91,10 +91,10 @@ fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
 #[test]
 fn the_planted_bug_frees_the_devices_of_another() {
     use windlass_planted_bugs::{Bug, plant};
-    let mut ledger: Ledger<u32, &str> = Ledger::new(0..1);
-    ledger.acquire(&"old", Want::All).unwrap();
+    let mut ledger: DeviceAllocator<u32, &str> = DeviceAllocator::new(0..1);
+    ledger.acquire(&"old", DeviceCount::All).unwrap();
     ledger.release(&"old");
-    ledger.acquire(&"new", Want::All).unwrap();
+    ledger.acquire(&"new", DeviceCount::All).unwrap();
     plant(Some(Bug::ReleaseFreesFormerDevices));
     ledger.release(&"old");
     plant(None);

@@ -4,30 +4,30 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use windlass_model::{
     container, fleet, gateway, instance, job,
-    machine::{Machine, Status as _, Step, Word, render},
+    machine::{StateMachine, Status as _, Step, StrEnum, render_table},
     managed_job, run, task, volume,
 };
 
 /// Runs a generic check for every machine there is.
 macro_rules! every_machine {
     ($check:ident) => {
-        $check::<run::Run>();
-        $check::<job::Job>();
-        $check::<instance::Instance>();
-        $check::<fleet::Fleet>();
-        $check::<volume::Volume>();
-        $check::<gateway::Gateway>();
-        $check::<gateway::Replica>();
-        $check::<managed_job::Task>();
+        $check::<run::RunLifecycle>();
+        $check::<job::JobLifecycle>();
+        $check::<instance::InstanceLifecycle>();
+        $check::<fleet::FleetLifecycle>();
+        $check::<volume::VolumeLifecycle>();
+        $check::<gateway::GatewayLifecycle>();
+        $check::<gateway::GatewayReplicaLifecycle>();
+        $check::<managed_job::ManagedTaskLifecycle>();
         $check::<managed_job::ScheduleLifecycle>();
-        $check::<container::Container>();
-        $check::<task::Task>();
+        $check::<container::ContainerLifecycle>();
+        $check::<task::ShimTaskLifecycle>();
     };
 }
 
 type Edges = BTreeSet<(&'static str, &'static str)>;
 
-fn edges<M: Machine>() -> Edges {
+fn edges<M: StateMachine>() -> Edges {
     let mut edges = Edges::new();
     for &status in M::Status::ALL {
         for &event in M::Event::ALL {
@@ -56,7 +56,7 @@ fn read_edges(text: &'static str) -> Edges {
 }
 
 #[track_caller]
-fn check<M: Machine>(expected: &'static str) {
+fn check<M: StateMachine>(expected: &'static str) {
     let (found, expected) = (edges::<M>(), read_edges(expected));
     let extra: Vec<_> = found.difference(&expected).collect();
     let missing: Vec<_> = expected.difference(&found).collect();
@@ -65,7 +65,7 @@ fn check<M: Machine>(expected: &'static str) {
 
 #[test]
 fn r5_a_run_has_the_listed_edges_and_no_others() {
-    check::<run::Run>(
+    check::<run::RunLifecycle>(
         "
         pending -> submitted
         submitted -> provisioning, running
@@ -80,7 +80,7 @@ fn r5_a_run_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn r5_a_job_has_the_listed_edges_and_no_others() {
-    check::<job::Job>(
+    check::<job::JobLifecycle>(
         "
         submitted -> provisioning
         provisioning -> pulling, running
@@ -93,7 +93,7 @@ fn r5_a_job_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn r5_an_instance_has_the_listed_edges_and_no_others() {
-    check::<instance::Instance>(
+    check::<instance::InstanceLifecycle>(
         "
         pending -> provisioning, idle, terminated
         provisioning -> idle, busy, terminating
@@ -108,7 +108,7 @@ fn r5_an_instance_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn r5_a_fleet_has_the_listed_edges_and_no_others() {
-    check::<fleet::Fleet>(
+    check::<fleet::FleetLifecycle>(
         "
         active -> terminating
         terminating -> terminated
@@ -120,13 +120,15 @@ fn r5_a_fleet_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn r5_a_volume_has_the_listed_edges_and_no_others() {
-    check::<volume::Volume>("submitted -> active, failed, provisioning\nprovisioning -> active, failed");
+    check::<volume::VolumeLifecycle>(
+        "submitted -> active, failed, provisioning\nprovisioning -> active, failed",
+    );
 }
 
 #[test]
 fn r5_a_gateway_has_the_listed_edges_and_no_others() {
-    check::<gateway::Gateway>("submitted -> provisioning, failed\nprovisioning -> running, failed");
-    check::<gateway::Replica>(
+    check::<gateway::GatewayLifecycle>("submitted -> provisioning, failed\nprovisioning -> running, failed");
+    check::<gateway::GatewayReplicaLifecycle>(
         "
         submitted -> provisioning
         provisioning -> running
@@ -138,7 +140,7 @@ fn r5_a_gateway_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn a_managed_job_has_the_22_listed_transitions_and_no_others() {
-    check::<managed_job::Task>(
+    check::<managed_job::ManagedTaskLifecycle>(
         "
         # 2, 3, 4, 5
         PENDING -> STARTING
@@ -188,7 +190,7 @@ fn a_managed_jobs_schedule_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn c2_a_container_has_the_listed_edges_and_no_others() {
-    check::<container::Container>(
+    check::<container::ContainerLifecycle>(
         "
         Queued -> Locked, Cancelled
         Locked -> Queued, Running, Cancelled
@@ -199,7 +201,7 @@ fn c2_a_container_has_the_listed_edges_and_no_others() {
 
 #[test]
 fn a_task_of_a_shim_has_the_listed_edges_and_no_others() {
-    check::<task::Task>(
+    check::<task::ShimTaskLifecycle>(
         "
         pending -> preparing
         preparing -> pulling
@@ -220,7 +222,7 @@ fn g8_a_task_is_removed_only_after_its_end() {
 
 #[test]
 fn r3_final_is_never_left() {
-    fn check<M: Machine>() {
+    fn check<M: StateMachine>() {
         for (from, to) in edges::<M>() {
             let from = M::Status::ALL.iter().find(|s| s.as_str() == from).unwrap();
             // Managed jobs alone know a failure of ours that may overtake any status.
@@ -232,7 +234,7 @@ fn r3_final_is_never_left() {
 
 #[test]
 fn stop_is_never_refused_while_anything_is_alive() {
-    fn check<M: Machine>() {
+    fn check<M: StateMachine>() {
         for &status in M::Status::ALL.iter().filter(|status| !status.is_final()) {
             for &stop in M::STOP {
                 assert_ne!(M::step(status, stop), Step::Refuse, "{}: {status:?} refuses {stop:?}", M::NAME);
@@ -244,7 +246,7 @@ fn stop_is_never_refused_while_anything_is_alive() {
 
 #[test]
 fn every_status_can_be_reached() {
-    fn check<M: Machine>() {
+    fn check<M: StateMachine>() {
         let mut reached: BTreeSet<_> = M::START.iter().map(|s| s.as_str()).collect();
         let edges = edges::<M>();
         while let Some((_, to)) =
@@ -260,7 +262,7 @@ fn every_status_can_be_reached() {
 
 #[test]
 fn every_status_can_end() {
-    fn check<M: Machine>() {
+    fn check<M: StateMachine>() {
         let edges = edges::<M>();
         let mut ends: BTreeSet<_> =
             M::Status::ALL.iter().filter(|s| s.is_final()).map(|s| s.as_str()).collect();
@@ -283,7 +285,7 @@ fn every_status_can_end() {
 
 #[test]
 fn every_status_and_event_explains_itself() {
-    fn check<M: Machine>() {
+    fn check<M: StateMachine>() {
         let explained = |about: &str| !about.is_empty() && !about.ends_with('.');
         assert!(M::Status::ALL.iter().all(|status| explained(status.about())), "{}", M::NAME);
         assert!(M::Event::ALL.iter().all(|event| explained(event.about())), "{}", M::NAME);
@@ -293,7 +295,7 @@ fn every_status_and_event_explains_itself() {
 
 #[test]
 fn every_event_is_accepted_somewhere() {
-    fn check<M: Machine>() {
+    fn check<M: StateMachine>() {
         for &event in M::Event::ALL {
             let taken = M::Status::ALL.iter().any(|&status| M::step(status, event) != Step::Refuse);
             assert!(taken, "{}: {event:?} is refused everywhere", M::NAME);
@@ -305,8 +307,8 @@ fn every_event_is_accepted_somewhere() {
 /// The reviewed files. `UPDATE=1` writes them anew.
 #[test]
 fn the_tables_in_the_docs_are_those_of_the_code() {
-    fn check<M: Machine>() {
-        compare(M::NAME, &render::<M>());
+    fn check<M: StateMachine>() {
+        compare(M::NAME, &render_table::<M>());
     }
     every_machine!(check);
 }

@@ -7,10 +7,10 @@ use serde::{Serialize, de::DeserializeOwned};
 use uuid::Uuid;
 use windlass_model::{
     container,
-    event::{self, Actor, Event, EventCause, Kind, Pipeline},
+    event::{self, Actor, Event, EventCause, EventKind, Pipeline},
     fleet, gateway, instance,
-    job::{self, Detail, Ending},
-    machine::{Step, UnknownValue, Word},
+    job::{self, Ending, TerminationDetail},
+    machine::{Step, StrEnum, UnknownValue},
     managed_job::{self, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, is_legal},
     retry, run, volume,
 };
@@ -18,7 +18,7 @@ use windlass_model::{
 #[track_caller]
 fn check_words<W>(words: &str)
 where
-    W: Word + FromStr<Err = UnknownValue> + Serialize + DeserializeOwned + Debug,
+    W: StrEnum + FromStr<Err = UnknownValue> + Serialize + DeserializeOwned + Debug,
 {
     let found: Vec<_> = W::ALL.iter().map(|word| word.as_str()).collect();
     assert_eq!(found.join(" "), words);
@@ -142,19 +142,29 @@ fn r4_a_terminating_job_reaches_the_status_of_its_reason_and_no_other() {
 #[test]
 fn our_own_causes_travel_beside_a_reason_that_every_client_knows() {
     #[track_caller]
-    fn check(ending: &Ending, reason: &str, detail: Detail, retried: retry::Event) {
+    fn check(ending: &Ending, reason: &str, detail: TerminationDetail, retried: retry::Event) {
         assert_eq!(ending.reason().as_str(), reason);
         assert_eq!(ending.detail(), Some(detail));
         assert_eq!(ending.retry_event(), Some(retried));
     }
-    check(&Ending::oom_killed(), "container_exited_with_error", Detail::OomKilled, retry::Event::Error);
-    check(&Ending::no_disk(), "executor_error", Detail::NoDisk, retry::Event::Error);
+    check(
+        &Ending::oom_killed(),
+        "container_exited_with_error",
+        TerminationDetail::OomKilled,
+        retry::Event::Error,
+    );
+    check(&Ending::no_disk(), "executor_error", TerminationDetail::NoDisk, retry::Event::Error);
     let full = Ending::disk_limit_exceeded();
-    check(&full, "executor_error", Detail::DiskLimitExceeded, retry::Event::Error);
+    check(&full, "executor_error", TerminationDetail::DiskLimitExceeded, retry::Event::Error);
     assert_eq!(job::status_message(job::Status::Failed, Some(&full)), "disk limit exceeded");
-    check(&Ending::host_reboot(), "instance_unreachable", Detail::HostReboot, retry::Event::Error);
+    check(&Ending::host_reboot(), "instance_unreachable", TerminationDetail::HostReboot, retry::Event::Error);
     let restart = Ending::host_runtime_restart();
-    check(&restart, "container_exited_with_error", Detail::HostRuntimeRestart, retry::Event::Error);
+    check(
+        &restart,
+        "container_exited_with_error",
+        TerminationDetail::HostRuntimeRestart,
+        retry::Event::Error,
+    );
     assert_eq!(Ending::oom_killed().exit_status(), Some(137));
 }
 
@@ -224,7 +234,7 @@ fn because(pipeline: Pipeline) -> EventCause {
 #[test]
 fn a_transition_writes_one_record_that_says_who_and_why() {
     let id = Uuid::from_u128(1);
-    let moved = event::transition::<job::Job>(
+    let moved = event::transition::<job::JobLifecycle>(
         id,
         job::Status::Terminating,
         job::Event::ReleasedDone,
@@ -233,7 +243,7 @@ fn a_transition_writes_one_record_that_says_who_and_why() {
     .unwrap();
     assert_eq!(moved.status, job::Status::Done);
     let record = moved.record.unwrap();
-    assert_eq!((record.entity.as_str(), record.kind), ("job", Kind::Status));
+    assert_eq!((record.entity.as_str(), record.kind), ("job", EventKind::Status));
     assert_eq!((record.from, record.to, record.is_final), (Some("terminating"), Some("done"), true));
     assert_eq!((record.actor.as_str(), record.epoch), ("JobTerminating", Some(7)));
     assert_eq!((record.reason.as_str(), record.id), ("done_by_runner", id));
@@ -243,14 +253,15 @@ fn a_transition_writes_one_record_that_says_who_and_why() {
 fn a_transition_that_changes_nothing_writes_nothing() {
     let id = Uuid::from_u128(1);
     let stop = run::Event::StopAsked;
-    let moved = event::transition::<run::Run>(id, run::Status::Done, stop, because(Pipeline::Run)).unwrap();
-    assert_eq!(moved, event::Moved { status: run::Status::Done, record: None });
+    let moved =
+        event::transition::<run::RunLifecycle>(id, run::Status::Done, stop, because(Pipeline::Run)).unwrap();
+    assert_eq!(moved, event::TransitionResult { status: run::Status::Done, record: None });
 }
 
 #[test]
 fn r5_a_refused_transition_is_an_error_and_a_record() {
     let started = job::Event::Started;
-    let refused = event::transition::<job::Job>(
+    let refused = event::transition::<job::JobLifecycle>(
         Uuid::from_u128(1),
         job::Status::Done,
         started,
@@ -258,7 +269,7 @@ fn r5_a_refused_transition_is_an_error_and_a_record() {
     )
     .unwrap_err();
     assert_eq!(refused.to_string(), "job in status `done` refuses `started`");
-    assert_eq!((refused.record.kind, refused.record.to), (Kind::Refused, None));
+    assert_eq!((refused.record.kind, refused.record.to), (EventKind::Refused, None));
     assert!(!refused.record.is_final);
 }
 
@@ -269,7 +280,7 @@ fn a_schedule_state_that_ends_is_not_a_final_status() {
         Schedule::Done,
         because(Pipeline::ManagedJob),
     );
-    assert_eq!((done.kind, done.is_final), (Kind::Schedule, false));
+    assert_eq!((done.kind, done.is_final), (EventKind::Schedule, false));
 }
 
 // Managed jobs.
@@ -411,15 +422,18 @@ fn c1_only_the_holder_its_executor_or_an_admins_cancel_changes_a_held_container(
             if container::step(status, event) == Step::Refuse {
                 continue;
             }
-            assert!(!container::may(Actor::Dispatcher, status, event), "a stranger may {event} in {status}");
-            assert!(!container::may(Actor::Server, status, event));
-            assert_eq!(container::may(Actor::Admin, status, event), event == Event::Cancel);
-            assert!(container::may(Actor::Holder, status, event));
-            assert!(container::may(Actor::Executor, status, event));
+            assert!(
+                !container::is_allowed(Actor::Dispatcher, status, event),
+                "a stranger may {event} in {status}"
+            );
+            assert!(!container::is_allowed(Actor::Server, status, event));
+            assert_eq!(container::is_allowed(Actor::Admin, status, event), event == Event::Cancel);
+            assert!(container::is_allowed(Actor::Holder, status, event));
+            assert!(container::is_allowed(Actor::Executor, status, event));
         }
     }
-    assert!(container::may(Actor::Dispatcher, Status::Queued, Event::Lock));
-    assert!(!container::may(Actor::Dispatcher, Status::Queued, Event::Cancel));
+    assert!(container::is_allowed(Actor::Dispatcher, Status::Queued, Event::Lock));
+    assert!(!container::is_allowed(Actor::Dispatcher, Status::Queued, Event::Cancel));
 }
 
 #[test]

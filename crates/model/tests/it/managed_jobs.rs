@@ -2,19 +2,19 @@
 
 use windlass_model::{
     decide::managed_jobs::{
-        AttemptAction, Seen, emergency,
-        judge::{NodeEnd, Verdict, is_lost, judge},
-        slots::{InUse, Limits, Waiting, backoff, grant, shown},
+        AttemptAction, AttemptObservation, emergency,
+        judge::{AttemptOutcome, NodeEnd, classify_end, is_lost},
+        slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant, shown},
     },
-    job::{Detail, TerminationReason as Reason},
-    managed_job::{Event, RecoverySource, Schedule, Status, record::Placement},
+    job::{TerminationDetail, TerminationReason as Reason},
+    managed_job::{Event, RecoverySource, Schedule, Status, record::NodeLocation},
     sky::Phase,
     spot::Market,
     time::Span,
 };
 
 use crate::managed_jobs_world::{
-    ManagedJobFixture, check_log, ended, failure, loss, no_capacity, over, place, success,
+    ManagedJobFixture, check_log, ended, ended_observation, failure, loss, no_capacity, place, success,
 };
 
 pub(crate) const ONE: &str = "name: one\nrun: work\n";
@@ -55,7 +55,7 @@ fn an_empty_task_succeeds_without_nodes_even_if_it_has_a_setup() {
 fn a_failed_setup_is_told_apart_from_a_failed_program() {
     let mut world = started(ONE);
     let end = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(3)) };
-    world.running(0, "east").observe(0, over(end));
+    world.running(0, "east").observe(0, ended_observation(end));
     assert_eq!(world.statuses(), ["FAILED_SETUP"]);
     assert!(world.records[0].failure_reason.as_ref().unwrap().contains("exit code 3"));
     let mut world = started(ONE);
@@ -126,16 +126,18 @@ fn a_bound_on_tries_or_time_ends_the_wait_from_starting_and_from_recovering() {
 
 #[test]
 fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
-    let never =
-        NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
+    let never = NodeEnd {
+        detail: Some(TerminationDetail::NoFleets),
+        ..ended(Reason::FailedToStartDueToNoCapacity, None)
+    };
     let mut world = started(ONE);
-    world.observe(0, over(never.clone()));
+    world.observe(0, ended_observation(never.clone()));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
     let mut world = started(ONE);
     // Once it may be the place that it stays away from.
-    world.running(0, "east").observe(0, loss()).observe(0, over(never.clone()));
+    world.running(0, "east").observe(0, loss()).observe(0, ended_observation(never.clone()));
     assert_eq!((world.statuses(), world.last_submit().avoid.len()), (vec!["RECOVERING"], 0));
-    world.observe(0, over(never));
+    world.observe(0, ended_observation(never));
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING FAILED_PRECHECKS");
 }
 
@@ -143,7 +145,10 @@ fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
 fn a_container_that_cannot_be_made_three_times_is_the_tasks_own_fault() {
     let mut world = started(ONE);
     for _ in 0..3 {
-        world.observe(0, over(ended(Reason::CreatingContainerError, None))).wait(400).run_until_stable();
+        world
+            .observe(0, ended_observation(ended(Reason::CreatingContainerError, None)))
+            .wait(400)
+            .run_until_stable();
     }
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
 }
@@ -179,14 +184,15 @@ fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits(
 }
 
 /// Two nodes, of which the second is lost.
-fn half_lost(first: &str, second: &str) -> (Seen, Placement, Placement) {
-    let on = |place: &str, machine: &str| Placement { place: place.into(), instance: Some(machine.into()) };
+fn half_lost(first: &str, second: &str) -> (AttemptObservation, NodeLocation, NodeLocation) {
+    let on =
+        |place: &str, machine: &str| NodeLocation { place: place.into(), instance: Some(machine.into()) };
     let (left, gone) = (on(first, "one"), on(second, "two"));
     let ends = vec![
         NodeEnd { at: Some(left.clone()), ..ended(Reason::TerminatedByServer, None) },
         NodeEnd { at: Some(gone.clone()), ..ended(Reason::InterruptedByNoCapacity, None) },
     ];
-    (Seen::Over { ends, placement: Some(left.clone()) }, left, gone)
+    (AttemptObservation::Over { ends, placement: Some(left.clone()) }, left, gone)
 }
 
 #[test]
@@ -295,7 +301,7 @@ fn m3_every_recovery_names_its_source() {
     world.running(0, "east").observe(0, loss()).running(0, "west");
     world.internal_error(0);
     world.wait(100).run_until_stable();
-    world.observe(0, Seen::Nothing);
+    world.observe(0, AttemptObservation::Nothing);
     for (_, moved, _) in
         world.log.iter().filter(|(_, moved, _)| matches!(moved.event, Event::Lost | Event::Interrupted))
     {
@@ -310,18 +316,18 @@ fn m3_every_recovery_names_its_source() {
 #[test]
 fn a_preemption_is_told_apart_from_a_failure() {
     let exited = |code| ended(Reason::ContainerExitedWithError, Some(code));
-    let is = |verdict: Verdict| match verdict {
-        Verdict::Success => "success",
-        Verdict::UserFailure { .. } => "failure",
-        Verdict::NodesLost { .. } => "loss",
-        Verdict::NoCapacity { .. } => "no capacity",
-        Verdict::NotStarted { .. } => "not started",
-        Verdict::NeverFits { .. } => "never",
-        Verdict::Stopped { .. } => "stopped",
+    let is = |verdict: AttemptOutcome| match verdict {
+        AttemptOutcome::Success => "success",
+        AttemptOutcome::UserFailure { .. } => "failure",
+        AttemptOutcome::NodesLost { .. } => "loss",
+        AttemptOutcome::NoCapacity { .. } => "no capacity",
+        AttemptOutcome::NotStarted { .. } => "not started",
+        AttemptOutcome::NeverFits { .. } => "never",
+        AttemptOutcome::Stopped { .. } => "stopped",
     };
     let preempted = NodeEnd { preempted: true, ..exited(1) };
-    let oom = NodeEnd { detail: Some(Detail::OomKilled), ..exited(137) };
-    let rebooted = NodeEnd { detail: Some(Detail::HostReboot), ..exited(1) };
+    let oom = NodeEnd { detail: Some(TerminationDetail::OomKilled), ..exited(137) };
+    let rebooted = NodeEnd { detail: Some(TerminationDetail::HostReboot), ..exited(1) };
     let done = ended(Reason::DoneByRunner, Some(0));
     let cases: [(&[NodeEnd], &str); 12] = [
         (&[done.clone(), done.clone()], "success"),
@@ -338,9 +344,9 @@ fn a_preemption_is_told_apart_from_a_failure() {
         (&[], "loss"),
     ];
     for (ends, verdict) in cases {
-        assert_eq!(is(judge(ends)), verdict, "{ends:?}");
+        assert_eq!(is(classify_end(ends)), verdict, "{ends:?}");
     }
-    let Verdict::UserFailure { codes, .. } = judge(&[exited(137), exited(2), exited(3)]) else {
+    let AttemptOutcome::UserFailure { codes, .. } = classify_end(&[exited(137), exited(2), exited(3)]) else {
         panic!("no failure")
     };
     assert_eq!(codes, [2, 3], "siblings that were killed do not count");
@@ -352,7 +358,7 @@ fn m4_one_bad_probe_never_restarts_a_healthy_job() {
     assert!(!is_lost(Span::secs(59), 100));
     assert!(is_lost(Span::secs(60), 5));
     let mut world = started(ONE);
-    world.running(0, "east").observe(0, Seen::Unclear).wait(86_400).run_until_stable();
+    world.running(0, "east").observe(0, AttemptObservation::Unclear).wait(86_400).run_until_stable();
     assert_eq!((world.statuses(), world.records[0].attempt), (vec!["RUNNING"], 1));
 }
 
@@ -387,7 +393,7 @@ fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
     let decision = world.decide();
     world.carry_out(&decision, false);
     world.cancel();
-    assert!(matches!(world.runs[&(0, 1)], Seen::Over { .. }), "{:?}", world.runs);
+    assert!(matches!(world.runs[&(0, 1)], AttemptObservation::Over { .. }), "{:?}", world.runs);
 }
 
 #[test]
@@ -403,7 +409,7 @@ fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
     let decision = world.pass();
     assert!(matches!(decision.tasks[0].act, Some(AttemptAction::Stop(_))));
     world.pass();
-    assert_eq!(world.runs[&(0, 1)], Seen::Ending);
+    assert_eq!(world.runs[&(0, 1)], AttemptObservation::Ending);
     assert_eq!(world.last_submit().attempt, 1, "the old one is not gone yet");
     world.run_until_stable();
     assert_eq!((world.last_submit().attempt, world.last_submit().market), (2, Some(Market::Spot)));
@@ -413,9 +419,12 @@ fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
 
 #[test]
 fn m1_internal_errors_are_forgiven_ten_times_with_growing_patience() {
-    let minutes: Vec<i64> = (1..8).map(|count| emergency::delay(count, 0.5).as_secs() / 60).collect();
+    let minutes: Vec<i64> = (1..8).map(|count| emergency::retry_delay(count, 0.5).as_secs() / 60).collect();
     assert_eq!(minutes, [1, 2, 4, 8, 16, 30, 30]);
-    assert_eq!((emergency::delay(6, 0.0).as_secs(), emergency::delay(6, 1.0).as_secs()), (900, 2700));
+    assert_eq!(
+        (emergency::retry_delay(6, 0.0).as_secs(), emergency::retry_delay(6, 1.0).as_secs()),
+        (900, 2700)
+    );
     let mut world = started(ONE);
     world.running(0, "east");
     for count in 1..=10 {
@@ -468,7 +477,7 @@ fn a_state_that_does_not_exist_is_our_failure_and_keeps_the_former_status() {
     let mut world = started(ONE);
     world.running(0, "east").observe(0, success());
     let ended_at = world.records[0].end_at;
-    world.wait(10).observe(0, Seen::Impossible { what: "half done".to_owned() });
+    world.wait(10).observe(0, AttemptObservation::Impossible { what: "half done".to_owned() });
     assert_eq!((world.statuses(), world.records[0].end_at), (vec!["FAILED_CONTROLLER"], ended_at));
     assert!(world.records[0].failure_reason.as_ref().unwrap().contains("(was SUCCEEDED)"));
 }
@@ -551,20 +560,22 @@ fn a_failing_primary_stops_no_other_primary_and_leaves_auxiliaries_no_time() {
 fn a_first_launch_that_fails_undoes_the_group() {
     let mut world = started(GROUP);
     world.running(0, "x");
-    let never =
-        NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
-    world.observe(2, over(never));
+    let never = NodeEnd {
+        detail: Some(TerminationDetail::NoFleets),
+        ..ended(Reason::FailedToStartDueToNoCapacity, None)
+    };
+    world.observe(2, ended_observation(never));
     assert_eq!(world.statuses(), ["CANCELLED", "CANCELLED", "FAILED_PRECHECKS"]);
 }
 
 #[test]
 fn m5_a_group_takes_a_slot_for_each_launch() {
     let mut world = ManagedJobFixture::new(GROUP);
-    world.limits = Limits { max_launching: 2, max_alive: 1 };
+    world.limits = SlotLimits { max_launching: 2, max_alive: 1 };
     world.run_passes();
-    assert_eq!(world.in_use(), InUse { launching: 2, alive: 1 });
+    assert_eq!(world.in_use(), SlotUsage { launching: 2, alive: 1 });
     assert_eq!(world.statuses(), ["STARTING", "STARTING", "PENDING"]);
-    world.runs.insert((0, 1), Seen::Running { placement: None });
+    world.runs.insert((0, 1), AttemptObservation::Running { placement: None });
     world.run_passes();
     assert_eq!((world.in_use().launching, world.statuses()), (2, vec!["RUNNING", "STARTING", "STARTING"]));
 }
@@ -573,26 +584,26 @@ fn m5_a_group_takes_a_slot_for_each_launch() {
 
 #[test]
 fn m5_slots_go_by_priority_then_age_and_a_blocked_head_blocks_nobody() {
-    let waiting = |job, priority, alive| Waiting { job, task: 0, priority, alive };
+    let waiting = |job, priority, alive| SlotRequest { job, task: 0, priority, alive };
     let queue = [waiting(3, 0, false), waiting(1, 0, false), waiting(2, 10, false), waiting(4, -5, true)];
     let names = |limits, in_use| grant(&queue, limits, in_use).iter().map(|w| w.job).collect::<Vec<_>>();
-    let limits = |max_launching, max_alive| Limits { max_launching, max_alive };
-    assert_eq!(names(limits(9, 9), InUse::default()), [2, 1, 3, 4]);
-    assert_eq!(names(limits(2, 9), InUse::default()), [2, 1]);
-    assert_eq!(names(limits(9, 9), InUse { launching: 9, alive: 0 }), Vec::<u64>::new());
+    let limits = |max_launching, max_alive| SlotLimits { max_launching, max_alive };
+    assert_eq!(names(limits(9, 9), SlotUsage::default()), [2, 1, 3, 4]);
+    assert_eq!(names(limits(2, 9), SlotUsage::default()), [2, 1]);
+    assert_eq!(names(limits(9, 9), SlotUsage { launching: 9, alive: 0 }), Vec::<u64>::new());
     assert_eq!(
-        names(limits(9, 9), InUse { launching: 0, alive: 8 }),
+        names(limits(9, 9), SlotUsage { launching: 0, alive: 8 }),
         [2, 4],
         "the living need no alive slot"
     );
-    assert_eq!(names(limits(9, 9), InUse { launching: 20, alive: 20 }), Vec::<u64>::new());
+    assert_eq!(names(limits(9, 9), SlotUsage { launching: 20, alive: 20 }), Vec::<u64>::new());
 }
 
 #[test]
 fn limits_follow_the_machine() {
-    assert_eq!(Limits::for_host(2, 4096), Limits { max_launching: 32, max_alive: 16_384 });
-    assert_eq!(Limits::for_host(0, 0), Limits { max_launching: 8, max_alive: 2_000 });
-    assert_eq!(Limits::for_host(1000, u64::MAX), Limits { max_launching: 512, max_alive: 100_000 });
+    assert_eq!(SlotLimits::for_host(2, 4096), SlotLimits { max_launching: 32, max_alive: 16_384 });
+    assert_eq!(SlotLimits::for_host(0, 0), SlotLimits { max_launching: 8, max_alive: 2_000 });
+    assert_eq!(SlotLimits::for_host(1000, u64::MAX), SlotLimits { max_launching: 512, max_alive: 100_000 });
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Managed jobs that are cancelled: from every state, and as they end by themselves.
 
 use windlass_model::{
-    decide::managed_jobs::{AttemptAction, Cancel, Seen, judge::NodeEnd},
-    job::{Detail, TerminationReason as Reason},
+    decide::managed_jobs::{AttemptAction, AttemptObservation, CancelRequest, judge::NodeEnd},
+    job::{TerminationDetail, TerminationReason as Reason},
     managed_job::Schedule,
     time::Span,
 };
 
 use crate::{
     managed_jobs::{ONE, started},
-    managed_jobs_world::{ManagedJobFixture, check_log, ended, failure, loss, no_capacity, over, success},
+    managed_jobs_world::{
+        ManagedJobFixture, check_log, ended, ended_observation, failure, loss, no_capacity, success,
+    },
 };
 
 #[test]
@@ -38,7 +40,10 @@ fn m2_a_cancel_works_from_every_state() {
         assert_eq!((world.records[0].schedule, world.records[0].end_at), (Schedule::Done, Some(world.now)));
         assert_eq!(world.records[0].job_duration(world.now), world.running_by_log(0));
         assert!(
-            world.runs.values().all(|seen| matches!(seen, Seen::Over { .. } | Seen::Nothing)),
+            world
+                .runs
+                .values()
+                .all(|seen| matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)),
             "{:?}",
             world.runs
         );
@@ -51,7 +56,7 @@ fn m2_a_job_that_ends_before_the_cancel_keeps_its_status() {
     for (seen, status) in [(success(), "SUCCEEDED"), (failure(2), "FAILED")] {
         let mut world = started(ONE);
         world.running(0, "east");
-        world.cancel = Some(Cancel { graceful: Some(Span::secs(30)) });
+        world.cancel = Some(CancelRequest { graceful: Some(Span::secs(30)) });
         world.observe(0, seen);
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"));
     }
@@ -73,7 +78,7 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
     ] {
         let mut world = started(text);
         world.running(0, "east");
-        world.cancel = Some(Cancel { graceful: None });
+        world.cancel = Some(CancelRequest { graceful: None });
         world.observe(0, failure(code));
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
         // A restart that does not come is not counted.
@@ -83,7 +88,7 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
     // The last restart is used up: the failure is the end of the task.
     let mut world = started(restarts);
     world.running(0, "east").observe(0, failure(2)).running(0, "east");
-    world.cancel = Some(Cancel { graceful: None });
+    world.cancel = Some(CancelRequest { graceful: None });
     world.observe(0, failure(2));
     assert_eq!(world.statuses(), ["FAILED"]);
     assert_eq!(world.records[0].restarts_on_errors, 1);
@@ -92,17 +97,20 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
 #[test]
 fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
     let never = || {
-        over(NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) })
+        ended_observation(NodeEnd {
+            detail: Some(TerminationDetail::NoFleets),
+            ..ended(Reason::FailedToStartDueToNoCapacity, None)
+        })
     };
     // It stays away from the lost place, and may fit there.
     let mut world = started(ONE);
     world.running(0, "east").observe(0, loss());
-    world.cancel = Some(Cancel { graceful: None });
+    world.cancel = Some(CancelRequest { graceful: None });
     world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
     // It may go anywhere.
     let mut world = started(ONE);
-    world.cancel = Some(Cancel { graceful: None });
+    world.cancel = Some(CancelRequest { graceful: None });
     world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING CANCELLING FAILED_PRECHECKS");
 }
@@ -111,7 +119,7 @@ fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
 fn a_graceful_cancel_tells_the_run_how_long_it_has() {
     let mut world = started(ONE);
     world.running(0, "east");
-    world.cancel = Some(Cancel { graceful: Some(Span::secs(45)) });
+    world.cancel = Some(CancelRequest { graceful: Some(Span::secs(45)) });
     let decision = world.decide();
     let Some(AttemptAction::Stop(stop)) = decision.tasks[0].act.clone() else { panic!("no stop") };
     assert_eq!(stop.graceful, Some(Span::secs(45)));
@@ -120,6 +128,6 @@ fn a_graceful_cancel_tells_the_run_how_long_it_has() {
 #[test]
 fn a_run_that_somebody_stopped_is_a_cancel() {
     let mut world = started(ONE);
-    world.running(0, "east").observe(0, over(ended(Reason::TerminatedByUser, None)));
+    world.running(0, "east").observe(0, ended_observation(ended(Reason::TerminatedByUser, None)));
     assert_eq!(world.path(0), "PENDING STARTING RUNNING CANCELLING CANCELLED");
 }

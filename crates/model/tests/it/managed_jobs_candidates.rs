@@ -1,8 +1,8 @@
 //! Which candidate of a task is asked for next, and what is remembered of a launch that came to nothing.
 
 use windlass_model::{
-    decide::managed_jobs::{Seen, judge::NodeEnd},
-    job::{Detail, TerminationReason as Reason},
+    decide::managed_jobs::{AttemptObservation, judge::NodeEnd},
+    job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{
         Schedule,
         reason::{TaskContext, reason},
@@ -10,7 +10,7 @@ use windlass_model::{
     money::Price,
 };
 
-use crate::managed_jobs_world::{ManagedJobFixture, ended, no_capacity, over};
+use crate::managed_jobs_world::{ManagedJobFixture, ended, ended_observation, no_capacity};
 
 fn started(text: &str, prices: &[Option<f64>]) -> ManagedJobFixture {
     let mut world = ManagedJobFixture::new(text);
@@ -19,9 +19,13 @@ fn started(text: &str, prices: &[Option<f64>]) -> ManagedJobFixture {
     world
 }
 
-fn never_fits(said: &str) -> Seen {
+fn never_fits(said: &str) -> AttemptObservation {
     let end = ended(Reason::FailedToStartDueToNoCapacity, None);
-    over(NodeEnd { detail: Some(Detail::NeverFits), said: Some(said.to_owned()), ..end })
+    ended_observation(NodeEnd {
+        detail: Some(TerminationDetail::NeverFits),
+        said: Some(said.to_owned()),
+        ..end
+    })
 }
 
 /// The candidates that are asked for when none of them finds nodes, until the task waits.
@@ -89,7 +93,7 @@ fn a_candidate_that_nothing_could_ever_take_leaves_the_others_their_chance() {
 fn a_wait_for_capacity_remembers_where_the_attempt_did_not_fit() {
     let mut world = started("run: a\n", &[]);
     let (since, said) = (world.now, Some("host-0: is busy (wait until jobs on it end)".to_owned()));
-    world.observe(0, Seen::Queued { since, said });
+    world.observe(0, AttemptObservation::Queued { since, said });
     world.wait(61).run_until_stable();
     let record = &world.records[0];
     assert_eq!(record.schedule, Schedule::AliveBackoff);

@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use windlass_model::{
-    decide::managed_jobs::Seen,
+    decide::managed_jobs::AttemptObservation,
     job::TerminationReason as Reason,
-    managed_job::{Event, RecoverySource, Status, record::Record},
+    managed_job::{Event, RecoverySource, Status, record::TaskRecord},
     time::Span,
 };
 
 use crate::managed_jobs_world::{
-    ManagedJobFixture, at, check_log, ended, failure, loss, no_capacity, over, place, success,
+    ManagedJobFixture, at, check_log, ended, ended_observation, failure, loss, no_capacity, place, success,
 };
 
 const SHAPES: [&str; 4] = [
@@ -53,16 +53,28 @@ fn advance_run(world: &mut ManagedJobFixture, task: u32, how: u8) {
     let Some(record) = world.records.get(task as usize) else { return };
     let key = (task, record.attempt);
     let next = match (world.runs.get(&key), how) {
-        (None | Some(Seen::Nothing | Seen::Over { .. } | Seen::Impossible { .. }), _) => return,
-        (Some(Seen::Ending), _) => over(ended(Reason::TerminatedByServer, None)),
-        (Some(Seen::Queued { .. }), 0) => no_capacity(),
-        (Some(Seen::Queued { .. }), _) => Seen::Provisioning,
-        (Some(Seen::Provisioning), 0 | 1) => loss(),
-        (Some(Seen::Provisioning | Seen::Unclear), _) => Seen::Running { placement: place("east") },
-        (Some(Seen::Running { .. }), 0 | 1) => loss(),
-        (Some(Seen::Running { .. }), 2) => failure(1),
-        (Some(Seen::Running { .. }), 3 | 4) => success(),
-        (Some(Seen::Running { .. }), _) => Seen::Running { placement: place("west") },
+        (
+            None
+            | Some(
+                AttemptObservation::Nothing
+                | AttemptObservation::Over { .. }
+                | AttemptObservation::Impossible { .. },
+            ),
+            _,
+        ) => return,
+        (Some(AttemptObservation::Ending), _) => ended_observation(ended(Reason::TerminatedByServer, None)),
+        (Some(AttemptObservation::Queued { .. }), 0) => no_capacity(),
+        (Some(AttemptObservation::Queued { .. }), _) => AttemptObservation::Provisioning,
+        (Some(AttemptObservation::Provisioning), 0 | 1) => loss(),
+        (Some(AttemptObservation::Provisioning | AttemptObservation::Unclear), _) => {
+            AttemptObservation::Running { placement: place("east") }
+        }
+        (Some(AttemptObservation::Running { .. }), 0 | 1) => loss(),
+        (Some(AttemptObservation::Running { .. }), 2) => failure(1),
+        (Some(AttemptObservation::Running { .. }), 3 | 4) => success(),
+        (Some(AttemptObservation::Running { .. }), _) => {
+            AttemptObservation::Running { placement: place("west") }
+        }
     };
     world.runs.insert(key, next);
 }
@@ -82,8 +94,10 @@ fn apply_disturbance(world: &mut ManagedJobFixture, weather: &Disturbance) {
         Disturbance::RunProgress(task, how) => advance_run(world, *task, *how),
         Disturbance::Unclear(task) => {
             let Some(record) = world.records.get(*task as usize) else { return };
-            if let Some(seen @ Seen::Running { .. }) = world.runs.get_mut(&(*task, record.attempt)) {
-                *seen = Seen::Unclear;
+            if let Some(seen @ AttemptObservation::Running { .. }) =
+                world.runs.get_mut(&(*task, record.attempt))
+            {
+                *seen = AttemptObservation::Unclear;
             }
         }
         Disturbance::InternalError(task) => {
@@ -93,7 +107,7 @@ fn apply_disturbance(world: &mut ManagedJobFixture, weather: &Disturbance) {
         }
         Disturbance::Spot(there) => world.spot_capacity = *there,
         Disturbance::Cancel => {
-            world.cancel = Some(windlass_model::decide::managed_jobs::Cancel { graceful: None })
+            world.cancel = Some(windlass_model::decide::managed_jobs::CancelRequest { graceful: None })
         }
     }
 }
@@ -173,16 +187,19 @@ const DIAGRAM: [(&str, &str); 26] = [
 #[test]
 fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
     use windlass_model::{
-        decide::managed_jobs::judge::NodeEnd, job::Detail, managed_job::Schedule, sky::Phase,
+        decide::managed_jobs::judge::NodeEnd, job::TerminationDetail, managed_job::Schedule, sky::Phase,
     };
     let shapes = [
         "run: a\nresources: {job_recovery: {max_launch_tries: 2, max_restarts_on_errors: 1}}\n",
         "name: p\n---\nsetup: x\n---\nrun: b\nresources: {job_recovery: {max_launch_tries: 1}}\n",
     ];
-    let never =
-        NodeEnd { detail: Some(Detail::NoFleets), ..ended(Reason::FailedToStartDueToNoCapacity, None) };
+    let never = NodeEnd {
+        detail: Some(TerminationDetail::NoFleets),
+        ..ended(Reason::FailedToStartDueToNoCapacity, None)
+    };
     let setup = NodeEnd { phase: Some(Phase::Setup), ..ended(Reason::ContainerExitedWithError, Some(1)) };
-    let ends = [success(), failure(1), loss(), no_capacity(), over(never), over(setup)];
+    let ends =
+        [success(), failure(1), loss(), no_capacity(), ended_observation(never), ended_observation(setup)];
     let mut walked = std::collections::BTreeSet::new();
     let mut lanes = std::collections::BTreeSet::new();
     let mut dice: u64 = 17;
@@ -195,8 +212,9 @@ fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
         for _ in 0..30 {
             let task = roll(world.records.len() as u64) as u32;
             let key = (task, world.records[task as usize].attempt);
-            let live =
-                world.runs.get(&key).is_some_and(|seen| !matches!(seen, Seen::Over { .. } | Seen::Nothing));
+            let live = world.runs.get(&key).is_some_and(|seen| {
+                !matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)
+            });
             match roll(12) {
                 0..=3 => {
                     let before: Vec<Schedule> = world.records.iter().map(|record| record.schedule).collect();
@@ -214,7 +232,7 @@ fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
                     world.runs.insert(key, ends[roll(ends.len() as u64) as usize].clone());
                 }
                 7 | 8 if live => {
-                    world.runs.insert(key, Seen::Running { placement: place("east") });
+                    world.runs.insert(key, AttemptObservation::Running { placement: place("east") });
                 }
                 9 if roll(3) == 0 => apply_disturbance(&mut world, &Disturbance::Cancel),
                 10 if roll(3) == 0 => apply_disturbance(&mut world, &Disturbance::InternalError(task)),
@@ -277,7 +295,7 @@ proptest! {
         let decision = world.decide();
         prop_assert!(world.records.iter().all(|record| record.status.is_final()), "{:?}", world.statuses());
         prop_assert_eq!(decision.due_at, None);
-        let live = world.runs.values().filter(|seen| !matches!(seen, Seen::Over { .. } | Seen::Nothing)).count();
+        let live = world.runs.values().filter(|seen| !matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing)).count();
         prop_assert_eq!(live, 0, "nothing is left running");
         if world.cancel.is_none() && !world.statuses().contains(&"FAILED") && !world.statuses().contains(&"FAILED_CONTROLLER") {
             prop_assert_eq!(decision.status, Status::Succeeded);
@@ -289,7 +307,7 @@ proptest! {
     fn a_record_adds_up_the_time_in_running(
         events in prop::collection::vec((prop::sample::select(Event::ALL), 0_i64..100), 0..60),
     ) {
-        let mut record = Record::default();
+        let mut record = TaskRecord::default();
         let (mut now, mut total, mut since) = (at(0), 0, None);
         for (event, secs) in events {
             now = now + Span::secs(secs);

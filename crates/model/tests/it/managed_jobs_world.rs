@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 
 use windlass_model::{
     decide::managed_jobs::{
-        AttemptAction, Cancel, Decision, ManagedJobView, Moved, Seen, TaskView, decide, emergency,
+        AttemptAction, AttemptObservation, CancelRequest, Decision, ManagedJobView, TaskTransition, TaskView,
+        decide, emergency,
         judge::NodeEnd,
-        slots::{InUse, Limits, Waiting, grant, granted},
+        slots::{SlotLimits, SlotRequest, SlotUsage, apply_grant, grant},
     },
     job::TerminationReason as Reason,
     managed_job::{
         self, Schedule, ScheduleEvent, Status,
-        plan::Plan,
-        record::{Placement, Record},
+        plan::ManagedJobPlan,
+        record::{NodeLocation, TaskRecord},
     },
     money::Price,
-    sky::{self, Given, Phase},
+    sky::{self, CommandLineValues, Phase},
     time::{Span, Timestamp},
 };
 
@@ -24,12 +25,12 @@ pub(crate) fn at(secs: i64) -> Timestamp {
     Timestamp::from_secs(1_000_000 + secs)
 }
 
-pub(crate) fn plan(text: &str) -> Plan {
-    sky::parse(text, &Given::default()).unwrap().plan
+pub(crate) fn plan(text: &str) -> ManagedJobPlan {
+    sky::parse_task_file(text, &CommandLineValues::default()).unwrap().plan
 }
 
-pub(crate) fn place(name: &str) -> Option<Placement> {
-    Some(Placement { place: name.to_owned(), instance: Some(format!("{name}-1")) })
+pub(crate) fn place(name: &str) -> Option<NodeLocation> {
+    Some(NodeLocation { place: name.to_owned(), instance: Some(format!("{name}-1")) })
 }
 
 pub(crate) fn ended(reason: Reason, exit_code: Option<i32>) -> NodeEnd {
@@ -44,38 +45,38 @@ pub(crate) fn ended(reason: Reason, exit_code: Option<i32>) -> NodeEnd {
     }
 }
 
-pub(crate) fn over(end: NodeEnd) -> Seen {
-    Seen::Over { ends: vec![end], placement: None }
+pub(crate) fn ended_observation(end: NodeEnd) -> AttemptObservation {
+    AttemptObservation::Over { ends: vec![end], placement: None }
 }
 
-pub(crate) fn success() -> Seen {
-    over(ended(Reason::DoneByRunner, Some(0)))
+pub(crate) fn success() -> AttemptObservation {
+    ended_observation(ended(Reason::DoneByRunner, Some(0)))
 }
 
-pub(crate) fn failure(code: i32) -> Seen {
-    over(ended(Reason::ContainerExitedWithError, Some(code)))
+pub(crate) fn failure(code: i32) -> AttemptObservation {
+    ended_observation(ended(Reason::ContainerExitedWithError, Some(code)))
 }
 
-pub(crate) fn loss() -> Seen {
-    over(ended(Reason::InterruptedByNoCapacity, None))
+pub(crate) fn loss() -> AttemptObservation {
+    ended_observation(ended(Reason::InterruptedByNoCapacity, None))
 }
 
-pub(crate) fn no_capacity() -> Seen {
-    over(ended(Reason::FailedToStartDueToNoCapacity, None))
+pub(crate) fn no_capacity() -> AttemptObservation {
+    ended_observation(ended(Reason::FailedToStartDueToNoCapacity, None))
 }
 
 /// One job in its world.
 pub(crate) struct ManagedJobFixture {
-    pub(crate) plan: Plan,
-    pub(crate) records: Vec<Record>,
+    pub(crate) plan: ManagedJobPlan,
+    pub(crate) records: Vec<TaskRecord>,
     /// The runs of all attempts.
-    pub(crate) runs: BTreeMap<(u32, u32), Seen>,
-    pub(crate) cancel: Option<Cancel>,
+    pub(crate) runs: BTreeMap<(u32, u32), AttemptObservation>,
+    pub(crate) cancel: Option<CancelRequest>,
     pub(crate) now: Timestamp,
-    pub(crate) log: Vec<(u32, Moved, Timestamp)>,
+    pub(crate) log: Vec<(u32, TaskTransition, Timestamp)>,
     pub(crate) acts: Vec<(u32, AttemptAction)>,
     pub(crate) spot_capacity: bool,
-    pub(crate) limits: Limits,
+    pub(crate) limits: SlotLimits,
     /// Of each candidate, for all tasks alike.
     pub(crate) prices: Vec<Option<Price>>,
     pub(crate) schedules: Vec<Schedule>,
@@ -85,10 +86,10 @@ impl ManagedJobFixture {
     /// A job that was submitted.
     pub(crate) fn new(text: &str) -> Self {
         let plan = plan(text);
-        let mut record = Record::default();
+        let mut record = TaskRecord::default();
         assert!(record.schedule(ScheduleEvent::Submitted));
         let records = vec![record; plan.tasks.len()];
-        let limits = Limits { max_launching: 8, max_alive: 8 };
+        let limits = SlotLimits { max_launching: 8, max_alive: 8 };
         Self {
             plan,
             records,
@@ -107,7 +108,11 @@ impl ManagedJobFixture {
     fn view(&self) -> ManagedJobView<'_> {
         let tasks = self.records.iter().enumerate().map(|(task, record)| TaskView {
             record: record.clone(),
-            seen: self.runs.get(&(task as u32, record.attempt)).cloned().unwrap_or(Seen::Nothing),
+            seen: self
+                .runs
+                .get(&(task as u32, record.attempt))
+                .cloned()
+                .unwrap_or(AttemptObservation::Nothing),
             spot_capacity: self.spot_capacity,
             new_capacity: false,
             progress: None,
@@ -147,7 +152,7 @@ impl ManagedJobFixture {
         match act {
             AttemptAction::Submit(submit) => {
                 for ((other, attempt), seen) in &self.runs {
-                    let live = !matches!(seen, Seen::Over { .. } | Seen::Nothing);
+                    let live = !matches!(seen, AttemptObservation::Over { .. } | AttemptObservation::Nothing);
                     assert!(
                         *other != task || *attempt == submit.attempt || !live,
                         "m6: attempt {} of task {task} beside a live attempt {attempt}",
@@ -156,12 +161,12 @@ impl ManagedJobFixture {
                 }
                 self.runs
                     .entry((task, submit.attempt))
-                    .or_insert(Seen::Queued { since: self.now, said: None });
+                    .or_insert(AttemptObservation::Queued { since: self.now, said: None });
             }
             AttemptAction::Stop(stop) => {
-                let run = self.runs.entry((task, stop.attempt)).or_insert(Seen::Nothing);
-                if !matches!(run, Seen::Over { .. } | Seen::Nothing) {
-                    *run = Seen::Ending;
+                let run = self.runs.entry((task, stop.attempt)).or_insert(AttemptObservation::Nothing);
+                if !matches!(run, AttemptObservation::Over { .. } | AttemptObservation::Nothing) {
+                    *run = AttemptObservation::Ending;
                 }
             }
         }
@@ -175,27 +180,28 @@ impl ManagedJobFixture {
         decision
     }
 
-    pub(crate) fn in_use(&self) -> InUse {
+    pub(crate) fn in_use(&self) -> SlotUsage {
         let launching = self.records.iter().filter(|record| record.schedule.holds_launch_slot()).count();
         let alive = windlass_model::decide::managed_jobs::has_launched(&self.records)
             && !self.records.iter().all(|record| record.schedule == Schedule::Done);
-        InUse { launching: launching as u32, alive: u32::from(alive) }
+        SlotUsage { launching: launching as u32, alive: u32::from(alive) }
     }
 
     pub(crate) fn claim(&mut self, decision: &Decision) {
         let in_use = self.in_use();
-        let queue: Vec<Waiting> = decision
+        let queue: Vec<SlotRequest> = decision
             .wants_slot
             .iter()
-            .map(|task| Waiting { job: 1, task: *task, priority: 0, alive: in_use.alive > 0 })
+            .map(|task| SlotRequest { job: 1, task: *task, priority: 0, alive: in_use.alive > 0 })
             .collect();
         for waiting in grant(&queue, self.limits, in_use) {
             let record = &self.records[waiting.task as usize];
             let from = record.status;
-            let (next, event) = granted(record, self.now).unwrap();
+            let (next, event) = apply_grant(record, self.now).unwrap();
             assert!(next.is_legal());
             if from != next.status {
-                let moved = Moved { from, to: next.status, event, source: None, message: "slot".to_owned() };
+                let moved =
+                    TaskTransition { from, to: next.status, event, source: None, message: "slot".to_owned() };
                 self.log.push((waiting.task, moved, self.now));
             }
             self.records[waiting.task as usize] = next;
@@ -204,7 +210,8 @@ impl ManagedJobFixture {
     }
 
     pub(crate) fn internal_error(&mut self, task: u32) {
-        let (record, moved) = emergency::internal_error(&self.records[task as usize], "a bug", 0.5, self.now);
+        let (record, moved) =
+            emergency::apply_internal_error(&self.records[task as usize], "a bug", 0.5, self.now);
         assert!(record.is_legal(), "{} beside {}", record.schedule, record.status);
         self.records[task as usize] = record;
         self.log.extend(moved.map(|moved| (task, moved, self.now)));
@@ -216,7 +223,7 @@ impl ManagedJobFixture {
     }
 
     /// Sets what is seen of the newest attempt, and passes until nothing changes.
-    pub(crate) fn observe(&mut self, task: u32, seen: Seen) -> &mut Self {
+    pub(crate) fn observe(&mut self, task: u32, seen: AttemptObservation) -> &mut Self {
         let attempt = self.records[task as usize].attempt;
         self.runs.insert((task, attempt), seen);
         self.run_until_stable()
@@ -226,10 +233,14 @@ impl ManagedJobFixture {
     pub(crate) fn run_until_stable(&mut self) -> &mut Self {
         for _ in 0..20 {
             let decision = self.pass();
-            let ending: Vec<_> =
-                self.runs.iter().filter(|(_, seen)| **seen == Seen::Ending).map(|(key, _)| *key).collect();
+            let ending: Vec<_> = self
+                .runs
+                .iter()
+                .filter(|(_, seen)| **seen == AttemptObservation::Ending)
+                .map(|(key, _)| *key)
+                .collect();
             for key in &ending {
-                self.runs.insert(*key, over(ended(Reason::TerminatedByServer, None)));
+                self.runs.insert(*key, ended_observation(ended(Reason::TerminatedByServer, None)));
             }
             if decision.tasks.is_empty() && decision.wants_slot.is_empty() && ending.is_empty() {
                 return self;
@@ -251,7 +262,7 @@ impl ManagedJobFixture {
     }
 
     pub(crate) fn running(&mut self, task: u32, at_place: &str) -> &mut Self {
-        self.observe(task, Seen::Running { placement: place(at_place) })
+        self.observe(task, AttemptObservation::Running { placement: place(at_place) })
     }
 
     pub(crate) fn statuses(&self) -> Vec<&'static str> {
@@ -263,12 +274,12 @@ impl ManagedJobFixture {
     }
 
     pub(crate) fn cancel(&mut self) -> &mut Self {
-        self.cancel = Some(Cancel { graceful: None });
+        self.cancel = Some(CancelRequest { graceful: None });
         self.run_until_stable()
     }
 
     /// The last thing that was asked for.
-    pub(crate) fn last_submit(&self) -> windlass_model::decide::managed_jobs::Submit {
+    pub(crate) fn last_submit(&self) -> windlass_model::decide::managed_jobs::SubmitAttempt {
         let submits = self.acts.iter().rev().find_map(|(_, act)| match act {
             AttemptAction::Submit(submit) => Some(submit.clone()),
             AttemptAction::Stop(_) => None,

@@ -4,15 +4,16 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use uuid::Uuid;
 use windlass_model::{
-    explain::{Shortfall, summary},
+    explain::{Shortfall, refusal_summary},
     id::{FleetId, InstanceId, ProjectId, RunId, SubmissionId},
     money::Price,
     plan::{
         blocks::Blocks,
-        offers::{Availability, Gpu, Host, Needs, Offer},
+        offers::{Availability, Gpu, HostSpec, InstanceNeeds, Offer},
         place::{
-            Fleet, FleetChoice, Held, Instance, InstanceCreation, Inventory, Node, Outcome, Placement,
-            RESERVE_AFTER, Readiness, Seat, Waiting, place,
+            BlockHold, FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory,
+            NodePlacement, PlacementOutcome, RESERVE_AFTER, Readiness, ReplicaPlacement, WaitingNode,
+            WaitingReplica, place,
         },
     },
     resources::{CpuSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -23,14 +24,14 @@ pub(super) fn uuid(n: u128) -> Uuid {
     Uuid::from_u128(n)
 }
 
-pub(super) fn host(cpus: u32, gpus: usize) -> Host {
+pub(super) fn host(cpus: u32, gpus: usize) -> HostSpec {
     let gpu = Gpu {
         vendor: GpuVendor::Nvidia,
         name: "H100".into(),
         memory_mib: 80 * 1024,
         compute_capability: None,
     };
-    Host {
+    HostSpec {
         cpus,
         arch: None,
         memory_mib: u64::from(cpus) * 4 * 1024,
@@ -41,7 +42,7 @@ pub(super) fn host(cpus: u32, gpus: usize) -> Host {
     }
 }
 
-pub(super) fn offer(host: Host, total_blocks: u32, dollars: f64) -> Offer {
+pub(super) fn offer(host: HostSpec, total_blocks: u32, dollars: f64) -> Offer {
     Offer {
         backend: "ssh".into(),
         region: "here".into(),
@@ -55,7 +56,7 @@ pub(super) fn offer(host: Host, total_blocks: u32, dollars: f64) -> Offer {
     }
 }
 
-pub(super) fn needs(cpus: u32, gpus: u32) -> Needs {
+pub(super) fn needs(cpus: u32, gpus: u32) -> InstanceNeeds {
     let gpu = (gpus > 0).then(|| GpuSpec {
         vendor: None,
         name: None,
@@ -67,11 +68,11 @@ pub(super) fn needs(cpus: u32, gpus: u32) -> Needs {
     let cpu = CpuSpec { arch: None, count: Range::at_least(cpus) };
     let resources =
         ResourcesSpec { cpu, memory: Range::at_least(0.0), gpu, disk: None, ..ResourcesSpec::default() };
-    Needs { resources: Some(resources), ..Needs::default() }
+    InstanceNeeds { resources: Some(resources), ..InstanceNeeds::default() }
 }
 
-pub(super) fn fleet(n: u128, name: &str) -> Fleet {
-    Fleet {
+pub(super) fn fleet(n: u128, name: &str) -> FleetSnapshot {
+    FleetSnapshot {
         id: FleetId(uuid(n)),
         name: name.into(),
         cluster: false,
@@ -79,13 +80,13 @@ pub(super) fn fleet(n: u128, name: &str) -> Fleet {
         nodes_min: 0,
         nodes_max: None,
         instance_nums: BTreeSet::new(),
-        limits: Needs::default(),
+        limits: InstanceNeeds::default(),
         blocks: Blocks::Count(1),
     }
 }
 
-pub(super) fn instance(n: u128, fleet: &Fleet, offer: Offer) -> Instance {
-    Instance {
+pub(super) fn instance(n: u128, fleet: &FleetSnapshot, offer: Offer) -> InstanceSnapshot {
+    InstanceSnapshot {
         id: InstanceId(uuid(n)),
         fleet: fleet.id,
         name: format!("{}-{n}", fleet.name),
@@ -98,17 +99,17 @@ pub(super) fn instance(n: u128, fleet: &Fleet, offer: Offer) -> Instance {
     }
 }
 
-pub(super) fn held(n: u128, blocks: u32, until: Option<i64>) -> Held {
-    Held { job: SubmissionId(uuid(n)), blocks, until: until.map(Timestamp::from_secs) }
+pub(super) fn held(n: u128, blocks: u32, until: Option<i64>) -> BlockHold {
+    BlockHold { job: SubmissionId(uuid(n)), blocks, until: until.map(Timestamp::from_secs) }
 }
 
 /// A run of one replica, named by its number, waiting since that second.
-pub(super) fn waiting(n: u128, since: i64, nodes: Vec<Needs>) -> Waiting {
-    let node = |(at, needs): (usize, Needs)| Node {
+pub(super) fn waiting(n: u128, since: i64, nodes: Vec<InstanceNeeds>) -> WaitingReplica {
+    let node = |(at, needs): (usize, InstanceNeeds)| WaitingNode {
         job: SubmissionId(uuid(n * 1000 + at as u128)),
         needs: Arc::new(needs),
     };
-    Waiting {
+    WaitingReplica {
         project: ProjectId(uuid(1)),
         run: RunId(uuid(n)),
         replica_num: 0,
@@ -124,41 +125,43 @@ pub(super) fn waiting(n: u128, since: i64, nodes: Vec<Needs>) -> Waiting {
 
 pub(super) const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
-fn seat_words(seat: &Seat) -> String {
+fn seat_words(seat: &NodePlacement) -> String {
     match seat {
-        Seat::Existing { instance, blocks, .. } => format!("i{}x{blocks}", instance.0.as_u128()),
-        Seat::New { instance_num, offers, .. } => {
+        NodePlacement::Existing { instance, blocks, .. } => format!("i{}x{blocks}", instance.0.as_u128()),
+        NodePlacement::New { instance_num, offers, .. } => {
             let offers: Vec<_> = offers.iter().map(|new| format!("o{}x{}", new.offer, new.blocks)).collect();
             format!("new{instance_num}({})", offers.join(" "))
         }
     }
 }
 
-pub(super) fn words(placement: &Placement) -> String {
+pub(super) fn words(placement: &ReplicaPlacement) -> String {
     let run = placement.run.0.as_u128();
     match &placement.outcome {
-        Outcome::Placed { fleet, seats } => {
+        PlacementOutcome::Placed { fleet, seats } => {
             let seats: Vec<_> = seats.iter().map(seat_words).collect();
             format!("{run}: f{} {}", fleet.0.as_u128(), seats.join(" "))
         }
-        Outcome::Waits { why, reserved } if reserved.is_empty() => {
-            format!("{run}: waits, {}", summary(&why.refusals).unwrap())
+        PlacementOutcome::Waits { why, reserved } if reserved.is_empty() => {
+            format!("{run}: waits, {}", refusal_summary(&why.refusals).unwrap())
         }
-        Outcome::Waits { why, reserved } => {
+        PlacementOutcome::Waits { why, reserved } => {
             let reserved: Vec<_> = reserved.iter().map(|id| format!("i{}", id.0.as_u128())).collect();
-            format!("{run}: waits for {}, {}", reserved.join(" "), summary(&why.refusals).unwrap())
+            format!("{run}: waits for {}, {}", reserved.join(" "), refusal_summary(&why.refusals).unwrap())
         }
-        Outcome::Never { why } => format!("{run}: never, {}", summary(&why.refusals).unwrap()),
+        PlacementOutcome::Never { why } => {
+            format!("{run}: never, {}", refusal_summary(&why.refusals).unwrap())
+        }
     }
 }
 
 #[track_caller]
-fn check(queue: &[Waiting], inventory: &Inventory, expect: &[&str]) {
+fn check(queue: &[WaitingReplica], inventory: &Inventory, expect: &[&str]) {
     let said: Vec<_> = place(queue, inventory, NOW).iter().map(words).collect();
     assert_eq!(said, expect);
 }
 
-fn stock(fleet: Fleet, instances: Vec<Instance>) -> Inventory {
+fn stock(fleet: FleetSnapshot, instances: Vec<InstanceSnapshot>) -> Inventory {
     Inventory { fleets: vec![fleet], instances, offers: Vec::new() }
 }
 
@@ -190,7 +193,7 @@ fn priority_goes_before_age() {
     let f = fleet(1, "f");
     let only = instance(1, &f, offer(host(4, 0), 1, 0.0));
     let older = waiting(1, 0, vec![needs(1, 0)]);
-    let urgent = Waiting { priority: 5, ..waiting(2, 999_990, vec![needs(1, 0)]) };
+    let urgent = WaitingReplica { priority: 5, ..waiting(2, 999_990, vec![needs(1, 0)]) };
     let inventory = stock(f, vec![only]);
     check(
         &[older, urgent],
@@ -217,12 +220,17 @@ fn an_impossible_job_says_all_of_why_and_what_would_help() {
 
 #[test]
 fn the_local_machine_is_refused_once_though_it_is_there_and_on_offer() {
-    let f = Fleet { creates: true, nodes_max: Some(1), instance_nums: BTreeSet::from([1]), ..fleet(1, "f") };
+    let f = FleetSnapshot {
+        creates: true,
+        nodes_max: Some(1),
+        instance_nums: BTreeSet::from([1]),
+        ..fleet(1, "f")
+    };
     let local = Offer { backend: "local".into(), ..offer(host(4, 0), 1, 0.0) };
     let there = instance(1, &f, local.clone());
     let inventory = Inventory { fleets: vec![f], instances: vec![there], offers: vec![local] };
     let placements = place(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
-    let Outcome::Never { why } = &placements[0].outcome else { panic!("{placements:?}") };
+    let PlacementOutcome::Never { why } = &placements[0].outcome else { panic!("{placements:?}") };
     let said: Vec<_> = why.refusals.iter().map(ToString::to_string).collect();
     assert_eq!(said, ["f-1: needs at least 8 CPUs, has 4 (lower cpu to 4)"]);
 }
@@ -243,17 +251,17 @@ fn unreachable_unhealthy_and_draining_instances_get_no_jobs() {
         (3, Readiness::Draining),
         (4, Readiness::Provisioning),
     ] {
-        instances.push(Instance { readiness, ..instance(n, &f, offer(host(4, 0), 1, 0.0)) });
+        instances.push(InstanceSnapshot { readiness, ..instance(n, &f, offer(host(4, 0), 1, 0.0)) });
     }
     let placements = place(&[waiting(1, 0, vec![needs(1, 0)])], &stock(f, instances), NOW);
-    let Outcome::Waits { why, .. } = &placements[0].outcome else { panic!("{placements:?}") };
+    let PlacementOutcome::Waits { why, .. } = &placements[0].outcome else { panic!("{placements:?}") };
     let kinds: BTreeSet<_> = why.refusals.iter().map(|refusal| refusal.shortfalls[0].kind()).collect();
     assert_eq!(kinds, BTreeSet::from(["draining", "not_ready", "unhealthy", "unreachable"]));
 }
 
 #[test]
 fn idle_instances_come_before_new_ones_and_cheap_offers_before_dear_ones() {
-    let f = Fleet { creates: true, instance_nums: BTreeSet::from([0, 1]), ..fleet(1, "f") };
+    let f = FleetSnapshot { creates: true, instance_nums: BTreeSet::from([0, 1]), ..fleet(1, "f") };
     let idle = instance(1, &f, offer(host(4, 0), 1, 9.0));
     let offers = vec![offer(host(8, 0), 1, 3.0), offer(host(4, 0), 1, 1.0)];
     let inventory = Inventory { fleets: vec![f], instances: vec![idle], offers };
@@ -263,7 +271,12 @@ fn idle_instances_come_before_new_ones_and_cheap_offers_before_dear_ones() {
 
 #[test]
 fn r23_a_placeholder_takes_a_number_and_a_slot() {
-    let f = Fleet { creates: true, nodes_max: Some(3), instance_nums: BTreeSet::from([1]), ..fleet(1, "f") };
+    let f = FleetSnapshot {
+        creates: true,
+        nodes_max: Some(3),
+        instance_nums: BTreeSet::from([1]),
+        ..fleet(1, "f")
+    };
     let inventory =
         Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
     let queue: Vec<_> = (1..=3).map(|n| waiting(n, n as i64, vec![needs(2, 0)])).collect();
@@ -281,21 +294,21 @@ fn r23_a_placeholder_takes_a_number_and_a_slot() {
 
 /// A full fleet of one, whose instance does not fit: whether to wait depends on whether that one ever goes.
 fn behind_a_misfit(nodes_min: u32, stays: bool, readiness: Readiness) -> String {
-    let f = Fleet {
+    let f = FleetSnapshot {
         creates: true,
         nodes_min,
         nodes_max: Some(1),
         instance_nums: BTreeSet::from([1]),
         ..fleet(1, "f")
     };
-    let misfit = Instance { stays, readiness, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
+    let misfit = InstanceSnapshot { stays, readiness, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
     let inventory =
         Inventory { fleets: vec![f], instances: vec![misfit], offers: vec![offer(host(8, 0), 1, 1.0)] };
     let placements = place(&[waiting(1, 0, vec![needs(8, 0)])], &inventory, NOW);
     match &placements[0].outcome {
-        Outcome::Waits { .. } => "waits".to_owned(),
-        Outcome::Never { why } => summary(&why.refusals).unwrap(),
-        Outcome::Placed { .. } => "placed".to_owned(),
+        PlacementOutcome::Waits { .. } => "waits".to_owned(),
+        PlacementOutcome::Never { why } => refusal_summary(&why.refusals).unwrap(),
+        PlacementOutcome::Placed { .. } => "placed".to_owned(),
     }
 }
 
@@ -318,30 +331,30 @@ fn r2_a_job_waits_for_a_slot_only_where_one_will_be_free() {
 #[test]
 fn r2_several_nodes_wait_for_a_slot_only_where_one_will_be_free() {
     for (stays, waits) in [(false, true), (true, false)] {
-        let f = Fleet {
+        let f = FleetSnapshot {
             cluster: true,
             creates: true,
             nodes_max: Some(2),
             instance_nums: BTreeSet::from([1, 2]),
             ..fleet(1, "f")
         };
-        let misfit = Instance { stays, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
+        let misfit = InstanceSnapshot { stays, ..instance(1, &f, offer(host(2, 0), 1, 0.0)) };
         let fits = instance(2, &f, offer(host(8, 0), 1, 0.0));
         let offers = vec![offer(host(8, 0), 1, 1.0)];
         let inventory = Inventory { fleets: vec![f], instances: vec![misfit, fits], offers };
         let placements = place(&[waiting(1, 0, vec![needs(8, 0), needs(8, 0)])], &inventory, NOW);
         let outcome = &placements[0].outcome;
-        assert_eq!(matches!(outcome, Outcome::Waits { .. }), waits, "{outcome:?}");
-        assert_eq!(matches!(outcome, Outcome::Never { .. }), !waits, "{outcome:?}");
+        assert_eq!(matches!(outcome, PlacementOutcome::Waits { .. }), waits, "{outcome:?}");
+        assert_eq!(matches!(outcome, PlacementOutcome::Never { .. }), !waits, "{outcome:?}");
     }
 }
 
 #[test]
 fn reuse_creates_nothing() {
-    let f = Fleet { creates: true, ..fleet(1, "f") };
+    let f = FleetSnapshot { creates: true, ..fleet(1, "f") };
     let inventory =
         Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(4, 0), 1, 1.0)] };
-    let reuse = Waiting { creation: InstanceCreation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
+    let reuse = WaitingReplica { creation: InstanceCreation::Reuse, ..waiting(1, 0, vec![needs(2, 0)]) };
     check(
         &[reuse],
         &inventory,
@@ -352,8 +365,8 @@ fn reuse_creates_nothing() {
 
 #[test]
 fn a_fleets_own_limits_hold_for_new_instances() {
-    let limits = Needs { max_price: Some(Price::dollars(2.0)), ..Needs::default() };
-    let f = Fleet { creates: true, limits, ..fleet(1, "f") };
+    let limits = InstanceNeeds { max_price: Some(Price::dollars(2.0)), ..InstanceNeeds::default() };
+    let f = FleetSnapshot { creates: true, limits, ..fleet(1, "f") };
     let offers = vec![offer(host(4, 0), 1, 3.0), offer(host(16, 0), 1, 1.5)];
     let inventory = Inventory { fleets: vec![f], instances: Vec::new(), offers };
     check(&[waiting(1, 0, vec![needs(2, 0)])], &inventory, &["1: f1 new0(o1x1)"]);
@@ -361,12 +374,12 @@ fn a_fleets_own_limits_hold_for_new_instances() {
 
 #[test]
 fn new_instances_are_split_as_the_fleet_says() {
-    let f = Fleet { creates: true, blocks: Blocks::Auto, ..fleet(1, "f") };
+    let f = FleetSnapshot { creates: true, blocks: Blocks::Auto, ..fleet(1, "f") };
     let inventory =
         Inventory { fleets: vec![f], instances: Vec::new(), offers: vec![offer(host(32, 8), 1, 1.0)] };
     let placements = place(&[waiting(1, 0, vec![needs(2, 2)])], &inventory, NOW);
-    let Outcome::Placed { seats, .. } = &placements[0].outcome else { panic!("{placements:?}") };
-    let Seat::New { offers, .. } = &seats[0] else { panic!("{seats:?}") };
+    let PlacementOutcome::Placed { seats, .. } = &placements[0].outcome else { panic!("{placements:?}") };
+    let NodePlacement::New { offers, .. } = &seats[0] else { panic!("{seats:?}") };
     assert_eq!((offers[0].blocks, offers[0].total_blocks), (2, 8));
 }
 
@@ -380,7 +393,7 @@ fn followers_take_the_fleet_that_replica_0_chose() {
     ];
     let first = waiting(1, 0, vec![needs(8, 0)]);
     let mut second =
-        Waiting { replica_num: 1, choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
+        WaitingReplica { replica_num: 1, choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
     second.nodes[0].job = SubmissionId(uuid(77));
     let inventory = Inventory { fleets: vec![f, g], instances, offers: Vec::new() };
     check(&[second.clone(), first], &inventory, &["1: f1 i1x1", "1: f1 i2x1"]);
@@ -391,7 +404,7 @@ fn followers_take_the_fleet_that_replica_0_chose() {
 
 #[test]
 fn r9_several_nodes_go_to_one_region_or_nowhere() {
-    let f = Fleet { cluster: true, ..fleet(1, "f") };
+    let f = FleetSnapshot { cluster: true, ..fleet(1, "f") };
     let there = |n| {
         let mut instance = instance(n, &f, offer(host(4, 0), 2, 0.0));
         instance.offer.region = "there".into();
@@ -430,7 +443,7 @@ fn several_nodes_need_a_cluster_fleet() {
 
 #[test]
 fn idle_and_new_instances_make_up_a_gang_together() {
-    let f = Fleet {
+    let f = FleetSnapshot {
         cluster: true,
         creates: true,
         nodes_max: Some(3),
@@ -448,7 +461,7 @@ fn idle_and_new_instances_make_up_a_gang_together() {
 
 #[test]
 fn a_bigger_head_node_finds_its_place_beside_small_ones() {
-    let f = Fleet { cluster: true, ..fleet(1, "f") };
+    let f = FleetSnapshot { cluster: true, ..fleet(1, "f") };
     let instances = vec![
         instance(1, &f, offer(host(32, 0), 1, 0.0)),
         instance(2, &f, offer(host(4, 0), 1, 0.0)),
@@ -467,7 +480,7 @@ fn an_old_big_job_reserves_what_frees_soonest() {
     soon.held = vec![held(9, 1, Some(1_000_600))];
     let big = waiting(1, 0, vec![needs(8, 0)]);
     let small = |n| waiting(n, 999_999, vec![needs(1, 0)]);
-    let short = |lasts| Waiting { lasts: Some(Span::secs(lasts)), ..small(4) };
+    let short = |lasts| WaitingReplica { lasts: Some(Span::secs(lasts)), ..small(4) };
     let inventory = stock(f, vec![slow, soon]);
     let waits = "1: waits for i2, f-1 and 1 more: needs 2 of 2 blocks, 1 free (wait until jobs on it end)";
     let busy =
@@ -475,7 +488,7 @@ fn an_old_big_job_reserves_what_frees_soonest() {
     let refused = format!("3: {busy}");
     check(&[big.clone(), small(2), small(3)], &inventory, &[waits, "2: f1 i1x1", &refused]);
     let placements = place(&[big.clone(), small(2), small(3)], &inventory, NOW);
-    let Outcome::Waits { why, .. } = &placements[2].outcome else { panic!("{placements:?}") };
+    let PlacementOutcome::Waits { why, .. } = &placements[2].outcome else { panic!("{placements:?}") };
     let by = big.nodes[0].job;
     assert_eq!(why.refusals[1].shortfalls, [Shortfall::Reserved { by }]);
     // One that is sure to be gone in time may use it meanwhile.
@@ -502,7 +515,7 @@ fn a_young_job_reserves_nothing() {
 fn a_host_nobody_has_looked_at_is_worth_waiting_for() {
     let f = fleet(1, "f");
     let unknown =
-        Instance { readiness: Readiness::Provisioning, ..instance(1, &f, offer(host(0, 0), 1, 0.0)) };
+        InstanceSnapshot { readiness: Readiness::Provisioning, ..instance(1, &f, offer(host(0, 0), 1, 0.0)) };
     check(
         &[waiting(1, 999_999, vec![needs(8, 2)])],
         &stock(f, vec![unknown]),

@@ -3,8 +3,8 @@
 use windlass_model::{
     explain::Shortfall,
     plan::{
-        offers::{LOCAL, Needs, Offer},
-        place::{Fleet, Inventory, Outcome, Readiness, place},
+        offers::{InstanceNeeds, LOCAL_BACKEND, Offer},
+        place::{FleetSnapshot, Inventory, PlacementOutcome, Readiness, place},
     },
 };
 
@@ -15,20 +15,25 @@ use crate::placement::{NOW, fleet, host, instance, needs, offer, waiting};
 fn is_for_good(cpus: u32, inventory: &Inventory) -> bool {
     let placed = place(&[waiting(1, 0, vec![needs(cpus, 0)])], inventory, NOW).pop().unwrap();
     match placed.outcome {
-        Outcome::Placed { .. } => panic!("it fits"),
-        Outcome::Waits { why, .. } => {
+        PlacementOutcome::Placed { .. } => panic!("it fits"),
+        PlacementOutcome::Waits { why, .. } => {
             assert!(!why.for_good, "what passes is not for good");
             false
         }
-        Outcome::Never { why } => why.for_good,
+        PlacementOutcome::Never { why } => why.for_good,
     }
 }
 
 fn local() -> Inventory {
-    let limits = Needs { backends: Some(vec![LOCAL.to_owned()]), ..Needs::default() };
-    let fleet =
-        Fleet { creates: true, nodes_max: Some(1), instance_nums: [1].into(), limits, ..fleet(1, "local") };
-    let local = Offer { backend: LOCAL.to_owned(), ..offer(host(2, 0), 1, 0.0) };
+    let limits = InstanceNeeds { backends: Some(vec![LOCAL_BACKEND.to_owned()]), ..InstanceNeeds::default() };
+    let fleet = FleetSnapshot {
+        creates: true,
+        nodes_max: Some(1),
+        instance_nums: [1].into(),
+        limits,
+        ..fleet(1, "local")
+    };
+    let local = Offer { backend: LOCAL_BACKEND.to_owned(), ..offer(host(2, 0), 1, 0.0) };
     Inventory {
         instances: vec![instance(1, &fleet, local.clone())],
         fleets: vec![fleet],
@@ -51,7 +56,7 @@ fn more_than_the_only_machine_has_could_never_fit() {
 #[test]
 fn a_fleet_that_may_grow_and_a_host_that_nobody_looked_at_leave_hope() {
     let mut rents = local();
-    rents.fleets.push(Fleet { creates: true, ..fleet(2, "cloud") });
+    rents.fleets.push(FleetSnapshot { creates: true, ..fleet(2, "cloud") });
     assert!(!is_for_good(64, &rents), "a cloud may offer more tomorrow");
     let mut unknown = local();
     let mut new = instance(2, &unknown.fleets[0], offer(host(0, 0), 1, 0.0));
@@ -70,11 +75,11 @@ fn only_what_a_machine_is_lasts_for_good() {
 
 #[test]
 fn the_same_place_with_the_same_reason_is_told_once() {
-    let fleet = Fleet { creates: true, ..fleet(1, "cloud") };
+    let fleet = FleetSnapshot { creates: true, ..fleet(1, "cloud") };
     let (cheap, dear) = (offer(host(2, 0), 1, 1.0), offer(host(2, 0), 1, 2.0));
     let inventory = Inventory { fleets: vec![fleet], offers: vec![cheap, dear], ..Inventory::default() };
     let placed = place(&[waiting(1, 0, vec![needs(64, 0)])], &inventory, NOW).pop().unwrap();
-    let Outcome::Never { why } = &placed.outcome else { panic!("{placed:?}") };
+    let PlacementOutcome::Never { why } = &placed.outcome else { panic!("{placed:?}") };
     let told: Vec<String> = why.refusals.iter().map(ToString::to_string).collect();
     assert_eq!(
         told,
@@ -84,8 +89,11 @@ fn the_same_place_with_the_same_reason_is_told_once() {
 
 #[test]
 fn an_offer_says_each_part_of_its_place_once() {
-    let local =
-        Offer { region: LOCAL.to_owned(), instance_type: LOCAL.to_owned(), ..local().offers.remove(0) };
+    let local = Offer {
+        region: LOCAL_BACKEND.to_owned(),
+        instance_type: LOCAL_BACKEND.to_owned(),
+        ..local().offers.remove(0)
+    };
     assert_eq!(local.place(), "local");
     assert_eq!(offer(host(8, 1), 1, 1.0).place(), "ssh here c8g1");
 }

@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use windlass_model::{
-    explain::{Refusal, Shortfall, summary},
+    explain::{Refusal, Shortfall, refusal_summary},
     money::Price,
     plan::{
-        blocks::{Blocks, UnevenBlocks, share, smallest_fitting, split},
+        blocks::{Blocks, UnevenBlocks, share, smallest_fitting, split_count},
         offers::{
-            Gpu, Host, Location, Named, Needs, Offer, fit, granted_gpus, host_shortfalls,
-            is_instance_selected, shortfalls,
+            Gpu, HostSpec, InstanceFilter, InstanceNeeds, Location, Offer, fit, granted_gpus,
+            host_shortfalls, is_instance_selected, shortfalls,
         },
     },
     resources::{CpuArch, DiskSpec, GpuSpec, GpuVendor, Range, ResourcesSpec},
@@ -29,7 +29,7 @@ fn gpu_spec() -> GpuSpec {
 
 /// One change to a wish that fits, and the words for why it does not any more ("" = it still fits).
 #[track_caller]
-fn check(change: impl FnOnce(&mut Needs, &mut Offer), expect: &str) {
+fn check(change: impl FnOnce(&mut InstanceNeeds, &mut Offer), expect: &str) {
     let (mut wish, mut has) = (needs(2, 0), offer(host(8, 2), 1, 1.5));
     wish.resources.as_mut().unwrap().gpu = Some(gpu_spec());
     has.host.arch = Some(CpuArch::X86);
@@ -40,11 +40,11 @@ fn check(change: impl FnOnce(&mut Needs, &mut Offer), expect: &str) {
     assert_eq!(said.join("; "), expect);
 }
 
-fn resources(wish: &mut Needs) -> &mut windlass_model::resources::ResourcesSpec {
+fn resources(wish: &mut InstanceNeeds) -> &mut windlass_model::resources::ResourcesSpec {
     wish.resources.as_mut().unwrap()
 }
 
-fn gpu(wish: &mut Needs) -> &mut GpuSpec {
+fn gpu(wish: &mut InstanceNeeds) -> &mut GpuSpec {
     resources(wish).gpu.as_mut().unwrap()
 }
 
@@ -98,7 +98,7 @@ fn gpu_names_are_case_free_and_every_filter_speaks() {
 
 #[test]
 fn a_machine_that_is_there_may_be_larger_than_asked_for_and_a_rented_one_may_not() {
-    let exact = |wish: &mut Needs| {
+    let exact = |wish: &mut InstanceNeeds| {
         gpu(wish).count = Range::exactly(1);
         resources(wish).cpu.count = Range::exactly(2);
     };
@@ -152,8 +152,8 @@ fn every_mount_point_needs_a_volume_in_the_same_place() {
 
 #[test]
 fn instances_are_named_by_name_host_or_number() {
-    let number = Named::Number { fleet: "f".into(), instance_num: 3 };
-    let named = [Named::Name("f-1".into()), Named::Hostname("10.0.0.2".into()), number];
+    let number = InstanceFilter::Number { fleet: "f".into(), instance_num: 3 };
+    let named = [InstanceFilter::Name("f-1".into()), InstanceFilter::Hostname("10.0.0.2".into()), number];
     assert!(is_instance_selected(&named, "f-1", None, "g", 0));
     assert!(is_instance_selected(&named, "x", Some("10.0.0.2"), "g", 0));
     assert!(is_instance_selected(&named, "x", None, "f", 3));
@@ -162,11 +162,11 @@ fn instances_are_named_by_name_host_or_number() {
 
 #[test]
 fn blocks_must_divide_and_auto_divides_as_far_as_it_goes() {
-    assert_eq!(split(Blocks::Auto, 32, 8), Ok(8));
-    assert_eq!(split(Blocks::Auto, 12, 8), Ok(4));
-    assert_eq!(split(Blocks::Auto, 6, 0), Ok(6));
-    assert_eq!(split(Blocks::Count(4), 32, 8), Ok(4));
-    assert_eq!(split(Blocks::Count(3), 32, 8), Err(UnevenBlocks { blocks: 3, cpus: 32, gpus: 8 }));
+    assert_eq!(split_count(Blocks::Auto, 32, 8), Ok(8));
+    assert_eq!(split_count(Blocks::Auto, 12, 8), Ok(4));
+    assert_eq!(split_count(Blocks::Auto, 6, 0), Ok(6));
+    assert_eq!(split_count(Blocks::Count(4), 32, 8), Ok(4));
+    assert_eq!(split_count(Blocks::Count(3), 32, 8), Err(UnevenBlocks { blocks: 3, cpus: 32, gpus: 8 }));
 }
 
 #[test]
@@ -174,8 +174,8 @@ fn several_refusals_make_one_line_with_the_first_in_full() {
     let far = Refusal { place: "a".into(), count: 1, shortfalls: vec![Shortfall::NotCluster] };
     let near = Refusal { place: "b".into(), count: 3, shortfalls: vec![Shortfall::Unreachable] };
     let said = "b and 2 more: is unreachable (check its network and agent); and 1 other place does not fit";
-    assert_eq!(summary(&[near, far]).as_deref(), Some(said));
-    assert_eq!(summary(&[]), None);
+    assert_eq!(refusal_summary(&[near, far]).as_deref(), Some(said));
+    assert_eq!(refusal_summary(&[]), None);
 }
 
 #[test]
@@ -201,7 +201,7 @@ proptest! {
         let resources = wish.resources.clone().unwrap();
         let whole = |k: u32| {
             let part = share(&has.host, k, blocks);
-            let part = windlass_model::plan::offers::Host {
+            let part = windlass_model::plan::offers::HostSpec {
                 cpus: part.cpus, memory_mib: part.memory_mib, gpus: part.gpus.to_vec(), ..has.host.clone()
             };
             host_shortfalls(&part, &resources).is_empty()
@@ -218,12 +218,12 @@ proptest! {
 
 #[test]
 fn on_the_machine_at_hand_defaults_are_no_wish() {
-    let small = Host { memory_mib: 2 * 1024, disk_mib: 10 * 1024, ..host(1, 0) };
+    let small = HostSpec { memory_mib: 2 * 1024, disk_mib: 10 * 1024, ..host(1, 0) };
     let at = |backend: &str| Offer { backend: backend.into(), ..offer(small.clone(), 1, 0.0) };
     let wish = |change: fn(&mut ResourcesSpec)| {
         let mut resources = ResourcesSpec::default();
         change(&mut resources);
-        Needs { resources: Some(resources), ..Needs::default() }
+        InstanceNeeds { resources: Some(resources), ..InstanceNeeds::default() }
     };
     assert_eq!(fit(&at("local"), &wish(|_| ())), Ok(1));
     assert_eq!(shortfalls(&at("aws"), &wish(|_| ())).len(), 3);
@@ -234,7 +234,7 @@ fn on_the_machine_at_hand_defaults_are_no_wish() {
 
 #[test]
 fn a_run_that_says_nothing_about_spot_takes_the_word_of_its_fleet() {
-    let limits = |spot, spot_by_default| Needs { spot, spot_by_default, ..Needs::default() };
+    let limits = |spot, spot_by_default| InstanceNeeds { spot, spot_by_default, ..InstanceNeeds::default() };
     let run = limits(Some(false), true);
     assert_eq!(run.within(&limits(None, true)).spot, Some(false));
     assert_eq!(run.within(&limits(Some(true), false)).spot, Some(true));

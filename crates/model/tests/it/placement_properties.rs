@@ -10,9 +10,10 @@ use windlass_model::{
     id::{InstanceId, SubmissionId},
     plan::{
         blocks::share,
-        offers::{Needs, fit},
+        offers::{InstanceNeeds, fit},
         place::{
-            Fleet, FleetChoice, Inventory, Outcome, Placement, RESERVE_AFTER, Readiness, Seat, Waiting, place,
+            FleetChoice, FleetSnapshot, Inventory, NodePlacement, PlacementOutcome, RESERVE_AFTER, Readiness,
+            ReplicaPlacement, WaitingReplica, place,
         },
     },
     time::{Span, Timestamp},
@@ -39,8 +40,8 @@ fn inventories() -> impl Strategy<Value = Inventory> {
     (machines, offers, 0_u32..6).prop_map(|(machines, offers, room)| {
         let mut fleets = [
             fleet(1, "plain"),
-            Fleet { cluster: true, ..fleet(2, "cluster") },
-            Fleet { cluster: true, creates: true, ..fleet(3, "cloud") },
+            FleetSnapshot { cluster: true, ..fleet(2, "cluster") },
+            FleetSnapshot { cluster: true, creates: true, ..fleet(3, "cloud") },
         ];
         let mut instances = Vec::new();
         for (n, (of, (cpus, gpus, total), busy, readiness, until)) in machines.into_iter().enumerate() {
@@ -59,7 +60,7 @@ fn inventories() -> impl Strategy<Value = Inventory> {
     })
 }
 
-fn queues() -> impl Strategy<Value = Vec<Waiting>> {
+fn queues() -> impl Strategy<Value = Vec<WaitingReplica>> {
     let one =
         (0_u32..3, 999_000_i64..1_000_000, 1_usize..4, 1_u32..40, 0_u32..9, prop::option::of(1_i64..20_000));
     prop::collection::vec(one, 0..14).prop_map(|queue| {
@@ -80,12 +81,12 @@ fn queues() -> impl Strategy<Value = Vec<Waiting>> {
 }
 
 /// Blocks given out on each instance, by this round.
-fn given(placements: &[Placement]) -> BTreeMap<InstanceId, u32> {
+fn given(placements: &[ReplicaPlacement]) -> BTreeMap<InstanceId, u32> {
     let mut given = BTreeMap::new();
     for placement in placements {
-        if let Outcome::Placed { seats, .. } = &placement.outcome {
+        if let PlacementOutcome::Placed { seats, .. } = &placement.outcome {
             for seat in seats {
-                if let Seat::Existing { instance, blocks, .. } = seat {
+                if let NodePlacement::Existing { instance, blocks, .. } = seat {
                     *given.entry(*instance).or_default() += blocks;
                 }
             }
@@ -113,9 +114,9 @@ proptest! {
         let cloud = &inventory.fleets[2];
         let mut nums = cloud.instance_nums.clone();
         for placement in place(&queue, &inventory, NOW) {
-            if let Outcome::Placed { fleet, seats } = placement.outcome {
+            if let PlacementOutcome::Placed { fleet, seats } = placement.outcome {
                 for seat in seats {
-                    if let Seat::New { instance_num, offers, .. } = seat {
+                    if let NodePlacement::New { instance_num, offers, .. } = seat {
                         prop_assert_eq!(fleet, cloud.id);
                         prop_assert!(nums.insert(instance_num), "number {} was given twice", instance_num);
                         prop_assert!(!offers.is_empty());
@@ -128,17 +129,17 @@ proptest! {
 
     #[test]
     fn every_seat_is_big_enough(queue in queues(), inventory in inventories()) {
-        let needs_of: BTreeMap<SubmissionId, Arc<Needs>> =
+        let needs_of: BTreeMap<SubmissionId, Arc<InstanceNeeds>> =
             queue.iter().flat_map(|run| &run.nodes).map(|node| (node.job, Arc::clone(&node.needs))).collect();
         for placement in place(&queue, &inventory, NOW) {
-            let Outcome::Placed { seats, .. } = placement.outcome else { continue };
+            let PlacementOutcome::Placed { seats, .. } = placement.outcome else { continue };
             for seat in seats {
                 let (job, offer, blocks, total) = match seat {
-                    Seat::Existing { job, instance, blocks } => {
+                    NodePlacement::Existing { job, instance, blocks } => {
                         let of = inventory.instances.iter().find(|of| of.id == instance).unwrap();
                         (job, of.offer.clone(), blocks, of.offer.total_blocks)
                     }
-                    Seat::New { job, offers, .. } => {
+                    NodePlacement::New { job, offers, .. } => {
                         let new = &offers[0];
                         (job, inventory.offers[new.offer].clone(), new.blocks, new.total_blocks)
                     }
@@ -155,7 +156,7 @@ proptest! {
     fn r9_all_nodes_or_none_in_one_place_on_whole_instances(queue in queues(), inventory in inventories()) {
         for placement in place(&queue, &inventory, NOW) {
             let nodes = queue.iter().find(|run| run.run == placement.run).unwrap().nodes.len();
-            let Outcome::Placed { fleet, seats } = placement.outcome else { continue };
+            let PlacementOutcome::Placed { fleet, seats } = placement.outcome else { continue };
             prop_assert_eq!(seats.len(), nodes);
             if nodes == 1 {
                 continue;
@@ -164,12 +165,12 @@ proptest! {
             let mut used = BTreeSet::new();
             for seat in seats {
                 match seat {
-                    Seat::Existing { instance, blocks, .. } => {
+                    NodePlacement::Existing { instance, blocks, .. } => {
                         let of = inventory.instances.iter().find(|of| of.id == instance).unwrap();
                         prop_assert!(used.insert(instance) && blocks == of.offer.total_blocks);
                         prop_assert_eq!(of.fleet, fleet);
                     }
-                    Seat::New { offers, .. } => {
+                    NodePlacement::New { offers, .. } => {
                         prop_assert!(offers.iter().all(|new| new.blocks == new.total_blocks));
                     }
                 }
@@ -181,8 +182,8 @@ proptest! {
     fn whoever_is_not_placed_knows_why(queue in queues(), inventory in inventories()) {
         for placement in place(&queue, &inventory, NOW) {
             match placement.outcome {
-                Outcome::Placed { .. } => {}
-                Outcome::Waits { why, .. } | Outcome::Never { why } => {
+                PlacementOutcome::Placed { .. } => {}
+                PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => {
                     prop_assert!(!why.refusals.is_empty());
                     prop_assert!(why.refusals.iter().all(|refusal| !refusal.shortfalls.is_empty()));
                     for shortfall in why.refusals.iter().flat_map(|refusal| &refusal.shortfalls) {
@@ -218,7 +219,7 @@ proptest! {
     #[test]
     fn c8_a_lower_priority_never_takes_what_a_higher_one_could_use(queue in queues(), inventory in inventories()) {
         let all: Vec<_> = place(&queue, &inventory, NOW).iter().map(words).collect();
-        let high: Vec<Waiting> = queue.into_iter().filter(|run| run.priority > 0).collect();
+        let high: Vec<WaitingReplica> = queue.into_iter().filter(|run| run.priority > 0).collect();
         let alone: Vec<_> = place(&high, &inventory, NOW).iter().map(words).collect();
         prop_assert_eq!(&all[..alone.len()], &alone[..]);
     }
@@ -229,13 +230,13 @@ proptest! {
         let given = given(&placements);
         let mut reserved = BTreeSet::new();
         for placement in &placements {
-            if let Outcome::Waits { reserved: these, .. } = &placement.outcome {
+            if let PlacementOutcome::Waits { reserved: these, .. } = &placement.outcome {
                 reserved.extend(these.iter().copied());
             }
         }
         for placement in &placements {
             let run = queue.iter().find(|run| run.run == placement.run).unwrap();
-            if run.nodes.len() > 1 || matches!(placement.outcome, Outcome::Placed { .. }) {
+            if run.nodes.len() > 1 || matches!(placement.outcome, PlacementOutcome::Placed { .. }) {
                 continue;
             }
             for instance in inventory.instances.iter().filter(|of| of.readiness == Readiness::Ready) {
@@ -251,10 +252,10 @@ proptest! {
 
 /// Many rounds of one minute: small jobs arrive faster than they end, and one that needs it all waits
 /// among them. Returns the round in which it started.
-fn rounds_until_the_big_one_starts(big: Waiting, seed: u64) -> Option<i64> {
+fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64> {
     const LONGEST: i64 = 10;
     const LIMIT: i64 = 60;
-    let f = Fleet { cluster: true, ..fleet(1, "f") };
+    let f = FleetSnapshot { cluster: true, ..fleet(1, "f") };
     let mut instances: Vec<_> = (1..=3).map(|n| instance(n, &f, offer(host(8, 0), 4, 0.0))).collect();
     let mut ends: BTreeMap<SubmissionId, i64> = BTreeMap::new();
     let mut queue = vec![big.clone()];
@@ -273,13 +274,13 @@ fn rounds_until_the_big_one_starts(big: Waiting, seed: u64) -> Option<i64> {
         let inventory =
             Inventory { fleets: vec![f.clone()], instances: instances.clone(), offers: Vec::new() };
         for placement in place(&queue, &inventory, now) {
-            let Outcome::Placed { seats, .. } = placement.outcome else { continue };
+            let PlacementOutcome::Placed { seats, .. } = placement.outcome else { continue };
             if placement.run == big.run {
                 return Some(round);
             }
             queue.retain(|run| run.run != placement.run);
             for seat in seats {
-                let Seat::Existing { job, instance, blocks } = seat else {
+                let NodePlacement::Existing { job, instance, blocks } = seat else {
                     unreachable!("the fleet creates none")
                 };
                 random =
@@ -310,9 +311,9 @@ fn the_big_ones_turn_comes_among_a_stream_of_small_ones() {
 fn followers_never_lead_even_when_older() {
     let f = fleet(1, "f");
     let only = instance(1, &f, offer(host(8, 0), 1, 0.0));
-    let follower = Waiting { choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
+    let follower = WaitingReplica { choice: FleetChoice::Follow, ..waiting(1, 0, vec![needs(1, 0)]) };
     let inventory = Inventory { fleets: vec![f], instances: vec![only], offers: Vec::new() };
     let placements = place(&[follower], &inventory, NOW);
-    assert!(matches!(placements[0].outcome, Outcome::Waits { .. }), "{placements:?}");
+    assert!(matches!(placements[0].outcome, PlacementOutcome::Waits { .. }), "{placements:?}");
     assert_eq!(uuid(1), placements[0].run.0);
 }

@@ -1,7 +1,7 @@
 //! What becomes of a run, rule by rule.
 
 use windlass_model::{
-    decide::runs::{RunView, State, decide, decide_to_end},
+    decide::runs::{RunView, SubmissionState, decide, decide_to_end},
     job, run,
 };
 
@@ -498,8 +498,8 @@ fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
 fn a_region_without_machines_for_all_nodes_is_followed_by_another_without_any_policy() {
     let text = "submitted; r0: failed(failed_to_start_due_to_no_capacity), terminating(terminated_by_server)";
     let mut run = read(text);
-    let full = job::Ending::no_capacity("no capacity").with(job::Detail::RegionFull);
-    run.replicas[0].jobs[0].state = State::Final(full);
+    let full = job::Ending::no_capacity("no capacity").with(job::TerminationDetail::RegionFull);
+    run.replicas[0].jobs[0].state = SubmissionState::Final(full);
     let said =
         "job 0 of replica 0 ended: failed_to_start_due_to_no_capacity (region_full); another region is tried";
     assert_eq!(
@@ -512,7 +512,7 @@ fn a_region_without_machines_for_all_nodes_is_followed_by_another_without_any_po
         "stays pending; due 5s: waiting for its former jobs to end"
     );
     waits.replicas[0].jobs[1].state =
-        State::Final(job::Ending::new(job::TerminationReason::TerminatedByServer));
+        SubmissionState::Final(job::Ending::new(job::TerminationReason::TerminatedByServer));
     assert_eq!(
         render(&waits, &decide(&waits, NOW)),
         "resubmitted -> submitted; submit r0.0#1; submit r0.1#1; due 5s: the retry's delay is over"

@@ -6,8 +6,8 @@
 
 use windlass_model::{
     decide::runs::{
-        Fleet, Job, Plan, Replica, ReplicaRole, RunView, ScheduleState, Start, State, StopAsked,
-        StopCriteria, decide,
+        FleetUpdate, JobView, Plan, ReplicaRole, ReplicaStart, ReplicaView, RequestedStop, RunView,
+        ScheduleState, StopCriteria, SubmissionState, decide,
     },
     job::{self, TerminationReason},
     retry, run,
@@ -31,7 +31,8 @@ pub(crate) fn read(text: &str) -> RunView {
     let failures = run.attempt + u32::from(run.status != run::Status::Pending);
     run.replicas.iter_mut().flat_map(|replica| &mut replica.jobs).for_each(|job| job.failures = failures);
     if run.start.is_empty() {
-        let start = |replica: &Replica| Start { replica: replica.num, jobs: replica.jobs.len() as u32 };
+        let start =
+            |replica: &ReplicaView| ReplicaStart { replica: replica.num, jobs: replica.jobs.len() as u32 };
         run.start = run.replicas.iter().map(start).collect();
     }
     run.start.retain(|start| start.jobs > 0);
@@ -61,8 +62,8 @@ fn read_head(head: &str) -> RunView {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
             "ending" => run.ending = Some(run::Ending::new(value.parse().unwrap(), "as asked")),
-            "stop" => run.stop_asked = Some(StopAsked { abort: false }),
-            "abort" => run.stop_asked = Some(StopAsked { abort: true }),
+            "stop" => run.stop_asked = Some(RequestedStop { abort: false }),
+            "abort" => run.stop_asked = Some(RequestedStop { abort: true }),
             "submitted" => run.submitted_at = NOW - span(value),
             "attempt" => run.attempt = value.parse().unwrap(),
             "pending" => run.pending_since = NOW - span(value),
@@ -98,13 +99,13 @@ fn read_policy(value: &str) -> retry::Policy {
 }
 
 /// `r1` or `r0x2`; `none` starts nothing.
-fn read_start(text: &str) -> Start {
-    let Some(text) = text.strip_prefix('r') else { return Start { replica: 0, jobs: 0 } };
+fn read_start(text: &str) -> ReplicaStart {
+    let Some(text) = text.strip_prefix('r') else { return ReplicaStart { replica: 0, jobs: 0 } };
     let (replica, jobs) = text.split_once('x').unwrap_or((text, "1"));
-    Start { replica: replica.parse().unwrap(), jobs: jobs.parse().unwrap() }
+    ReplicaStart { replica: replica.parse().unwrap(), jobs: jobs.parse().unwrap() }
 }
 
-fn read_replica(text: &str) -> Replica {
+fn read_replica(text: &str) -> ReplicaView {
     let (num, jobs) = text.split_once(':').unwrap();
     let num = num.strip_prefix('r').unwrap();
     let weight = match num.chars().last() {
@@ -113,14 +114,14 @@ fn read_replica(text: &str) -> Replica {
         Some(_) | None => ReplicaRole::Full,
     };
     let num = num.trim_end_matches(['?', '-']).parse().unwrap();
-    Replica {
+    ReplicaView {
         num,
         weight,
         jobs: (0..).zip(jobs.split(',')).map(|(num, job)| read_job(num, job.trim())).collect(),
     }
 }
 
-fn read_job(num: u32, text: &str) -> Job {
+fn read_job(num: u32, text: &str) -> JobView {
     let (text, ended) = text.split_once('@').unwrap_or((text, ""));
     let (text, submission) = text.split_once('#').unwrap_or((text, "0"));
     let (status, reason) = text.split_once('(').unwrap_or((text, ""));
@@ -130,14 +131,14 @@ fn read_job(num: u32, text: &str) -> Job {
         ending.as_ref().is_some_and(|e| e.reason() != TerminationReason::FailedToStartDueToNoCapacity);
     let submission = submission.parse().unwrap();
     let status: job::Status = status.parse().unwrap();
-    let state = State::of(status, ending);
+    let state = SubmissionState::of(status, ending);
     assert_eq!(state.status(), status, "`{text}` does not end like that");
     let failing_since = match ended {
         "" => had_instance.then_some(NOW),
         "never" => None,
         ago => Some(NOW - span(ago)),
     };
-    Job { num, submission, state, tries: submission + 1, failures: submission + 1, failing_since }
+    JobView { num, submission, state, tries: submission + 1, failures: submission + 1, failing_since }
 }
 
 /// `30s`, `5m`, `2h`, also negative.
@@ -165,7 +166,7 @@ pub(crate) fn render(run: &RunView, plan: &Plan) -> String {
     if plan.attempt != run.attempt {
         words.push(format!("attempt {}", plan.attempt));
     }
-    if plan.fleet == Fleet::Unset {
+    if plan.fleet == FleetUpdate::Unset {
         words.push("fleet unset".to_owned());
     }
     for submit in &plan.submit {

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use windlass_model::{
     decide::runs::{
-        Job, Plan, Replica, ReplicaRole, RunView, ScheduleState, Start, State, StopCriteria, decide,
+        JobView, Plan, ReplicaRole, ReplicaStart, ReplicaView, RunView, ScheduleState, StopCriteria,
+        SubmissionState, decide,
     },
     job::{self, TerminationReason},
     retry, run, schedule,
@@ -57,7 +58,7 @@ impl RunFixture {
                 rolls_back: false,
                 stop_asked: None,
                 replicas: Vec::new(),
-                start: (0..replicas).map(|replica| Start { replica, jobs }).collect(),
+                start: (0..replicas).map(|replica| ReplicaStart { replica, jobs }).collect(),
                 surplus: Vec::new(),
             },
             now: NOW,
@@ -99,7 +100,7 @@ impl RunFixture {
         for end in plan.end {
             let job = self.job(end.replica, end.job).unwrap();
             assert!(!job.state.status().is_final());
-            job.state = State::Terminating(end.ending);
+            job.state = SubmissionState::Terminating(end.ending);
         }
         for submit in plan.submit {
             self.submitted.entry((submit.replica, submit.job)).or_default().push(submit.submission);
@@ -111,15 +112,21 @@ impl RunFixture {
                     let tries = if fresh { 1 } else { job.tries + 1 };
                     let failures = if fresh { 0 } else { job.failures };
                     let failing_since = job.failing_since.filter(|_| !fresh);
-                    *job =
-                        Job { submission, state: State::Submitted, tries, failures, failing_since, ..*job };
+                    *job = JobView {
+                        submission,
+                        state: SubmissionState::Submitted,
+                        tries,
+                        failures,
+                        failing_since,
+                        ..*job
+                    };
                 }
                 None => self.add(
                     replica,
-                    Job {
+                    JobView {
                         num,
                         submission,
-                        state: State::Submitted,
+                        state: SubmissionState::Submitted,
                         tries: 1,
                         failures: 0,
                         failing_since: None,
@@ -129,15 +136,15 @@ impl RunFixture {
         }
     }
 
-    fn job(&mut self, replica: u32, num: u32) -> Option<&mut Job> {
+    fn job(&mut self, replica: u32, num: u32) -> Option<&mut JobView> {
         let replica = self.run.replicas.iter_mut().find(|r| r.num == replica)?;
         replica.jobs.iter_mut().find(|job| job.num == num)
     }
 
-    fn add(&mut self, num: u32, job: Job) {
+    fn add(&mut self, num: u32, job: JobView) {
         match self.run.replicas.iter_mut().find(|replica| replica.num == num) {
             Some(replica) => replica.jobs.push(job),
-            None => self.run.replicas.push(Replica { num, weight: ReplicaRole::Full, jobs: vec![job] }),
+            None => self.run.replicas.push(ReplicaView { num, weight: ReplicaRole::Full, jobs: vec![job] }),
         }
     }
 
@@ -168,17 +175,22 @@ impl RunFixture {
         };
         let end = end.map(job::Ending::new);
         job.state = match (job.state.clone(), end) {
-            (State::Submitted, Some(end)) => State::Terminating(end),
-            (State::Submitted, None) => State::Provisioning,
-            (State::Provisioning, None) => State::Pulling,
-            (State::Pulling, None) => State::Running,
-            (State::Running, None) => State::Terminating(job::Ending::exited(0)),
-            (State::Provisioning | State::Pulling | State::Running, Some(end)) => {
+            (SubmissionState::Submitted, Some(end)) => SubmissionState::Terminating(end),
+            (SubmissionState::Submitted, None) => SubmissionState::Provisioning,
+            (SubmissionState::Provisioning, None) => SubmissionState::Pulling,
+            (SubmissionState::Pulling, None) => SubmissionState::Running,
+            (SubmissionState::Running, None) => SubmissionState::Terminating(job::Ending::exited(0)),
+            (
+                SubmissionState::Provisioning | SubmissionState::Pulling | SubmissionState::Running,
+                Some(end),
+            ) => {
                 job.failures += 1;
                 job.failing_since = job.failing_since.or(Some(now));
-                State::Terminating(end)
+                SubmissionState::Terminating(end)
             }
-            (State::Terminating(ending) | State::Final(ending), _) => State::Final(ending),
+            (SubmissionState::Terminating(ending) | SubmissionState::Final(ending), _) => {
+                SubmissionState::Final(ending)
+            }
         };
     }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 use windlass_model::{
     decide::runs::{
-        Job, Plan, Replica, ReplicaRole, RunView, ScheduleState, Start, State, StopAsked, StopCriteria,
-        decide,
-        derive::{Verdict, derive},
+        JobView, Plan, ReplicaRole, ReplicaStart, ReplicaView, RequestedStop, RunView, ScheduleState,
+        StopCriteria, SubmissionState, decide,
+        derive::{DerivedStatus, derive},
     },
     job::{self, TerminationReason},
     retry, run,
@@ -21,7 +21,7 @@ fn any_of<T: Copy + std::fmt::Debug + 'static>(all: &'static [T]) -> impl Strate
     prop::sample::select(all)
 }
 
-fn any_state() -> impl Strategy<Value = State> + Clone {
+fn any_state() -> impl Strategy<Value = SubmissionState> + Clone {
     let ending = any_of(TerminationReason::ALL).prop_map(job::Ending::new);
     // Retryable ends are what most rules are about.
     let retryable = any_of(&[
@@ -34,46 +34,48 @@ fn any_state() -> impl Strategy<Value = State> + Clone {
     ])
     .prop_map(job::Ending::new);
     prop_oneof![
-        1 => Just(State::Submitted),
-        1 => Just(State::Provisioning),
-        1 => Just(State::Pulling),
-        1 => Just(State::Running),
-        1 => ending.clone().prop_map(State::Terminating),
-        1 => ending.prop_map(State::Final),
-        2 => retryable.clone().prop_map(State::Terminating),
-        4 => retryable.prop_map(State::Final),
+        1 => Just(SubmissionState::Submitted),
+        1 => Just(SubmissionState::Provisioning),
+        1 => Just(SubmissionState::Pulling),
+        1 => Just(SubmissionState::Running),
+        1 => ending.clone().prop_map(SubmissionState::Terminating),
+        1 => ending.prop_map(SubmissionState::Final),
+        2 => retryable.clone().prop_map(SubmissionState::Terminating),
+        4 => retryable.prop_map(SubmissionState::Final),
     ]
 }
 
 /// What a retry is made of: replicas that run beside replicas that are over.
-fn retried_state() -> impl Strategy<Value = State> + Clone {
+fn retried_state() -> impl Strategy<Value = SubmissionState> + Clone {
     let over = any_of(&[
         TerminationReason::ContainerExitedWithError,
         TerminationReason::FailedToStartDueToNoCapacity,
         TerminationReason::TerminatedByServer,
         TerminationReason::DoneByRunner,
     ]);
-    prop_oneof![1 => Just(State::Running), 4 => over.prop_map(|reason| State::Final(job::Ending::new(reason)))]
+    prop_oneof![1 => Just(SubmissionState::Running), 4 => over.prop_map(|reason| SubmissionState::Final(job::Ending::new(reason)))]
 }
 
-fn job(state: impl Strategy<Value = State>) -> impl Strategy<Value = Job> {
-    (state, 0..6_u32, prop::option::weighted(0.8, 0..7_200_i64)).prop_map(|(state, submission, ago)| Job {
-        num: 0,
-        submission,
-        state,
-        tries: submission + 1,
-        failures: submission + 1,
-        failing_since: ago.map(|secs| NOW - Span::secs(secs)),
+fn job(state: impl Strategy<Value = SubmissionState>) -> impl Strategy<Value = JobView> {
+    (state, 0..6_u32, prop::option::weighted(0.8, 0..7_200_i64)).prop_map(|(state, submission, ago)| {
+        JobView {
+            num: 0,
+            submission,
+            state,
+            tries: submission + 1,
+            failures: submission + 1,
+            failing_since: ago.map(|secs| NOW - Span::secs(secs)),
+        }
     })
 }
 
-fn replicas(state: impl Strategy<Value = State>) -> impl Strategy<Value = Vec<Replica>> {
+fn replicas(state: impl Strategy<Value = SubmissionState>) -> impl Strategy<Value = Vec<ReplicaView>> {
     prop::collection::vec(prop::collection::vec(job(state), 1..4), 0..4).prop_map(|replicas| {
-        let number = |(num, mut job): (u32, Job)| {
+        let number = |(num, mut job): (u32, JobView)| {
             job.num = num;
             job
         };
-        let replica = |(num, jobs): (u32, Vec<Job>)| Replica {
+        let replica = |(num, jobs): (u32, Vec<JobView>)| ReplicaView {
             num,
             weight: ReplicaRole::Full,
             jobs: (0..).zip(jobs).map(number).collect(),
@@ -100,7 +102,7 @@ fn schedule() -> impl Strategy<Value = Option<ScheduleState>> {
 }
 
 prop_compose! {
-    fn run_of(statuses: &'static [run::Status], state: BoxedStrategy<State>)(
+    fn run_of(statuses: &'static [run::Status], state: BoxedStrategy<SubmissionState>)(
         status in any_of(statuses),
         reason in prop::option::of(any_of(run::TerminationReason::ALL)),
         submitted in 0..10_000_i64,
@@ -118,7 +120,7 @@ prop_compose! {
         RunView {
             status,
             ending: reason.map(|reason| run::Ending::new(reason, "said so")),
-            stop_asked: (submitted % 5 == 0).then_some(StopAsked { abort: attempt % 2 == 0 }),
+            stop_asked: (submitted % 5 == 0).then_some(RequestedStop { abort: attempt % 2 == 0 }),
             submitted_at: NOW - Span::secs(submitted),
             attempt,
             pending_since: NOW - Span::secs(pending),
@@ -128,7 +130,7 @@ prop_compose! {
             stop_criteria: if master_done { StopCriteria::MasterDone } else { StopCriteria::AllDone },
             gateway_failed,
             rolls_back: false,
-            start: (0..wanted).map(|replica| Start { replica, jobs: jobs(replica) }).collect(),
+            start: (0..wanted).map(|replica| ReplicaStart { replica, jobs: jobs(replica) }).collect(),
             replicas,
             surplus,
         }
@@ -147,27 +149,30 @@ fn retried_run() -> impl Strategy<Value = RunView> {
     run_of(&[run::Status::Running, run::Status::Pending], retried_state().boxed())
 }
 
-fn jobs(run: &RunView) -> impl Iterator<Item = (u32, &Job)> {
+fn jobs(run: &RunView) -> impl Iterator<Item = (u32, &JobView)> {
     run.replicas.iter().flat_map(|replica| replica.jobs.iter().map(|job| (replica.num, job)))
 }
 
-fn find(run: &RunView, replica: u32, num: u32) -> Option<&Job> {
+fn find(run: &RunView, replica: u32, num: u32) -> Option<&JobView> {
     jobs(run).find(|(r, job)| *r == replica && job.num == num).map(|(_, job)| job)
 }
 
-fn is_final(job: &Job) -> bool {
+fn is_final(job: &JobView) -> bool {
     job.state.status().is_final()
 }
 
-fn ending(job: &Job) -> Option<&job::Ending> {
+fn ending(job: &JobView) -> Option<&job::Ending> {
     match &job.state {
-        State::Terminating(ending) | State::Final(ending) => Some(ending),
-        State::Submitted | State::Provisioning | State::Pulling | State::Running => None,
+        SubmissionState::Terminating(ending) | SubmissionState::Final(ending) => Some(ending),
+        SubmissionState::Submitted
+        | SubmissionState::Provisioning
+        | SubmissionState::Pulling
+        | SubmissionState::Running => None,
     }
 }
 
 /// R11 read from the policy, not from the code: why this replica may not be tried again.
-fn retry_problem(run: &RunView, replica: &Replica) -> Option<String> {
+fn retry_problem(run: &RunView, replica: &ReplicaView) -> Option<String> {
     let Some(policy) = &run.retry else { return Some("no policy".to_owned()) };
     let mut covered = false;
     for job in &replica.jobs {
@@ -276,7 +281,7 @@ proptest! {
         }
         let submitted: BTreeSet<_> = plan.submit.iter().map(|submit| submit.replica).collect();
         for replica in run.replicas.iter().filter(|replica| submitted.contains(&replica.num)) {
-            let scaled_down = |job: &Job| {
+            let scaled_down = |job: &JobView| {
                 ending(job).is_some_and(|ending| ending.reason() == TerminationReason::ScaledDown)
             };
             // A replica that was scaled down and is wanted again is no retry.
@@ -285,9 +290,9 @@ proptest! {
             }
         }
         // Only a failure of the job's own makes the next submission wait.
-        let failed_itself = |job: &Job| {
+        let failed_itself = |job: &JobView| {
             ending(job).is_some_and(|ending| {
-                ending.detail() != Some(job::Detail::RegionFull)
+                ending.detail() != Some(job::TerminationDetail::RegionFull)
                     && !matches!(
                         ending.reason(),
                         TerminationReason::DoneByRunner | TerminationReason::TerminatedByServer
@@ -331,11 +336,11 @@ proptest! {
 
     #[test]
     fn r20_the_rules_are_tried_in_the_documented_order(run in any_run()) {
-        let scaled = |replica: &Replica| {
+        let scaled = |replica: &ReplicaView| {
             replica.jobs.iter().any(|job| ending(job).is_some_and(|e| e.reason() == TerminationReason::ScaledDown))
         };
         let derived = derive(&run, NOW);
-        let is_retry = |replica: &Replica| derived.retries.iter().any(|retry| retry.num == replica.num);
+        let is_retry = |replica: &ReplicaView| derived.retries.iter().any(|retry| retry.num == replica.num);
         let counts = |wanted: &[job::Status]| {
             let live = run.replicas.iter().filter(|r| !scaled(r) && !is_retry(r));
             live.flat_map(|r| &r.jobs).any(|job| wanted.contains(&job.state.status()))
@@ -344,11 +349,11 @@ proptest! {
         let provisions = counts(&[job::Status::Provisioning, job::Status::Pulling]);
         let waits = counts(&[job::Status::Submitted]);
         match derived.verdict {
-            Verdict::Runs => prop_assert!(runs),
-            Verdict::Provisions => prop_assert!(provisions && !runs),
-            Verdict::Waits => prop_assert!(waits && !provisions && !runs),
-            Verdict::Idle(_) => prop_assert!(!waits && !provisions && !runs),
-            Verdict::End(ending) => {
+            DerivedStatus::Runs => prop_assert!(runs),
+            DerivedStatus::Provisions => prop_assert!(provisions && !runs),
+            DerivedStatus::Waits => prop_assert!(waits && !provisions && !runs),
+            DerivedStatus::Idle(_) => prop_assert!(!waits && !provisions && !runs),
+            DerivedStatus::End(ending) => {
                 let live = runs || provisions || waits;
                 let well = ending.reason() == run::TerminationReason::AllJobsDone;
                 prop_assert!(!(well && live) || run.stop_criteria == StopCriteria::MasterDone);
@@ -360,10 +365,10 @@ proptest! {
     fn r21_a_scaled_down_replica_changes_nothing(run in any_run(), final_ in any::<bool>()) {
         let verdict = derive(&run, NOW).verdict;
         let scaled = job::Ending::new(TerminationReason::ScaledDown);
-        let state = if final_ { State::Final(scaled) } else { State::Terminating(scaled) };
-        let job = Job { num: 0, submission: 0, state, tries: 1, failures: 1, failing_since: Some(NOW) };
+        let state = if final_ { SubmissionState::Final(scaled) } else { SubmissionState::Terminating(scaled) };
+        let job = JobView { num: 0, submission: 0, state, tries: 1, failures: 1, failing_since: Some(NOW) };
         let mut more = run.clone();
-        more.replicas.push(Replica { num: 99, weight: ReplicaRole::Full, jobs: vec![job] });
+        more.replicas.push(ReplicaView { num: 99, weight: ReplicaRole::Full, jobs: vec![job] });
         prop_assert_eq!(derive(&more, NOW).verdict, verdict);
     }
 }

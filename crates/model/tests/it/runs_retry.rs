@@ -1,7 +1,7 @@
 //! Once more, or not.
 
 use windlass_model::{
-    retry::{self, FailureStreak, Policy, Retry, Standing},
+    retry::{self, FailureHistory, FailureStreak, Policy, RetryDecision},
     time::{Span, Timestamp},
 };
 
@@ -20,16 +20,16 @@ fn check(
     tries: u32,
     expected: &str,
 ) {
-    let standing = Standing {
+    let standing = FailureHistory {
         reason: reason.parse().unwrap(),
         tries,
         run_began: ago(began),
         failing_since: provisioned.map(ago),
     };
     let answer = match retry::decide(policy, standing, NOW) {
-        Retry::Yes { event, elapsed } => format!("yes: {event} after {} s", elapsed.as_secs()),
-        Retry::No(refusal) if refusal.is_limit() => format!("limit: {refusal}"),
-        Retry::No(refusal) => format!("no: {refusal}"),
+        RetryDecision::Yes { event, elapsed } => format!("yes: {event} after {} s", elapsed.as_secs()),
+        RetryDecision::No(refusal) if refusal.is_limit() => format!("limit: {refusal}"),
+        RetryDecision::No(refusal) => format!("no: {refusal}"),
     };
     assert_eq!(answer, expected);
 }
@@ -116,8 +116,9 @@ fn r11_a_streak_begins_with_its_first_failure_and_ends_with_a_submission_that_ra
 #[test]
 fn r11_waits_grow_with_the_failures_of_the_streak() {
     let hour = Policy::always();
-    let wait =
-        |failures, since| retry::wait(Some(&hour), retry::DELAY_FIRST, failures, ago(since), NOW).as_secs();
+    let wait = |failures, since| {
+        retry::next_delay(Some(&hour), retry::DELAY_FIRST, failures, ago(since), NOW).as_secs()
+    };
     assert_eq!([wait(1, 0), wait(2, 20), wait(3, 60), wait(4, 200)], [15, 30, 60, 120]);
     assert_eq!(wait(6, 3_590), 10, "no longer than what is left");
     assert_eq!(wait(6, 3_600), 1);

@@ -6,9 +6,8 @@ use proptest::prelude::*;
 use windlass_model::{
     managed_job::plan::Deadline,
     spot::{
-        DeadlineTerms, Market, NodeTime, Rule, Standing, choose,
-        replay::{Policy, Trace, optimum, render, replay, row},
-        report,
+        DeadlineProgress, DeadlineTerms, Market, MarketRule, NodeTime, choose_market, deadline_report,
+        replay::{ReplayPolicy, Trace, optimum, render, replay, row},
     },
     time::Timestamp,
 };
@@ -34,25 +33,25 @@ fn traces() -> PathBuf {
 fn the_four_rules_decide() {
     use Market::{OnDemand, Spot};
     let terms = DeadlineTerms { within: 100.0, work: 50.0, changeover: 5.0 };
-    let at = |elapsed, done, holding, spot| Standing { elapsed, done, holding, spot };
+    let at = |elapsed, done, holding, spot| DeadlineProgress { elapsed, done, holding, spot };
     let cases = [
         // 1: behind the line, which is at 10 after 20.
-        (at(20.0, 9.0, None, false), Some(OnDemand), Rule::CatchUp),
-        (at(20.0, 10.0, None, false), None, Rule::Wait),
+        (at(20.0, 9.0, None, false), Some(OnDemand), MarketRule::CatchUp),
+        (at(20.0, 10.0, None, false), None, MarketRule::Wait),
         // 2: spot goes first even when behind, and is kept.
-        (at(20.0, 0.0, None, true), Some(Spot), Rule::TakeSpot),
-        (at(20.0, 0.0, Some(Spot), true), Some(Spot), Rule::StaySpot),
+        (at(20.0, 0.0, None, true), Some(Spot), MarketRule::TakeSpot),
+        (at(20.0, 0.0, Some(Spot), true), Some(Spot), MarketRule::StaySpot),
         // 3: on demand until the line of 30 (15) is reached and spot is there; never to nothing.
-        (at(20.0, 14.0, Some(OnDemand), true), Some(OnDemand), Rule::StayOnDemand),
-        (at(20.0, 15.0, Some(OnDemand), true), Some(Spot), Rule::MoveToSpot),
-        (at(20.0, 40.0, Some(OnDemand), false), Some(OnDemand), Rule::StayOnDemand),
+        (at(20.0, 14.0, Some(OnDemand), true), Some(OnDemand), MarketRule::StayOnDemand),
+        (at(20.0, 15.0, Some(OnDemand), true), Some(Spot), MarketRule::MoveToSpot),
+        (at(20.0, 40.0, Some(OnDemand), false), Some(OnDemand), MarketRule::StayOnDemand),
         // 4: 59 left for 50 and twice 5.
-        (at(41.0, 0.0, None, true), Some(OnDemand), Rule::SafetyNet),
-        (at(40.0, 0.0, None, true), Some(Spot), Rule::TakeSpot),
-        (at(99.0, 10.0, Some(OnDemand), true), Some(OnDemand), Rule::StayOnDemand),
+        (at(41.0, 0.0, None, true), Some(OnDemand), MarketRule::SafetyNet),
+        (at(40.0, 0.0, None, true), Some(Spot), MarketRule::TakeSpot),
+        (at(99.0, 10.0, Some(OnDemand), true), Some(OnDemand), MarketRule::StayOnDemand),
     ];
     for (standing, market, rule) in cases {
-        assert_eq!(choose(terms, standing), (market, rule), "{standing:?}");
+        assert_eq!(choose_market(terms, standing), (market, rule), "{standing:?}");
     }
 }
 
@@ -73,13 +72,13 @@ fn every_deadline_is_met_on_our_own_trace_and_it_costs_less() {
 #[test]
 fn a_trace_without_capacity_costs_what_on_demand_costs() {
     let trace = Trace { gap: 300.0, full: vec![false; 2000] };
-    let outcome = replay(&trace, 0, terms(0.8), Policy::Uniform);
+    let outcome = replay(&trace, 0, terms(0.8), ReplayPolicy::Uniform);
     assert!(outcome.done_at.is_some_and(|at| at <= terms(0.8).within));
     assert!((outcome.cost(terms(0.8), RATIO) - 48.2 / 48.0).abs() < 1e-6, "{outcome:?}");
     let best = optimum(&trace, 0, terms(0.8), RATIO).unwrap();
     assert!((0.99..1.01).contains(&best), "{best}");
     let all = Trace { gap: 300.0, full: vec![true; 2000] };
-    assert!(replay(&all, 0, terms(0.8), Policy::Uniform).cost(terms(0.8), RATIO) < 0.302);
+    assert!(replay(&all, 0, terms(0.8), ReplayPolicy::Uniform).cost(terms(0.8), RATIO) < 0.302);
     assert!(Trace::parse(r#"{"metadata":{"gap_seconds":0},"data":[1]}"#).is_err());
 }
 
@@ -127,10 +126,10 @@ fn the_report_says_what_was_paid_and_whether_it_was_on_time() {
         NodeTime { market: Market::Spot, from: at(10), to: at(30) },
         NodeTime { market: Market::OnDemand, from: at(40), to: at(80) },
     ];
-    let on_time = report(deadline, at(0), at(80), 2, &stretches);
+    let on_time = deadline_report(deadline, at(0), at(80), 2, &stretches);
     assert_eq!((on_time.on_time, on_time.spare), (true, 20.0));
     assert_eq!((on_time.spot_node_seconds, on_time.on_demand_node_seconds), (40.0, 80.0));
-    assert!(!report(deadline, at(0), at(101), 2, &stretches).on_time);
+    assert!(!deadline_report(deadline, at(0), at(101), 2, &stretches).on_time);
 }
 
 proptest! {
@@ -152,9 +151,9 @@ proptest! {
         let trace = Trace { gap: 300.0, full };
         let work = f64::from(hours) * HOUR;
         let terms = DeadlineTerms { within: work / tightness, work, changeover: 0.2 * HOUR };
-        let feasible = replay(&trace, 0, terms, Policy::OnDemand).done_at.is_some();
+        let feasible = replay(&trace, 0, terms, ReplayPolicy::OnDemand).done_at.is_some();
         if feasible && terms.within >= terms.work + 2.0 * terms.changeover {
-            let outcome = replay(&trace, 0, terms, Policy::Uniform);
+            let outcome = replay(&trace, 0, terms, ReplayPolicy::Uniform);
             prop_assert!(outcome.done_at.is_some(), "{outcome:?}");
         }
     }

@@ -7,11 +7,11 @@ use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::AgentEndpoint;
 use windlass_server::{
     agents::AgentApi,
-    logs::{Log, Store, Stream},
+    logs::{Log, LogSource, LogStore},
 };
-use windlass_testkit::wait::{WITHIN, eventually_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async};
 
-use crate::agents_host::{AgentTestEnv, TestShim, call, job, on_both_kits, print_measurement, task};
+use crate::agents_host::{AgentTestEnv, TestShim, call, job, minimal_task, on_both_kits, print_measurement};
 
 on_both_kits! {
     an_event_makes_the_job_due_and_wakes_its_pipeline
@@ -34,16 +34,16 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     kit.wait_until_due("jobs", one.0).await;
     kit.wait_until_due("jobs", two.0).await;
     assert!(!kit.is_due("jobs", waiting.0).await, "it waits for a place, not for its host");
-    timeout(WITHIN, running.wait()).await.unwrap();
-    timeout(WITHIN, terminating.wait()).await.unwrap();
+    timeout(TIMEOUT, running.wait()).await.unwrap();
+    timeout(TIMEOUT, terminating.wait()).await.unwrap();
 
     for (id, hinted) in [(one, running), (two, terminating)] {
         kit.postpone("jobs", id.0).await;
         hinted.take();
         let at = call(shim.instance, id, 1);
         let asked = Instant::now();
-        kit.wire.submit_task(at, &task(id)).await.unwrap();
-        timeout(WITHIN, hinted.wait()).await.unwrap();
+        kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
+        timeout(TIMEOUT, hinted.wait()).await.unwrap();
         print_measurement(format_args!(
             "from the call that caused an event to the pipeline's hint: {:?}",
             asked.elapsed()
@@ -58,8 +58,8 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
         let id = kit.job(run, 100 + n, shim.instance, "running").await;
         let hinted = kit.app.hints().subscribe("jobs_running");
         let asked = Instant::now();
-        kit.wire.submit_task(call(shim.instance, id, 1), &task(id)).await.unwrap();
-        timeout(WITHIN, hinted.wait()).await.unwrap();
+        kit.wire.submit_task(call(shim.instance, id, 1), &minimal_task(id)).await.unwrap();
+        timeout(TIMEOUT, hinted.wait()).await.unwrap();
         taken.push(asked.elapsed());
     }
     taken.sort();
@@ -79,8 +79,8 @@ async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &AgentTestEnv) {
     kit.wait_until_due("jobs", own.0).await;
     kit.postpone("jobs", own.0).await;
     // The host tells of both, of the foreign one first.
-    kit.wire.submit_task(call(shim.instance, foreign, 1), &task(foreign)).await.unwrap();
-    kit.wire.submit_task(call(shim.instance, own, 1), &task(own)).await.unwrap();
+    kit.wire.submit_task(call(shim.instance, foreign, 1), &minimal_task(foreign)).await.unwrap();
+    kit.wire.submit_task(call(shim.instance, own, 1), &minimal_task(own)).await.unwrap();
     kit.wait_until_due("jobs", own.0).await;
     assert!(!kit.is_due("jobs", foreign.0).await);
 }
@@ -97,7 +97,7 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &AgentTestEnv) {
     hinted.take();
     let killed = Instant::now();
     shim.kill();
-    timeout(WITHIN, hinted.wait()).await.unwrap();
+    timeout(TIMEOUT, hinted.wait()).await.unwrap();
     print_measurement(format_args!("from the kill of a shim to the instance's hint: {:?}", killed.elapsed()));
     assert!(kit.is_due("instances", shim.instance.0).await);
     assert!(kit.is_due("jobs", job.0).await, "nobody tells of it any more, so it is asked again");
@@ -107,7 +107,7 @@ async fn a_lost_host_and_one_that_came_back_are_looked_at(kit: &AgentTestEnv) {
     hinted.take();
     shim.start_again();
     kit.wire.tasks(shim.instance).await.unwrap();
-    timeout(WITHIN, hinted.wait()).await.unwrap();
+    timeout(TIMEOUT, hinted.wait()).await.unwrap();
     assert!(kit.is_due("instances", shim.instance.0).await);
 }
 
@@ -116,10 +116,10 @@ async fn output_is_copied_without_being_asked_for(kit: &AgentTestEnv) {
     let run = kit.run("train").await;
     let id = kit.job(run, 0, shim.instance, "running").await;
     let at = call(shim.instance, id, 1);
-    kit.wire.submit_task(at, &task(id)).await.unwrap();
+    kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo hello; exec sleep 600"])).await;
-    let log = Log { project: kit.made.project, run, submission: id, stream: Stream::Job };
+    let log = Log { project: kit.made.project, run, submission: id, stream: LogSource::Job };
     let is_copied = async || (kit.app.logs().end(&log).await.unwrap() >= 6).then_some(());
     eventually_async("the log is copied", is_copied).await;
     kit.discard(at).await;

@@ -52,7 +52,7 @@ async fn replicas_that_enrol_at_once_tell_the_agent_the_same(kit: &AgentTestEnv)
 async fn an_enrolment_outlives_the_master_key(kit: &AgentTestEnv) {
     let instance = kit.instance(0, dummy_socket()).await;
     let before = enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
-    services::secrets::turn_keys(&kit.app).await.unwrap();
+    services::secrets::rotate_keys(&kit.app).await.unwrap();
     assert_eq!(enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap(), before);
 }
 
@@ -92,7 +92,7 @@ async fn the_hosts_own_lines_win_over_its_fleets(kit: &AgentTestEnv) {
             "ssh_key": {"public": shared_public, "private": shared}, "hosts": [host]})
     };
     let plain = host(kit, fleet(json!({"hostname": "a"}))).await;
-    let site = site::site(kit.db(), kit.app.keys(), plain).await.unwrap();
+    let site = site::load_target(kit.db(), kit.app.keys(), plain).await.unwrap();
     assert_eq!(
         (site.target.host.as_str(), site.target.port, site.target.user.as_str()),
         ("a", 2022, "ubuntu")
@@ -111,7 +111,7 @@ async fn the_hosts_own_lines_win_over_its_fleets(kit: &AgentTestEnv) {
     let mut settings = fleet(lines);
     settings.as_object_mut().unwrap().remove("network");
     let special = host(kit, settings).await;
-    let site = site::site(kit.db(), kit.app.keys(), special).await.unwrap();
+    let site = site::load_target(kit.db(), kit.app.keys(), special).await.unwrap();
     assert_eq!((site.target.host.as_str(), site.target.port, site.target.user.as_str()), ("b", 22, "root"));
     assert_eq!(site.internal_ip.unwrap().to_string(), "10.0.0.9");
     let via = site.target.via.unwrap();
@@ -135,7 +135,7 @@ async fn x10_a_host_key_is_pinned_once_and_told(kit: &AgentTestEnv) {
     let (one, two) = tokio::join!(site::pin(kit.db(), id, &seen), site::pin(kit.db(), id, &seen));
     one.and(two).unwrap();
     site::pin(kit.db(), id, &seen[..1]).await.unwrap();
-    let site = site::site(kit.db(), kit.app.keys(), id).await.unwrap();
+    let site = site::load_target(kit.db(), kit.app.keys(), id).await.unwrap();
     assert_eq!(site.target.pin, HostKeyPin::Known(HostKey::parse(&public).unwrap()));
     assert_eq!(site.target.via.unwrap().pin, HostKeyPin::Known(HostKey::parse(&gates).unwrap()));
     let sql = "SELECT message FROM events WHERE reason = 'host_key_learned' ORDER BY message";
@@ -153,6 +153,6 @@ async fn x10_a_replica_that_was_shown_another_key_goes_no_further(kit: &AgentTes
     site::pin(kit.db(), id, &[learned_key("a", &public)]).await.unwrap();
     let refused = site::pin(kit.db(), id, &[learned_key("a", &another)]).await;
     assert!(matches!(refused, Err(SshTargetError::Changed { .. })), "{refused:?}");
-    let site = site::site(kit.db(), kit.app.keys(), id).await.unwrap();
+    let site = site::load_target(kit.db(), kit.app.keys(), id).await.unwrap();
     assert_eq!(site.target.pin, HostKeyPin::Known(HostKey::parse(&public).unwrap()), "the first one stays");
 }

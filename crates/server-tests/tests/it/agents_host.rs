@@ -12,26 +12,26 @@ use std::{
 
 use serde_json::json;
 use windlass_api::agent::{runner::JobStarted, shim::TaskSpec};
-use windlass_backend::{AgentEndpoint, Machine};
+use windlass_backend::{AgentEndpoint, BackendInstance};
 use windlass_model::{
     id::{InstanceId, RunId, SubmissionId},
     instance,
 };
 use windlass_server::{
-    agents::{AgentApi, AgentError, Call, Start, Wire, discard, enrol},
+    agents::{AgentApi, AgentError, CallContext, HttpAgents, JobStart, discard, enrol},
     app::App,
-    config::{Given, Settings},
+    config::{Settings, SettingsSource},
     db::{Db, Unit, Val, instances},
     params,
     secrets::Keyring,
 };
-use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 use windlass_testkit::{TempDir, temp_dir};
 use windlass_tunnel::{Backoff, SshPool};
 
 use crate::{
     db::DbFixture,
-    db_rows::{self, Made},
+    db_rows::{self, TestOwner},
 };
 
 /// A server without routes and pipelines: database, keys, and the wire.
@@ -39,8 +39,8 @@ pub(crate) struct AgentTestEnv {
     home: DbFixture,
     pub(crate) dir: TempDir,
     pub(crate) app: App,
-    pub(crate) wire: Arc<Wire>,
-    pub(crate) made: Made,
+    pub(crate) wire: Arc<HttpAgents>,
+    pub(crate) made: TestOwner,
 }
 
 impl AgentTestEnv {
@@ -54,13 +54,13 @@ impl AgentTestEnv {
 
     async fn with_database(home: DbFixture) -> Self {
         let dir = temp_dir("agents").unwrap();
-        let given = Given { data_dir: Some(dir.path().join("data")), ..Given::default() };
+        let given = SettingsSource { data_dir: Some(dir.path().join("data")), ..SettingsSource::default() };
         let settings = Settings::new(given, None).unwrap();
         let keys = Keyring::open(&dir.path().join("keys/master")).unwrap();
         let app = App::new(home.db().clone(), settings, keys).unwrap();
         windlass_server::services::secrets::claim_key(&app).await.unwrap();
         let made = db_rows::made(home.db()).await;
-        let wire = Wire::new(&app, hosts());
+        let wire = HttpAgents::new(&app, ssh_hosts());
         Self { home, dir, app, wire, made }
     }
 
@@ -69,8 +69,8 @@ impl AgentTestEnv {
     }
 
     /// Another replica's view of the same hosts.
-    pub(crate) fn second_agents(&self) -> Arc<Wire> {
-        Wire::new(&self.app, hosts())
+    pub(crate) fn second_agents(&self) -> Arc<HttpAgents> {
+        HttpAgents::new(&self.app, ssh_hosts())
     }
 
     /// An instance whose agent answers there, or will.
@@ -135,7 +135,11 @@ impl AgentTestEnv {
     }
 
     /// Waits until the task is this far.
-    pub(crate) async fn wait_for_task(&self, call: Call, status: windlass_api::agent::shim::TaskStatus) {
+    pub(crate) async fn wait_for_task(
+        &self,
+        call: CallContext,
+        status: windlass_api::agent::shim::TaskStatus,
+    ) {
         eventually_ok_async(&format!("the task is {status:?}"), async || {
             let info = self.wire.task(call).await.unwrap();
             if info.status == status { Ok(()) } else { Err(format!("{info:?}")) }
@@ -144,7 +148,7 @@ impl AgentTestEnv {
     }
 
     /// Ends and removes the task as a pass does: the end takes its time, and nothing is removed before it.
-    pub(crate) async fn discard(&self, call: Call) {
+    pub(crate) async fn discard(&self, call: CallContext) {
         let gone = async || match discard(&*self.wire, call, "terminated_by_server").await {
             Err(AgentError::Conflict { reason }) => Err(reason),
             answer => {
@@ -156,7 +160,7 @@ impl AgentTestEnv {
     }
 
     /// Starts the job as a pass does: a runner that does not listen yet is asked again.
-    pub(crate) async fn start_job(&self, call: Call, job: &Start) -> Option<JobStarted> {
+    pub(crate) async fn start_job(&self, call: CallContext, job: &JobStart) -> Option<JobStarted> {
         eventually_ok_async("the runner takes the job", async || match self.wire.start_job(call, job).await {
             Err(AgentError::Conflict { reason }) => Err(reason),
             answer => Ok(answer.unwrap()),
@@ -165,7 +169,7 @@ impl AgentTestEnv {
     }
 
     /// Waits until the job has ended, and says as what.
-    pub(crate) async fn wait_until_ended(&self, call: Call) -> (String, Option<i32>) {
+    pub(crate) async fn wait_until_ended(&self, call: CallContext) -> (String, Option<i32>) {
         eventually_ok_async("the job ends", async || {
             let pulled = self.wire.pull(call).await.unwrap();
             match pulled.record.states.last() {
@@ -177,13 +181,13 @@ impl AgentTestEnv {
     }
 }
 
-pub(crate) fn hosts() -> Arc<SshPool<InstanceId>> {
+pub(crate) fn ssh_hosts() -> Arc<SshPool<InstanceId>> {
     let backoff = Backoff { initial: Duration::from_millis(50), max: Duration::from_secs(1) };
     Arc::new(SshPool::new(backoff))
 }
 
-pub(crate) fn machine(reach: AgentEndpoint) -> Machine {
-    Machine {
+pub(crate) fn machine(reach: AgentEndpoint) -> BackendInstance {
+    BackendInstance {
         id: "test".into(),
         reach: Some(reach),
         hostname: None,
@@ -198,7 +202,7 @@ pub(crate) fn new_instance(
     kit: &AgentTestEnv,
     id: InstanceId,
     num: i64,
-    machine: Option<&Machine>,
+    machine: Option<&BackendInstance>,
     ssh_sealed: Option<Vec<u8>>,
 ) -> instances::NewInstance {
     instances::NewInstance {
@@ -225,21 +229,21 @@ pub(crate) fn new_instance(
     }
 }
 
-pub(crate) fn call(instance: InstanceId, submission: SubmissionId, epoch: i64) -> Call {
-    Call { instance, submission, epoch }
+pub(crate) fn call(instance: InstanceId, submission: SubmissionId, epoch: i64) -> CallContext {
+    CallContext { instance, submission, epoch }
 }
 
 /// The plainest task.
-pub(crate) fn task(id: SubmissionId) -> TaskSpec {
+pub(crate) fn minimal_task(id: SubmissionId) -> TaskSpec {
     serde_json::from_value(json!({"id": id, "name": "train-0-0", "image_name": "none"})).unwrap()
 }
 
-pub(crate) fn job(commands: &[&str]) -> Start {
+pub(crate) fn job(commands: &[&str]) -> JobStart {
     let job = json!({
         "run": {"id": "1", "run_spec": {"run_name": "train"}},
         "job_spec": {"commands": commands, "env": {"GREETING": "hello"}},
     });
-    Start { submit: serde_json::from_value(job).unwrap(), code: None, archives: Vec::new() }
+    JobStart { submit: serde_json::from_value(job).unwrap(), code: None, archives: Vec::new() }
 }
 
 /// Something measured, for people: timings are not tests.
@@ -248,7 +252,7 @@ pub(crate) fn print_measurement(text: std::fmt::Arguments<'_>) {
 }
 
 /// The agent's binary: beside this test, built with it by `cargo xtask test`, else now.
-pub(crate) fn agent() -> PathBuf {
+pub(crate) fn agent_binary() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let binary = test.parent().and_then(Path::parent).unwrap().join("windlass-agent");
     if !binary.exists() {
@@ -287,7 +291,7 @@ impl TestShim {
     }
 
     pub(crate) fn enrol(&self, credential_sha256: &str, server_key: &str) {
-        let mut command = Command::new(agent());
+        let mut command = Command::new(agent_binary());
         command.args(["shim", "enrol", "--home"]).arg(&self.home);
         command.args(["--instance", &self.instance.to_string(), "--server-key", server_key]);
         command.args(["--credential-sha256", credential_sha256]);
@@ -298,12 +302,12 @@ impl TestShim {
         let mut policy = fs::OpenOptions::new();
         policy.create(true).append(true).mode(0o600).open(self.home.join("policy.yml")).unwrap();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.home.join("log")).unwrap();
-        let mut command = Command::new(agent());
+        let mut command = Command::new(agent_binary());
         command.args(["shim", "--log", "debug", "--home"]).arg(&self.home);
         command.arg("--policy").arg(self.home.join("policy.yml")).args(&self.args);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().unwrap());
-        let until = Instant::now() + WITHIN;
+        let until = Instant::now() + TIMEOUT;
         while self.call("GET", "/api/healthcheck").is_none() {
             let exited = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(exited.is_none() && Instant::now() < until, "no shim: {exited:?}\n{}", self.log());

@@ -17,7 +17,7 @@ use windlass_server::{
 };
 
 use crate::{
-    agents_host::{AgentTestEnv, TestShim, call, machine, new_instance, print_measurement, task},
+    agents_host::{AgentTestEnv, TestShim, call, machine, minimal_task, new_instance, print_measurement},
     agents_ssh::sealed_login,
     sshd::Sshd,
 };
@@ -41,7 +41,11 @@ fn raise_file_limit() {
 }
 
 /// Hosts on this machine, or behind an SSH server: each with a connection of its own.
-async fn instances(kit: &AgentTestEnv, home: &std::path::Path, sshd: Option<&Sshd>) -> Vec<InstanceId> {
+async fn insert_instances(
+    kit: &AgentTestEnv,
+    home: &std::path::Path,
+    sshd: Option<&Sshd>,
+) -> Vec<InstanceId> {
     let mut unit = Unit::new();
     let mut ids = Vec::new();
     for n in 1..=HOSTS {
@@ -54,7 +58,7 @@ async fn instances(kit: &AgentTestEnv, home: &std::path::Path, sshd: Option<&Ssh
             }
         };
         let machine = machine(reach);
-        unit = unit.and([instances::insert(new_instance(kit, id, n as i64, Some(&machine), sealed))]);
+        unit = unit.and([insert_instances::insert(new_instance(kit, id, n as i64, Some(&machine), sealed))]);
         ids.push(id);
     }
     kit.write(unit).await;
@@ -105,7 +109,7 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
     raise_file_limit();
     let kit = AgentTestEnv::sqlite().await;
     let home = kit.dir.path().join("agent");
-    let ids = instances(&kit, &home, sshd).await;
+    let ids = insert_instances(&kit, &home, sshd).await;
     let _shim =
         TestShim::of(&kit, ids[0], home, &["--runtime", "hollow", "--hosts", &HOSTS.to_string()]).await;
 
@@ -143,7 +147,7 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
     let asked = Instant::now();
     let submits = stream::iter(jobs.clone()).map(|(instance, job)| {
         let kit = &kit;
-        async move { kit.wire.submit_task(call(instance, job, 1), &task(job)).await.unwrap() }
+        async move { kit.wire.submit_task(call(instance, job, 1), &minimal_task(job)).await.unwrap() }
     });
     submits.buffer_unordered(CALLS_MAX).for_each(|()| async {}).await;
     for (_, job) in jobs {

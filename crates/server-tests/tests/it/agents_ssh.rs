@@ -12,7 +12,7 @@ use windlass_server::{
 use windlass_testkit::wait::eventually_async;
 
 use crate::{
-    agents_host::{AgentTestEnv, TestShim, call, job, machine, new_instance, task},
+    agents_host::{AgentTestEnv, TestShim, call, job, machine, minimal_task, new_instance},
     sshd::Sshd,
 };
 
@@ -45,7 +45,7 @@ async fn a_task_is_driven_through_ssh() {
     let run = kit.run("train").await;
     let id = kit.job(run, 0, shim.instance, "running").await;
     let at = call(shim.instance, id, 1);
-    kit.wire.submit_task(at, &task(id)).await.unwrap();
+    kit.wire.submit_task(at, &minimal_task(id)).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     kit.start_job(at, &job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.3"])).await;
     kit.wait_until_due("jobs", id.0).await;
@@ -83,7 +83,7 @@ async fn x10_a_host_with_another_key_is_told_nothing() {
     sshd.change_host_key();
     let at = call(shim.instance, SubmissionId(uuid::Uuid::from_u128(1)), 1);
     let why = eventually_async("the host is barred", async || {
-        match kit.wire.submit_task(at, &task(at.submission)).await {
+        match kit.wire.submit_task(at, &minimal_task(at.submission)).await {
             Err(AgentError::Barred { why, .. }) => Some(why),
             // The old connection may be found gone first.
             Err(AgentError::Unreachable { .. }) => None,

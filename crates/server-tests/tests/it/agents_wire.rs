@@ -9,7 +9,7 @@ use windlass_model::id::SubmissionId;
 use windlass_server::agents::{AgentApi, AgentError, CALL_TIMEOUT, enrol};
 use windlass_testkit::wait::eventually_async;
 
-use crate::agents_host::{AgentTestEnv, TestShim, call, job, print_measurement, task};
+use crate::agents_host::{AgentTestEnv, TestShim, call, job, minimal_task, print_measurement};
 
 fn submission_id() -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(0x1234_5678_0000_4000_8000_0000_0000_0001))
@@ -25,8 +25,8 @@ async fn a_task_is_driven_from_submission_to_removal() {
     let unknown = wire.task(at(1)).await;
     assert!(matches!(unknown, Err(AgentError::UnknownTask { .. })), "{unknown:?}");
 
-    wire.submit_task(at(1), &task(submission_id())).await.unwrap();
-    wire.submit_task(at(1), &task(submission_id())).await.unwrap();
+    wire.submit_task(at(1), &minimal_task(submission_id())).await.unwrap();
+    wire.submit_task(at(1), &minimal_task(submission_id())).await.unwrap();
     kit.wait_for_task(at(1), TaskStatus::Running).await;
     assert_eq!(wire.tasks(shim.instance).await.unwrap(), [submission_id()]);
     let start = job(&["/bin/sh", "-c", "echo $GREETING; sleep 0.2; exit 3"]);
@@ -42,7 +42,7 @@ async fn a_task_is_driven_from_submission_to_removal() {
     let alive = wire.remove_task(at(1)).await;
     assert!(matches!(alive, Ok(()) | Err(AgentError::Conflict { .. })), "{alive:?}");
     kit.discard(at(2)).await;
-    let gone = wire.submit_task(at(3), &task(submission_id())).await;
+    let gone = wire.submit_task(at(3), &minimal_task(submission_id())).await;
     assert!(matches!(gone, Err(AgentError::Gone { .. })), "{gone:?}");
     assert!(wire.tasks(shim.instance).await.unwrap().is_empty());
     assert_eq!(wire.connected(), 1, "all of it over one connection");
@@ -55,7 +55,7 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
     let kit = AgentTestEnv::sqlite().await;
     let shim = TestShim::start(&kit, "process").await;
     let (wire, at) = (&kit.wire, call(shim.instance, submission_id(), 1));
-    wire.submit_task(at, &task(submission_id())).await.unwrap();
+    wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     // Longer than one window of the connection: it must flow.
     let size = 3 << 20;
@@ -101,9 +101,9 @@ async fn l2_an_older_epoch_is_refused_by_the_host() {
     let kit = AgentTestEnv::sqlite().await;
     let shim = TestShim::start(&kit, "hollow").await;
     let (wire, at) = (&kit.wire, |epoch| call(shim.instance, submission_id(), epoch));
-    wire.submit_task(at(5), &task(submission_id())).await.unwrap();
+    wire.submit_task(at(5), &minimal_task(submission_id())).await.unwrap();
     for refused in [
-        wire.submit_task(at(4), &task(submission_id())).await,
+        wire.submit_task(at(4), &minimal_task(submission_id())).await,
         wire.terminate_task(at(4), "x", 0).await,
         wire.remove_task(at(4)).await,
         wire.stop_job(at(4), 5).await,
@@ -121,7 +121,7 @@ async fn x8_a_host_of_another_server_takes_neither_our_credential_nor_our_signat
     let strange_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
 
     shim.enrol(&ours.credential_sha256, strange_key);
-    let refused = kit.wire.submit_task(at, &task(submission_id())).await;
+    let refused = kit.wire.submit_task(at, &minimal_task(submission_id())).await;
     assert!(
         matches!(&refused, Err(AgentError::Refused { reason }) if reason.contains("signature")),
         "{refused:?}"
@@ -129,14 +129,14 @@ async fn x8_a_host_of_another_server_takes_neither_our_credential_nor_our_signat
 
     shim.enrol(&"0".repeat(64), &ours.server_key);
     for refused in [
-        kit.wire.submit_task(at, &task(submission_id())).await,
+        kit.wire.submit_task(at, &minimal_task(submission_id())).await,
         kit.wire.tasks(shim.instance).await.map(drop),
     ] {
         assert!(matches!(refused, Err(AgentError::Barred { .. })), "{refused:?}");
     }
 
     shim.enrol(&ours.credential_sha256, &ours.server_key);
-    kit.wire.submit_task(at, &task(submission_id())).await.unwrap();
+    kit.wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -144,7 +144,7 @@ async fn f14_the_next_call_finds_a_shim_that_was_killed_and_came_back() {
     let kit = AgentTestEnv::sqlite().await;
     let mut shim = TestShim::start(&kit, "process").await;
     let at = call(shim.instance, submission_id(), 1);
-    kit.wire.submit_task(at, &task(submission_id())).await.unwrap();
+    kit.wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
     for _ in 0..3 {
         shim.kill();

@@ -11,9 +11,9 @@ use windlass_api::{
     operation::{CallerRole, Ownership},
     operations,
 };
-use windlass_server::config::Given;
+use windlass_server::config::SettingsSource;
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     every_operation_lets_in_those_it_names_and_nobody_else
@@ -93,7 +93,7 @@ impl RoleTokens {
             CallerKind::User => Some(&self.user),
             CallerKind::Manager => Some(&self.manager),
             CallerKind::ProjectAdmin => Some(&self.admin),
-            CallerKind::GlobalAdmin => Some(ADMIN),
+            CallerKind::GlobalAdmin => Some(ADMIN_TOKEN),
         }
     }
 }
@@ -196,7 +196,7 @@ async fn x6_ids_of_another_project_do_not_open_it(ground: &ServerFixture) {
     server.refused(&mira, "/api/project/lab/logs/poll", logs.clone(), absent).await;
     server.admin("/api/project/main/logs/poll", logs).await;
     let archive = server
-        .upload(ADMIN, "/api/files/upload_archive", &crate::http_secrets::sha256_hex(b"x"), b"x")
+        .upload(ADMIN_TOKEN, "/api/files/upload_archive", &crate::http_secrets::sha256_hex(b"x"), b"x")
         .await
         .1;
     let stolen = json!({ "configuration": { "type": "task", "commands": ["true"] },
@@ -334,7 +334,7 @@ impl TestUsers<'_> {
     /// Makes what the operation is about, in the name of its creator, and asks for it.
     async fn request(&self, operation: &str, creator: &TestUser) -> TestRequest {
         let server = self.server;
-        let token = creator.token.as_deref().unwrap_or(ADMIN);
+        let token = creator.token.as_deref().unwrap_or(ADMIN_TOKEN);
         let name = self.name("thing");
         let task = |command: &str| json!({ "run_name": name, "configuration": { "type": "task", "commands": [command] } });
         let fleet = |most: u32| {
@@ -431,7 +431,7 @@ impl TestRequest {
 /// Each operation whose access depends on the creator × each role × own and foreign objects: every one of these cells of
 /// `docs/reference/rights.md`.
 async fn objects_of_others_are_for_those_whom_the_table_names(ground: &ServerFixture) {
-    let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
+    let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let users = TestUsers { server: &server, made: std::cell::Cell::default() };
     let mut tried = 0;
     for entry in operations::table().into_iter().filter(|entry| entry.access.depends_on_owner()) {
@@ -476,7 +476,7 @@ async fn archives_are_read_and_used_by_their_owner_alone(ground: &ServerFixture)
     let archive = server.upload(&mira, "/api/files/upload_archive", &hash, b"x").await.1;
     server.ok(&mira, "/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
     let absent = "resource_not_exists";
-    for other in [&noor, ADMIN] {
+    for other in [&noor, ADMIN_TOKEN] {
         server.refused(other, "/api/files/get_archive_by_hash", json!({ "hash": hash }), absent).await;
         let stolen = json!({ "configuration": { "type": "task", "commands": ["true"] },
             "file_archives": [{ "id": archive["id"], "path": "/x" }] });

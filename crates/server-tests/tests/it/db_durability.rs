@@ -15,20 +15,20 @@ use std::{
 use uuid::Uuid;
 use windlass_engine::{LeaseStore, Queue};
 use windlass_server::{
-    db::{DatabaseUrl, Db, DbError, HookFuture, Unit, Val, Weather, Written},
+    db::{DatabaseUrl, Db, DbError, FaultHook, HookFuture, Unit, Val, WriteOutcome},
     params,
 };
 use windlass_testkit::temp_dir;
 
 use crate::{
     db::DbFixture,
-    db_rows::{Made, made, run_values},
+    db_rows::{TestOwner, made, run_values},
     postgres::{Cluster, TestDb},
 };
 
 const CHILD_DATABASE_ENV: &str = "WINDLASS_TEST_CHILD_DATABASE";
 
-async fn submit(db: &Db, made: &Made) -> Result<Uuid, DbError> {
+async fn submit(db: &Db, made: &TestOwner) -> Result<Uuid, DbError> {
     let id = db.new_id()?;
     let unit = Unit::new().insert("runs", run_values(made, id, &format!("run-{id}")));
     db.write(unit).await?.done()?;
@@ -277,7 +277,7 @@ struct LostWriteFault {
     after: AtomicBool,
 }
 
-impl Weather for LostWriteFault {
+impl FaultHook for LostWriteFault {
     fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
         Box::pin(async move { fail_if(what == "write" && self.before.swap(false, Ordering::Relaxed)) })
     }
@@ -344,6 +344,6 @@ async fn a_clock_that_is_set_back_stands_still() {
         last = now;
     }
     let unit = Unit::new().query("SELECT $1 - now_us()", params![Val::Now]);
-    let Written::Done { now, rows } = db.write(unit).await.unwrap() else { panic!("stale") };
+    let WriteOutcome::Done { now, rows } = db.write(unit).await.unwrap() else { panic!("stale") };
     assert_eq!((now, rows[0][0].int(0).unwrap()), (300, 0));
 }

@@ -18,7 +18,7 @@ use windlass_server::{
 
 use crate::{
     db::DbFixture,
-    db_rows::{Made, made},
+    db_rows::{TestOwner, made},
 };
 
 /// What differs between the harnesses is where the database is.
@@ -27,7 +27,7 @@ macro_rules! harness {
         pub(crate) struct $name {
             home: $home,
             store: Arc<Db>,
-            made: Made,
+            made: TestOwner,
         }
 
         impl Harness for $name {
@@ -72,7 +72,7 @@ macro_rules! harness {
     };
 }
 
-async fn insert(db: &Db, made: &Made, table: &'static str, row: Row) {
+async fn insert(db: &Db, made: &TestOwner, table: &'static str, row: Row) {
     let UserId(user) = made.user;
     let mut values = vec![
         ("id", Val::from(row.id)),

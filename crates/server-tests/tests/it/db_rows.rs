@@ -6,12 +6,12 @@ use windlass_server::db::{Db, Unit, Val, Values};
 
 /// A user and a project of theirs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Made {
+pub(crate) struct TestOwner {
     pub(crate) user: UserId,
     pub(crate) project: ProjectId,
 }
 
-pub(crate) async fn made(db: &Db) -> Made {
+pub(crate) async fn made(db: &Db) -> TestOwner {
     let user = UserId(db.new_id().unwrap());
     let values = vec![
         ("id", user.into()),
@@ -20,7 +20,7 @@ pub(crate) async fn made(db: &Db) -> Made {
         ("created_at", Val::Now),
     ];
     db.write(Unit::new().insert("users", values)).await.unwrap().done().unwrap();
-    Made { user, project: project(db, user, "main").await }
+    TestOwner { user, project: project(db, user, "main").await }
 }
 
 pub(crate) async fn project(db: &Db, owner: UserId, name: &str) -> ProjectId {
@@ -31,7 +31,7 @@ pub(crate) async fn project(db: &Db, owner: UserId, name: &str) -> ProjectId {
     id
 }
 
-pub(crate) fn run_values(made: &Made, id: Uuid, name: &str) -> Values {
+pub(crate) fn run_values(made: &TestOwner, id: Uuid, name: &str) -> Values {
     vec![
         ("id", id.into()),
         ("project_id", made.project.into()),
@@ -44,7 +44,7 @@ pub(crate) fn run_values(made: &Made, id: Uuid, name: &str) -> Values {
     ]
 }
 
-pub(crate) async fn run(db: &Db, made: &Made, name: &str) -> RunId {
+pub(crate) async fn run(db: &Db, made: &TestOwner, name: &str) -> RunId {
     let id = db.new_id().unwrap();
     db.write(Unit::new().insert("runs", run_values(made, id, name))).await.unwrap().done().unwrap();
     RunId(id)

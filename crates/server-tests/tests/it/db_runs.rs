@@ -10,13 +10,13 @@ use windlass_model::{
     time::Timestamp,
 };
 use windlass_server::{
-    db::{Change, Db, Dialect, Page, Unit, Val, Written, events, jobs, runs},
+    db::{Change, Db, Dialect, Page, Unit, Val, WriteOutcome, events, jobs, runs},
     params,
 };
 
 use crate::{
     db::on_both,
-    db_rows::{Made, made, project},
+    db_rows::{TestOwner, made, project},
 };
 
 on_both! {
@@ -31,7 +31,7 @@ on_both! {
     the_newest_submissions_of_each_job_are_found
 }
 
-fn new_run(made: &Made, id: RunId, name: &str) -> runs::NewRun {
+fn new_run(made: &TestOwner, id: RunId, name: &str) -> runs::NewRun {
     runs::NewRun {
         id,
         project_id: made.project,
@@ -53,7 +53,7 @@ fn new_run(made: &Made, id: RunId, name: &str) -> runs::NewRun {
 }
 
 fn new_job(
-    made: &Made,
+    made: &TestOwner,
     id: SubmissionId,
     run: RunId,
     replica: i64,
@@ -77,7 +77,7 @@ fn new_job(
     }
 }
 
-async fn insert_run(db: &Db, made: &Made, name: &str) -> RunId {
+async fn insert_run(db: &Db, made: &TestOwner, name: &str) -> RunId {
     let id = RunId(db.new_id().unwrap());
     db.write(Unit::new().and([runs::insert(new_run(made, id, name))])).await.unwrap().done().unwrap();
     id
@@ -95,9 +95,13 @@ async fn a_run_is_written_with_its_jobs_and_events(db: &Db) {
         reason: "submitted".into(),
         message: "Run submitted".into(),
     };
-    let event = Event::created::<run::Run>(id.0, run::Status::Submitted, because);
-    let place =
-        events::Place { project: Some(made.project), user: Some(made.user), lock_token: None, targets: &[] };
+    let event = Event::created::<run::RunLifecycle>(id.0, run::Status::Submitted, because);
+    let place = events::EventContext {
+        project: Some(made.project),
+        user: Some(made.user),
+        lock_token: None,
+        targets: &[],
+    };
     let unit = Unit::new()
         .and([runs::insert(new_run(&made, id, "train")), jobs::insert(new_job(&made, job, id, 0, 0, 0))])
         .and(events::append(db, &event, &place).unwrap());
@@ -151,7 +155,7 @@ async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
 
 async fn runs_are_filtered_by_project_user_and_activity(db: &Db) {
     let made = made(db).await;
-    let other = Made { project: project(db, made.user, "other").await, ..made };
+    let other = TestOwner { project: project(db, made.user, "other").await, ..made };
     let (a, b) = (insert_run(db, &made, "a").await, insert_run(db, &made, "b").await);
     let c = insert_run(db, &other, "c").await;
     db.write(Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![b])).await.unwrap();
@@ -215,7 +219,7 @@ async fn a_wish_to_stop_is_stored_past_a_lock_and_kept_once(db: &Db) {
     assert_eq!((run.stop_asked_at, run.abort_asked), (Some(Timestamp(first)), true));
     let unit = Unit::apply("runs", lease.key(), None, vec![("finished", true.into())]);
     assert!(db.write(unit).await.unwrap().is_done(), "the holder still holds it");
-    assert_eq!(db.write(ask(false)).await.unwrap(), Written::Stale { at: Some(0) });
+    assert_eq!(db.write(ask(false)).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
 }
 
 async fn only_a_finished_run_gives_its_name_back(db: &Db) {
@@ -223,7 +227,7 @@ async fn only_a_finished_run_gives_its_name_back(db: &Db) {
     let old = insert_run(db, &made, "train").await;
     let new = RunId(db.new_id().unwrap());
     let again = || Unit::new().and([runs::delete(old), runs::insert(new_run(&made, new, "train"))]);
-    assert_eq!(db.write(again()).await.unwrap(), Written::Stale { at: Some(0) });
+    assert_eq!(db.write(again()).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     db.write(Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![old])).await.unwrap();
     assert!(db.write(again()).await.unwrap().is_done());
     assert_eq!(runs::find_by_name(db, made.project, "train").await.unwrap().unwrap().run.id, new);

@@ -9,7 +9,7 @@ use windlass_server::db::{Db, Dialect, Unit, Val, gateways, replicas};
 
 use crate::{
     db::on_both,
-    db_rows::{Made, made, run_values},
+    db_rows::{TestOwner, made, run_values},
 };
 
 on_both! {
@@ -23,7 +23,7 @@ async fn write(db: &Db, unit: Unit) {
     db.write(unit).await.unwrap().done().unwrap();
 }
 
-async fn insert_service(db: &Db, made: &Made) -> RunId {
+async fn insert_service(db: &Db, made: &TestOwner) -> RunId {
     let id = db.new_id().unwrap();
     let mut values = run_values(made, id, "page");
     values.push(("service", "{}".into()));
@@ -32,7 +32,7 @@ async fn insert_service(db: &Db, made: &Made) -> RunId {
 }
 
 /// A replica that runs, on an instance that nobody looks at.
-async fn insert_replica(db: &Db, made: &Made, run: RunId) -> SubmissionId {
+async fn insert_replica(db: &Db, made: &TestOwner, run: RunId) -> SubmissionId {
     let (id, instance) = (db.new_id().unwrap(), InstanceId(db.new_id().unwrap()));
     let host = vec![
         ("id", instance.into()),
@@ -80,22 +80,22 @@ async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db
     let made = made(db).await;
     let run = insert_service(db, &made).await;
     let job = insert_replica(db, &made, run).await;
-    let watched = replicas::watched(db).await.unwrap();
+    let watched = replicas::running_replicas(db).await.unwrap();
     assert_eq!((watched.len(), watched[0].id, watched[0].registered), (1, job, false));
-    assert!(replicas::ready(db).await.unwrap().is_empty());
+    assert!(replicas::ready_replicas(db).await.unwrap().is_empty());
     assert!(replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
     // Whoever read the same before was late.
     assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
-    assert_eq!(replicas::ready(db).await.unwrap()[0].id, job);
+    assert_eq!(replicas::ready_replicas(db).await.unwrap()[0].id, job);
     // Without probes there is nothing more to look at.
-    assert!(replicas::watched(db).await.unwrap().is_empty());
+    assert!(replicas::running_replicas(db).await.unwrap().is_empty());
 
     // One that was asked to end takes no requests, and nobody makes it ready again.
     let asked =
         "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
     write(db, Unit::new().exec(asked, vec![job.into()])).await;
     assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
-    assert!(replicas::ready(db).await.unwrap().is_empty());
+    assert!(replicas::ready_replicas(db).await.unwrap().is_empty());
     assert_eq!(replicas::services(db).await.unwrap()[0].run, run);
 }
 
@@ -103,20 +103,20 @@ async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
     let made = made(db).await;
     let run = insert_service(db, &made).await;
     let job = insert_replica(db, &made, run).await;
-    replicas::seen(db, "a", &[job]).await.unwrap();
+    replicas::record_proxy(db, "a", &[job]).await.unwrap();
     assert!(!has_proxy_seat(db, job).await, "it is not ready");
-    let watched = replicas::watched(db).await.unwrap();
+    let watched = replicas::running_replicas(db).await.unwrap();
     replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap();
     for proxy in ["a", "b", "b"] {
-        replicas::seen(db, proxy, &[job]).await.unwrap();
+        replicas::record_proxy(db, proxy, &[job]).await.unwrap();
     }
-    replicas::left(db, "a", job).await.unwrap();
+    replicas::release_seat(db, "a", job).await.unwrap();
     assert!(has_proxy_seat(db, job).await, "the other one is there");
-    replicas::gone(db, "b").await.unwrap();
+    replicas::remove_proxy(db, "b").await.unwrap();
     assert!(!has_proxy_seat(db, job).await);
 
     // One that was not seen for long has nothing either.
-    replicas::seen(db, "c", &[job]).await.unwrap();
+    replicas::record_proxy(db, "c", &[job]).await.unwrap();
     replicas::sweep(db).await.unwrap();
     assert!(has_proxy_seat(db, job).await);
     write(db, Unit::new().exec("UPDATE proxies SET seen_at = seen_at - 60000000", vec![])).await;
@@ -131,10 +131,10 @@ async fn requests_are_summed_over_proxies(db: &Db) {
     assert_eq!(none, None, "nobody is there who would say");
     for (proxy, requests) in [("a", 3), ("b", 4), ("a", 5)] {
         let came = Traffic { requests, in_flight_us: 10 * requests, waiting_us: requests };
-        replicas::seen(db, proxy, &[]).await.unwrap();
+        replicas::record_proxy(db, proxy, &[]).await.unwrap();
         let answers = Some(format!("{{\"latency_us\": {requests}}}"));
         let came = replicas::ServiceTraffic { run, traffic: came, answers };
-        replicas::count(db, proxy, &[came], &[run]).await.unwrap();
+        replicas::record_traffic(db, proxy, &[came], &[run]).await.unwrap();
     }
     let all = Some(Traffic { requests: 12, in_flight_us: 120, waiting_us: 12 });
     let read =
@@ -145,7 +145,9 @@ async fn requests_are_summed_over_proxies(db: &Db) {
     // What a gateway publishes is not judged by others while the gateway is silent.
     let gateway = GatewayId(db.new_id().unwrap());
     assert_eq!(read(run, Some(gateway), 60).await, None);
-    replicas::record_gateway_node(db, gateways::seen("node", gateway, None), "node", &[]).await.unwrap();
+    replicas::record_gateway_node(db, gateways::record_node("node", gateway, None), "node", &[])
+        .await
+        .unwrap();
     assert_eq!(read(run, Some(gateway), 60).await, all);
     write(db, Unit::new().exec("UPDATE service_requests SET window_at = window_at - 100000000", vec![]))
         .await;

@@ -11,15 +11,15 @@ use windlass_model::{
 };
 use windlass_server::{
     db::{
-        Db, Page, TieOrder, Unit, Written, backends, events, fleets, gateways, instances, jobs, projects,
-        repos, runs, sealed, secrets, tokens, users, volumes,
+        Db, Page, TieOrder, Unit, WriteOutcome, backends, events, fleets, gateways, instances, jobs,
+        projects, repos, runs, sealed, secrets, tokens, users, volumes,
     },
     params,
 };
 
 use crate::{
     db::on_both,
-    db_rows::{Made, made, run},
+    db_rows::{TestOwner, made, run},
 };
 
 on_both! {
@@ -49,7 +49,7 @@ async fn write(db: &Db, unit: Unit) {
 
 async fn users_live_and_leave(db: &Db) {
     let id = UserId(db.new_id().unwrap());
-    let new = users::New {
+    let new = users::NewUser {
         id,
         name: "mira",
         admin: false,
@@ -105,11 +105,11 @@ async fn tokens_are_found_by_hash_while_they_are_good(db: &Db) {
     assert!(tokens::find(db, "long").await.unwrap().unwrap().expires_in_us.unwrap() > 1_000_000);
     assert!(tokens::find(db, "over").await.unwrap().is_none());
     assert!(tokens::find(db, "none").await.unwrap().is_none());
-    tokens::used(db, &ids).await.unwrap();
+    tokens::mark_used(db, &ids).await.unwrap();
     assert!(tokens::find(db, "ever").await.unwrap().unwrap().seen_lately);
-    assert!(tokens::any(db, user).await.unwrap());
+    assert!(tokens::has_first_token(db, user).await.unwrap());
     write(db, Unit::new().and([tokens::revoke_all(user)])).await;
-    assert!(!tokens::any(db, user).await.unwrap());
+    assert!(!tokens::has_first_token(db, user).await.unwrap());
     assert!(tokens::find(db, "ever").await.unwrap().is_none());
     for _ in 0..2 {
         write(db, Unit::new().and([tokens::ensure(db.new_id().unwrap(), user, "ever", "wl_")])).await;
@@ -118,7 +118,7 @@ async fn tokens_are_found_by_hash_while_they_are_good(db: &Db) {
 }
 
 async fn projects_list_their_members(db: &Db) {
-    let Made { user, project } = made(db).await;
+    let TestOwner { user, project } = made(db).await;
     let (found, membership) = projects::find(db, "main", user).await.unwrap().unwrap();
     assert_eq!((found.id, membership), (project, None));
     let role = projects::Membership {
@@ -138,8 +138,12 @@ async fn projects_list_their_members(db: &Db) {
     write(db, Unit::new().and([projects::set_can_manage_ssh_fleets(project, user, true)])).await;
     let members = projects::members(db, &[project]).await.unwrap();
     assert_eq!((members.len(), &members[0].membership), (1, &role));
-    for seen in [projects::Seen::All, projects::Seen::Joined(user), projects::Seen::JoinedOrPublic(user)] {
-        let asked = projects::Asked {
+    for seen in [
+        projects::ProjectVisibility::All,
+        projects::ProjectVisibility::Joined(user),
+        projects::ProjectVisibility::JoinedOrPublic(user),
+    ] {
+        let asked = projects::ProjectQuery {
             seen,
             pattern: Some("ai"),
             member: Some("owner"),
@@ -159,38 +163,42 @@ async fn a_project_with_something_alive_is_not_deleted(db: &Db) {
     let made = made(db).await;
     let id = run(db, &made, "train").await;
     let delete = || Unit::new().and([projects::delete(made.project)]);
-    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(0) });
+    assert_eq!(db.write(delete()).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     write(db, Unit::new().exec("UPDATE runs SET finished = TRUE WHERE id = $1", params![id])).await;
     write(db, delete()).await;
     assert!(projects::find(db, "main", made.user).await.unwrap().is_none());
 }
 
 async fn events_are_found_by_what_they_are_about(db: &Db) {
-    let Made { user, project } = made(db).await;
+    let TestOwner { user, project } = made(db).await;
     let fleet = FleetId(db.new_id().unwrap());
     for actor in [Actor::User(user), Actor::Server] {
         let because = EventCause { actor, reason: "why".into(), message: "Fleet seen".into() };
         let event = Event::note(Entity::Fleet, fleet.0, because);
         let by = matches!(actor, Actor::User(_)).then_some(user);
-        let targets = [events::Target { entity: Entity::Fleet, id: fleet.0, name: "gpus" }];
-        let place =
-            events::Place { project: Some(project), user: by, lock_token: Some(fleet.0), targets: &targets };
+        let targets = [events::EventTarget { entity: Entity::Fleet, id: fleet.0, name: "gpus" }];
+        let place = events::EventContext {
+            project: Some(project),
+            user: by,
+            lock_token: Some(fleet.0),
+            targets: &targets,
+        };
         write(db, Unit::new().and(events::append(db, &event, &place).unwrap())).await;
     }
     let (ids, kinds, other) = ([fleet.0], ["fleet".to_owned()], [project.0]);
-    let base = || events::Asked { page: page(), ..events::Asked::default() };
+    let base = || events::EventQuery { page: page(), ..events::EventQuery::default() };
     let asked = [
         (base(), 2),
-        (events::Asked { targets: Some(&ids), ..base() }, 2),
-        (events::Asked { targets: Some(&other), ..base() }, 0),
-        (events::Asked { types: Some(&kinds), ..base() }, 2),
-        (events::Asked { within: Some((&ids, None)), ..base() }, 2),
-        (events::Asked { within: Some((&ids, Some(events::Within::Fleet))), ..base() }, 2),
-        (events::Asked { within: Some((&ids, Some(events::Within::Run))), ..base() }, 2),
-        (events::Asked { within: Some((&other, Some(events::Within::Project))), ..base() }, 2),
-        (events::Asked { actors: Some((vec![user.0], false)), ..base() }, 1),
-        (events::Asked { actors: Some((vec![], true)), ..base() }, 1),
-        (events::Asked { visible_to: Some(user), ..base() }, 0),
+        (events::EventQuery { targets: Some(&ids), ..base() }, 2),
+        (events::EventQuery { targets: Some(&other), ..base() }, 0),
+        (events::EventQuery { types: Some(&kinds), ..base() }, 2),
+        (events::EventQuery { within: Some((&ids, None)), ..base() }, 2),
+        (events::EventQuery { within: Some((&ids, Some(events::ParentKind::Fleet))), ..base() }, 2),
+        (events::EventQuery { within: Some((&ids, Some(events::ParentKind::Run))), ..base() }, 2),
+        (events::EventQuery { within: Some((&other, Some(events::ParentKind::Project))), ..base() }, 2),
+        (events::EventQuery { actors: Some((vec![user.0], false)), ..base() }, 1),
+        (events::EventQuery { actors: Some((vec![], true)), ..base() }, 1),
+        (events::EventQuery { visible_to: Some(user), ..base() }, 0),
     ];
     for (asked, count) in asked {
         let found = events::list(db, &asked).await.unwrap();
@@ -199,14 +207,15 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
     }
     let first = &events::list(db, &base()).await.unwrap()[0];
     let after = Page { time: Some(first.recorded_at), id: Some(first.id), ..page() };
-    let next = events::list(db, &events::Asked { page: after, ..events::Asked::default() }).await.unwrap();
+    let next =
+        events::list(db, &events::EventQuery { page: after, ..events::EventQuery::default() }).await.unwrap();
     assert_eq!(next.len(), 1);
     assert_ne!(next[0].id, first.id);
 }
 
 /// Those of one unit have one time. Backwards they are the same, page by page.
 async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
-    let place = events::Place { project: None, user: None, lock_token: None, targets: &[] };
+    let place = events::EventContext { project: None, user: None, lock_token: None, targets: &[] };
     let mut unit = Unit::new();
     for number in 0..5 {
         let because = EventCause {
@@ -221,7 +230,8 @@ async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
     let mut all = Vec::new();
     let mut page = Page { limit: 2, ties: TieOrder::FollowTime, ..page() };
     loop {
-        let found = events::list(db, &events::Asked { page, ..events::Asked::default() }).await.unwrap();
+        let found =
+            events::list(db, &events::EventQuery { page, ..events::EventQuery::default() }).await.unwrap();
         let Some(last) = found.last() else { break };
         (page.time, page.id) = (Some(last.recorded_at), Some(last.id));
         all.extend(found);
@@ -239,11 +249,11 @@ async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
     assert!(db.write(twice).await.unwrap_err().is_conflict_on("secrets_name_key"));
     let replace = |version| Unit::new().and([secrets::replace(id, version, vec![2], "k2", "managers")]);
     write(db, replace(1)).await;
-    assert_eq!(db.write(replace(1)).await.unwrap(), Written::Stale { at: Some(0) });
+    assert_eq!(db.write(replace(1)).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     let found = secrets::find(db, project, "token").await.unwrap().unwrap();
     assert_eq!((found.version, found.sealed, found.key_id.as_str()), (2, vec![2], "k2"));
     assert_eq!(found.users, "managers");
-    assert_eq!(secrets::named(db, project, ["token", "none"]).await.unwrap().len(), 1);
+    assert_eq!(secrets::find_named(db, project, ["token", "none"]).await.unwrap().len(), 1);
     assert_eq!(secrets::list(db, project).await.unwrap().len(), 1);
     assert_eq!(sealed::secrets(db).await.unwrap().len(), 1);
     write(db, Unit::new().and([sealed::replace_secret(id, 2, "k3", vec![3])])).await;
@@ -253,7 +263,7 @@ async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
 }
 
 async fn repos_keep_creds_and_code(db: &Db) {
-    let Made { user, project } = made(db).await;
+    let TestOwner { user, project } = made(db).await;
     let mut ids = Vec::new();
     for info in ["{}", r#"{"repo_name":"x"}"#] {
         let unit = Unit::new()
@@ -267,7 +277,7 @@ async fn repos_keep_creds_and_code(db: &Db) {
     assert_eq!((repo.id, repo.info.as_str()), (ids[0], r#"{"repo_name":"x"}"#));
     assert_eq!(repos::creds(db, repo.id, user).await.unwrap().unwrap(), repo.info.as_bytes());
     let unknown = Unit::new().and([repos::put_creds(project, "unknown", user, vec![])]);
-    assert_eq!(db.write(unknown).await.unwrap(), Written::Stale { at: Some(0) });
+    assert_eq!(db.write(unknown).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     for _ in 0..2 {
         let code = repos::put_code(db.new_id().unwrap(), repo.id, user, "hash", vec![5; 1000], None);
         write(db, Unit::new().and([code])).await;
@@ -310,10 +320,10 @@ async fn backends_are_put_and_listed(db: &Db) {
     for _ in 0..2 {
         write(db, Unit::new().and([backends::grant(db.new_id().unwrap(), project, "local")])).await;
     }
-    assert_eq!(backends::granted(db, project).await.unwrap(), BTreeSet::from(["local".to_owned()]));
+    assert_eq!(backends::list_granted(db, project).await.unwrap(), BTreeSet::from(["local".to_owned()]));
 }
 
-async fn fleet(db: &Db, made: &Made, name: &str) -> FleetId {
+async fn fleet(db: &Db, made: &TestOwner, name: &str) -> FleetId {
     let id = FleetId(db.new_id().unwrap());
     let new = fleets::NewFleet {
         id,
@@ -329,7 +339,7 @@ async fn fleet(db: &Db, made: &Made, name: &str) -> FleetId {
     id
 }
 
-fn new_instance(made: &Made, id: InstanceId, fleet: FleetId, number: i64) -> instances::NewInstance {
+fn new_instance(made: &TestOwner, id: InstanceId, fleet: FleetId, number: i64) -> instances::NewInstance {
     instances::NewInstance {
         id,
         project_id: made.project,
@@ -359,7 +369,7 @@ async fn fleets_and_their_instances(db: &Db) {
     let id = fleet(db, &made, "gpus").await;
     let found = fleets::find_by_name(db, made.project, "gpus").await.unwrap().unwrap();
     assert_eq!(found, fleets::find(db, id).await.unwrap().unwrap());
-    assert_eq!(fleets::sealed(db, id).await.unwrap().unwrap(), [4]);
+    assert_eq!(fleets::sealed_column(db, id).await.unwrap().unwrap(), [4]);
     write(db, Unit::new().and([fleets::set_spec(id, r#"{"b":1}"#, None)])).await;
     let query = fleets::Query { projects: Some(vec![made.project]), only_active: true, page: page() };
     assert_eq!(fleets::list(db, &query).await.unwrap()[0].spec, r#"{"b":1}"#);
@@ -374,7 +384,7 @@ async fn fleets_and_their_instances(db: &Db) {
     assert_eq!(found.iter().map(|instance| instance.id).collect::<Vec<_>>(), [one, two]);
     assert_eq!(found[0], instances::find(db, one).await.unwrap().unwrap());
     assert_eq!(found[0].price, Some(0.25));
-    assert_eq!(instances::sealed(db, one).await.unwrap(), (Some(vec![6]), None));
+    assert_eq!(instances::sealed_columns(db, one).await.unwrap(), (Some(vec![6]), None));
     assert!(instances::job_names(db, &[one]).await.unwrap().is_empty());
     let query = instances::Query {
         projects: Some(vec![made.project]),
@@ -399,15 +409,15 @@ async fn a_fleet_in_use_is_not_deleted(db: &Db) {
                job_spec, instance_id, submitted_at, last_processed_at) \
                VALUES ($1, $2, $3, 'train-0-0', 0, 0, 0, 'running', '{}', $4, now_us(), now_us())";
     write(db, Unit::new().exec(sql, params![job, run, made.project, instance])).await;
-    assert_eq!(jobs::of_instance(db, instance).await.unwrap().len(), 1);
+    assert_eq!(jobs::list_by_instance(db, instance).await.unwrap().len(), 1);
     assert_eq!(instances::job_names(db, &[instance]).await.unwrap()[0].1, "train-0-0");
-    let delete = || Unit::new().and([fleets::ask_delete(id)]);
-    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(0) });
+    let delete = || Unit::new().and([fleets::request_delete(id)]);
+    assert_eq!(db.write(delete()).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     write(db, Unit::new().exec("UPDATE jobs SET finished = TRUE WHERE id = $1", params![job])).await;
     write(db, delete()).await;
     assert!(fleets::find(db, id).await.unwrap().unwrap().termination_asked_at.is_some());
     let late = Unit::new().and([fleets::set_spec(id, "{}", None)]);
-    assert_eq!(db.write(late).await.unwrap(), Written::Stale { at: Some(0) });
+    assert_eq!(db.write(late).await.unwrap(), WriteOutcome::Stale { at: Some(0) });
     assert!(runs::find(db, run).await.unwrap().is_some());
 }
 
@@ -436,8 +446,8 @@ async fn volumes_attach_and_go(db: &Db) {
     write(db, Unit::new().exec(attach, params![id, instance])).await;
     let attached = volumes::attachments(db, &[id]).await.unwrap();
     assert_eq!((attached.len(), attached[0].data.as_deref()), (1, Some("{}")));
-    let delete = || Unit::new().and(volumes::ask_delete(id));
-    assert_eq!(db.write(delete()).await.unwrap(), Written::Stale { at: Some(1) });
+    let delete = || Unit::new().and(volumes::request_delete(id));
+    assert_eq!(db.write(delete()).await.unwrap(), WriteOutcome::Stale { at: Some(1) });
     write(db, Unit::new().exec("DELETE FROM volume_attachments WHERE volume_id = $1", params![id])).await;
     write(db, delete()).await;
     assert!(volumes::find(db, id).await.unwrap().unwrap().delete_asked_at.is_some());

@@ -6,13 +6,13 @@ use futures_util::future::join_all;
 use uuid::Uuid;
 use windlass_engine::LeaseKey;
 use windlass_server::{
-    db::{Db, DbError, Dialect, Unit, Val, Values, Written},
+    db::{Db, DbError, Dialect, Unit, Val, Values, WriteOutcome},
     params,
 };
 
 use crate::{
     db::on_both,
-    db_rows::{Made, made, project, run, run_values},
+    db_rows::{TestOwner, made, project, run, run_values},
 };
 
 on_both! {
@@ -67,7 +67,7 @@ async fn a_unit_that_breaks_a_constraint_leaves_nothing(db: &Db) {
 }
 
 /// A run that is held with this token.
-async fn held(db: &Db, made: &Made, name: &str) -> LeaseKey {
+async fn held(db: &Db, made: &TestOwner, name: &str) -> LeaseKey {
     let (id, token) = (db.new_id().unwrap(), db.new_id().unwrap());
     let mut values = run_values(made, id, name);
     values.push(("lock_token", token.into()));
@@ -89,7 +89,7 @@ async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
             .insert("users", user(extra, "extra"))
             .exec("UPDATE users SET email = 'x' WHERE name = $1", params!["owner"])
     };
-    assert_eq!(db.write(unit(stale)).await.unwrap(), Written::Stale { at: None });
+    assert_eq!(db.write(unit(stale)).await.unwrap(), WriteOutcome::Stale { at: None });
     assert_eq!(run_status(db, good.id).await, "submitted");
     let left = "SELECT count(*) FROM users WHERE name = 'extra' OR email = 'x'";
     assert_eq!(db.query(left, vec![]).await.unwrap()[0].int(0).unwrap(), 0);
@@ -97,7 +97,7 @@ async fn l1_a_stale_guard_keeps_nothing_of_its_unit(db: &Db) {
     assert_eq!(run_status(db, good.id).await, "running");
     assert_eq!(db.query(left, vec![]).await.unwrap()[0].int(0).unwrap(), 2);
     let after = db.write(unit(good)).await.unwrap();
-    assert_eq!(after, Written::Stale { at: None }, "an apply gives the lease back");
+    assert_eq!(after, WriteOutcome::Stale { at: None }, "an apply gives the lease back");
 }
 
 async fn l1_a_guard_of_another_row_keeps_nothing(db: &Db) {
@@ -105,7 +105,7 @@ async fn l1_a_guard_of_another_row_keeps_nothing(db: &Db) {
     let (one, other) = (held(db, &made, "one").await, held(db, &made, "other").await);
     let crossed = LeaseKey { id: one.id, token: other.token };
     let unit = Unit::guarded("runs", crossed, vec![("status", "failed".into())]);
-    assert_eq!(db.write(unit).await.unwrap(), Written::Stale { at: None });
+    assert_eq!(db.write(unit).await.unwrap(), WriteOutcome::Stale { at: None });
     assert_eq!(run_status(db, one.id).await, "submitted");
 }
 
@@ -115,7 +115,7 @@ async fn an_expectation_that_fails_undoes_the_guard_too(db: &Db) {
     let unit = Unit::apply("runs", good, None, vec![("status", "running".into())])
         .insert("users", user(db.new_id().unwrap(), "extra"))
         .expect_one("UPDATE users SET email = 'x' WHERE name = $1", params!["nobody"]);
-    assert_eq!(db.write(unit).await.unwrap(), Written::Stale { at: Some(1) });
+    assert_eq!(db.write(unit).await.unwrap(), WriteOutcome::Stale { at: Some(1) });
     assert_eq!(run_status(db, good.id).await, "submitted");
     assert_eq!(count(db, "users").await, 1);
 }
@@ -151,13 +151,13 @@ async fn unique_violations_name_their_index(db: &Db) {
     db.write(insert("first")).await.unwrap().done().unwrap();
     assert!(db.write(insert("second")).await.unwrap_err().is_conflict_on("runs_pkey"));
     let other = project(db, made.user, "other").await;
-    let elsewhere = Made { project: other, ..made };
+    let elsewhere = TestOwner { project: other, ..made };
     run(db, &elsewhere, "train").await;
 }
 
 async fn a_broken_reference_is_no_conflict(db: &Db) {
     let made = made(db).await;
-    let nobody = Made { user: db.new_id().unwrap().into(), ..made };
+    let nobody = TestOwner { user: db.new_id().unwrap().into(), ..made };
     let unit = Unit::new().insert("runs", run_values(&nobody, db.new_id().unwrap(), "train"));
     let error = db.write(unit).await.unwrap_err();
     assert!(matches!(error, DbError::ConstraintViolated { .. }), "{error:?}");
@@ -252,10 +252,10 @@ async fn the_guilty_fail_alone_among_many(db: &Db) {
     for (number, answer) in answers.into_iter().enumerate() {
         let (answer, id) = (answer.unwrap(), leases[number].id);
         let expected = match number % 10 {
-            0 => matches!(answer, Ok(Written::Stale { at: None })),
+            0 => matches!(answer, Ok(WriteOutcome::Stale { at: None })),
             5 => matches!(&answer, Err(error) if error.is_conflict_on("runs_name_key")),
-            7 => matches!(answer, Ok(Written::Stale { at: Some(0) })),
-            _ => matches!(answer, Ok(Written::Done { .. })),
+            7 => matches!(answer, Ok(WriteOutcome::Stale { at: Some(0) })),
+            _ => matches!(answer, Ok(WriteOutcome::Done { .. })),
         };
         assert!(expected, "unit {number}: {answer:?}");
         let wrote = run_status(db, id).await == "running";

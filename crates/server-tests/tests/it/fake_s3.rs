@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use ring::hmac;
 use sha2::{Digest, Sha256};
 use tokio::{net::TcpListener, task::JoinHandle};
-use windlass_server::logs::objects::s3::{Identity, Place, S3};
+use windlass_server::logs::objects::s3::{S3Bucket, S3Credentials, S3Location};
 
 const KEY: &str = "KEYOFTHESETESTS";
 const SECRET: &str = "secret/of+these tests";
@@ -69,8 +69,8 @@ impl FakeS3 {
         Self { shop, port, task }
     }
 
-    pub(crate) fn bucket_with(&self, secret: &str) -> S3 {
-        let place = Place {
+    pub(crate) fn bucket_with(&self, secret: &str) -> S3Bucket {
+        let place = S3Location {
             bucket: BUCKET.into(),
             prefix: "a/b/".into(),
             region: "eu-test-1".into(),
@@ -79,17 +79,20 @@ impl FakeS3 {
             tls: false,
             roots: None,
         };
-        let identity =
-            Identity { key: KEY.into(), secret: secret.into(), session: Some("lent for a while".into()) };
-        S3::new(place, identity).unwrap()
+        let identity = S3Credentials {
+            key: KEY.into(),
+            secret: secret.into(),
+            session: Some("lent for a while".into()),
+        };
+        S3Bucket::new(place, identity).unwrap()
     }
 
-    pub(crate) fn bucket(&self) -> S3 {
+    pub(crate) fn bucket(&self) -> S3Bucket {
         self.bucket_with(SECRET)
     }
 }
 
-fn take(counter: &AtomicUsize) -> bool {
+fn take_fault(counter: &AtomicUsize) -> bool {
     counter.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
@@ -103,7 +106,7 @@ async fn answer(
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    if take(&shop.fail_before) {
+    if take_fault(&shop.fail_before) {
         return Ok(response(500, "<Error><Code>InternalError</Code></Error>"));
     }
     if let Err(why) = check_signature(&head, &body) {
@@ -140,7 +143,11 @@ async fn answer(
         }
         other => response(405, format!("{other:?}")),
     };
-    Ok(if take(&shop.fail_after) { response(503, "<Error><Code>SlowDown</Code></Error>") } else { answer })
+    Ok(if take_fault(&shop.fail_after) {
+        response(503, "<Error><Code>SlowDown</Code></Error>")
+    } else {
+        answer
+    })
 }
 
 fn list_objects(objects: &BTreeMap<String, Bytes>, query: &str) -> Response<Full<Bytes>> {

@@ -10,14 +10,14 @@ use tokio::{net::TcpStream, sync::oneshot, task::JoinHandle};
 use windlass_server::{
     Server,
     app::App,
-    config::{Given, Settings},
+    config::{Settings, SettingsSource},
     db::{Unit, backends},
 };
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::postgres::TestDb;
 
-pub(crate) const ADMIN: &str = "admin-token-of-these-tests-0123456789";
+pub(crate) const ADMIN_TOKEN: &str = "admin-token-of-these-tests-0123456789";
 
 /// Where servers of one test live: a directory, and a database.
 pub(crate) struct ServerFixture {
@@ -34,13 +34,13 @@ impl ServerFixture {
         Self { dir: temp_dir("http").unwrap(), database: Some(TestDb::open().await) }
     }
 
-    pub(crate) fn given(&self) -> Given {
-        Given {
+    pub(crate) fn given(&self) -> SettingsSource {
+        SettingsSource {
             data_dir: Some(self.dir.path().to_owned()),
             database_url: self.database.as_ref().map(TestDb::url),
-            admin_token: Some(ADMIN.into()),
+            admin_token: Some(ADMIN_TOKEN.into()),
             no_local: Some(true),
-            ..Given::default()
+            ..SettingsSource::default()
         }
     }
 
@@ -83,7 +83,7 @@ pub(crate) struct TestServer {
 }
 
 impl TestServer {
-    pub(crate) async fn start_with(mut given: Given) -> Self {
+    pub(crate) async fn start_with(mut given: SettingsSource) -> Self {
         given.port = Some(0);
         // Contracts are about what was asked; what pipelines make of it is shown in `pipelines.rs`.
         let settings = Settings { pipelines: false, ..Settings::new(given, None).unwrap() };
@@ -118,7 +118,7 @@ impl TestServer {
 
     /// Posts as the admin.
     pub(crate) async fn admin(&self, path: &str, body: Value) -> Value {
-        self.ok(ADMIN, path, body).await
+        self.ok(ADMIN_TOKEN, path, body).await
     }
 
     /// Posts, and expects 200.

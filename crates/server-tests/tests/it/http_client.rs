@@ -6,17 +6,17 @@ use std::sync::{
 };
 
 use serde_json::json;
-use windlass_api::{Document, client::ApiClient, files, operations::*, projects, runs, server::Nothing};
+use windlass_api::{Document, client::ApiClient, files, operations::*, projects, runs, server::EmptyRequest};
 use windlass_server::{
     app::App,
     auth::caller,
-    config::{Given, Settings},
-    db::{Change, Db, Expect, HookFuture, Unit, Weather},
+    config::{Settings, SettingsSource},
+    db::{Change, Db, Expect, FaultHook, HookFuture, Unit},
     secrets::Keyring,
     services,
 };
 
-use crate::http::{ADMIN, ServerFixture, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, on_both};
 
 on_both! {
     every_kind_of_call_goes_through_the_typed_client
@@ -39,14 +39,14 @@ fn apply_request(name: &str) -> runs::ApplyRequest {
 
 async fn every_kind_of_call_goes_through_the_typed_client(ground: &ServerFixture) {
     let server = ground.start().await;
-    let client = ApiClient::new(&format!("http://{}", server.authority), Some(ADMIN)).unwrap();
-    let me = client.call::<ReadMyUser>(&[], &Nothing {}).await.unwrap();
-    assert_eq!((me.username.as_str(), me.creds.token.as_str()), ("admin", ADMIN));
+    let client = ApiClient::new(&format!("http://{}", server.authority), Some(ADMIN_TOKEN)).unwrap();
+    let me = client.call::<ReadMyUser>(&[], &EmptyRequest {}).await.unwrap();
+    assert_eq!((me.username.as_str(), me.creds.token.as_str()), ("admin", ADMIN_TOKEN));
     let listed = client.call::<ListProjects>(&[], &projects::ListRequest::default()).await.unwrap();
-    assert!(matches!(listed, projects::Listing::Plain(projects) if projects.len() == 1));
+    assert!(matches!(listed, projects::ProjectList::Plain(projects) if projects.len() == 1));
     let counted = projects::ListRequest { return_total_count: true, ..projects::ListRequest::default() };
     let counted = client.call::<ListProjects>(&[], &counted).await.unwrap();
-    assert!(matches!(counted, projects::Listing::Counted { total_count: Some(1), .. }));
+    assert!(matches!(counted, projects::ProjectList::Counted { total_count: Some(1), .. }));
     let run = client.call::<ApplyRun>(&["main"], &apply_request("train-1")).await.unwrap();
     let read = runs::ReadRequest { run_name: Some("train-1".into()), id: None };
     let again = client.call::<ReadRun>(&["main"], &read).await.unwrap();
@@ -57,21 +57,21 @@ async fn every_kind_of_call_goes_through_the_typed_client(ground: &ServerFixture
     client.call::<StopRuns>(&["main"], &stop).await.unwrap();
     let content = b"--windlass-part--\r\n";
     let hash = crate::http_secrets::sha256_hex(content);
-    let archive = client.upload::<UploadArchive>(&[], &Nothing {}, &hash, content).await.unwrap();
+    let archive = client.upload::<UploadArchive>(&[], &EmptyRequest {}, &hash, content).await.unwrap();
     let found = client.call::<ReadArchive>(&[], &files::HashRequest { hash }).await.unwrap();
     assert_eq!(found.id, archive.id);
     let stranger = ApiClient::new(&format!("http://{}/", server.authority), Some("nobody")).unwrap();
-    let denied = stranger.call::<ReadMyUser>(&[], &Nothing {}).await.unwrap_err();
+    let denied = stranger.call::<ReadMyUser>(&[], &EmptyRequest {}).await.unwrap_err();
     assert_eq!(denied.to_string(), "Invalid token");
     server.stop().await;
-    assert!(client.call::<ReadMyUser>(&[], &Nothing {}).await.is_err(), "nobody is there any more");
+    assert!(client.call::<ReadMyUser>(&[], &EmptyRequest {}).await.is_err(), "nobody is there any more");
 }
 
 /// Counts what is asked of the database.
 #[derive(Default)]
 struct QueryCounter(AtomicUsize);
 
-impl Weather for QueryCounter {
+impl FaultHook for QueryCounter {
     fn before<'a>(&'a self, _: &'static str) -> HookFuture<'a> {
         self.0.fetch_add(1, Ordering::SeqCst);
         Box::pin(async { Ok(()) })
@@ -83,17 +83,18 @@ impl Weather for QueryCounter {
 }
 
 async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &ServerFixture) {
-    let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
     let counter = Arc::new(QueryCounter::default());
     let db = Db::open(&settings.database_url).await.unwrap();
-    let app = App::new(db.with_fault_hook(Arc::clone(&counter) as Arc<dyn Weather>), settings, keys).unwrap();
+    let app =
+        App::new(db.with_fault_hook(Arc::clone(&counter) as Arc<dyn FaultHook>), settings, keys).unwrap();
     services::boot::ensure(&app).await.unwrap();
     let me = caller(&app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
     let mut costs = Vec::new();
     for round in 0..3 {
         for n in 0..5 {
-            let scope = windlass_server::auth::scope(&app, me.clone(), "main", vec![]).await.unwrap();
+            let scope = windlass_server::auth::project_scope(&app, me.clone(), "main", vec![]).await.unwrap();
             services::runs::apply(&app, &scope, apply_request(&format!("run-{round}-{n}"))).await.unwrap();
         }
         counter.0.store(0, Ordering::SeqCst);
@@ -107,7 +108,7 @@ async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &S
 }
 
 async fn two_replicas_that_start_together_make_one_admin(ground: &ServerFixture) {
-    let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     let db = Db::open(&settings.database_url).await.unwrap();
     let app = || App::new(db.clone(), settings.clone(), Keyring::open(&settings.key_file).unwrap()).unwrap();
     let apps: Vec<App> = (0..4).map(|_| app()).collect();
@@ -131,7 +132,7 @@ async fn two_replicas_that_start_together_make_one_admin(ground: &ServerFixture)
 }
 
 async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_start(ground: &ServerFixture) {
-    let settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
     let app = App::new(Db::open(&settings.database_url).await.unwrap(), settings, keys).unwrap();
     services::boot::ensure(&app).await.unwrap();

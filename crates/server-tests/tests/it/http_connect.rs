@@ -4,7 +4,7 @@ use serde_json::json;
 use windlass_api::{client::ApiClient, runs::ConnectRequest};
 use windlass_server::{auth, error::Error, services::runs};
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project
@@ -28,9 +28,9 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
         let client = ApiClient::new(&format!("http://{}", server.authority), Some(&token)).unwrap();
         async move { client.connect_job("main", &asked).await.unwrap_err().to_string() }
     };
-    assert_eq!(connect(ADMIN.into(), asked.clone()).await, "the job does not run: it is submitted");
+    assert_eq!(connect(ADMIN_TOKEN.into(), asked.clone()).await, "the job does not run: it is submitted");
     let elsewhere = ConnectRequest { run_name: "other".into(), ..asked.clone() };
-    assert_eq!(connect(ADMIN.into(), elsewhere).await, "Job submission not found");
+    assert_eq!(connect(ADMIN_TOKEN.into(), elsewhere).await, "Job submission not found");
     let user = server.user("mel").await;
     assert_eq!(connect(user.clone(), asked.clone()).await, "Access denied", "no member");
     server.join("main", &[("mel", "user")]).await;
@@ -41,7 +41,7 @@ async fn a_port_of_a_job_is_for_its_owner_and_those_who_manage_the_project(groun
 
     let path =
         format!("/api/project/main/runs/connect?run_name=train-1&job_submission_id={job_submission_id}");
-    let (status, body) = server.get(ADMIN, &path).await;
+    let (status, body) = server.get(ADMIN_TOKEN, &path).await;
     let body = String::from_utf8(body).unwrap();
     assert_eq!(status, 400, "{body}");
     assert!(body.contains("Upgrade: tcp"), "{body}");
@@ -69,8 +69,8 @@ async fn an_open_stream_is_not_for_somebody_who_manages_no_more(ground: &ServerF
     let token = server.user("mel").await;
     let may = async || {
         let caller = auth::caller(&server.app, Some(&format!("Bearer {token}"))).await.unwrap();
-        let scope = auth::scope(&server.app, caller, "main", Vec::new()).await.unwrap();
-        runs::may_connect(&server.app, &scope, &asked).await
+        let scope = auth::project_scope(&server.app, caller, "main", Vec::new()).await.unwrap();
+        runs::check_connect(&server.app, &scope, &asked).await
     };
     server.join("main", &[("mel", "manager")]).await;
     may().await.unwrap();

@@ -6,7 +6,7 @@ use windlass_server::{
     params,
 };
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     costs_are_price_by_time_of_the_part_that_a_job_had
@@ -106,7 +106,7 @@ async fn costs_of_a_period_are_of_that_period_alone(ground: &ServerFixture) {
     let before = server.admin(COSTS, json!({ "until": at(9 * HOUR) })).await;
     assert_eq!((&before["items"], &before["total"]["cost"]), (&json!([]), &json!(0.0)));
     for wrong in [json!({ "since": at(-HOUR) }), json!({ "limit": 0 }), json!({ "limit": 1001 })] {
-        let (status, answer) = server.post(ADMIN, COSTS, &wrong.to_string()).await;
+        let (status, answer) = server.post(ADMIN_TOKEN, COSTS, &wrong.to_string()).await;
         assert_eq!(status, 422, "{wrong}: {answer}");
     }
     server.stop().await;
@@ -136,7 +136,7 @@ async fn gpus_are_grouped_as_asked(ground: &ServerFixture) {
     assert!(split["region"].is_string() && split["count"] == json!({ "min": 2, "max": 2 }), "{split}");
     for (wrong, code) in [(["region"], 400), (["colour"], 422)] {
         let body = list(&wrong).to_string();
-        let (status, answer) = server.post(ADMIN, "/api/project/main/gpus/list", &body).await;
+        let (status, answer) = server.post(ADMIN_TOKEN, "/api/project/main/gpus/list", &body).await;
         assert_eq!(status, code, "{wrong:?}: {answer}");
     }
     server.stop().await;

@@ -10,9 +10,9 @@ use tokio::{
     net::TcpStream,
 };
 
-use windlass_server::config::{Given, Settings};
+use windlass_server::config::{Settings, SettingsSource};
 
-use crate::http::{ADMIN, ServerFixture, TestServer};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer};
 
 #[tokio::test]
 async fn every_kind_of_refusal_has_the_shape_that_clients_read() {
@@ -20,25 +20,30 @@ async fn every_kind_of_refusal_has_the_shape_that_clients_read() {
     let server = ground.start().await;
     let (status, body) = server.post("wrong", "/api/users/get_my_user", "").await;
     assert_eq!((status, body), (403, json!({ "detail": { "code": null, "msg": "Invalid token" } })));
-    let (status, body) = server.post(ADMIN, "/api/project/none/runs/get", "{}").await;
+    let (status, body) = server.post(ADMIN_TOKEN, "/api/project/none/runs/get", "{}").await;
     assert_eq!((status, &body["detail"]["code"]), (404, &Value::Null));
-    let (status, body) = server.post(ADMIN, "/api/nothing/here", "{}").await;
+    let (status, body) = server.post(ADMIN_TOKEN, "/api/nothing/here", "{}").await;
     assert_eq!((status, &body["detail"]["msg"]), (404, &json!("Not Found")));
-    assert_eq!(server.get(ADMIN, "/api/users/list").await.0, 405);
-    let (status, body) = server.post(ADMIN, "/api/users/create", r#"{"username":"a"}"#).await;
+    assert_eq!(server.get(ADMIN_TOKEN, "/api/users/list").await.0, 405);
+    let (status, body) = server.post(ADMIN_TOKEN, "/api/users/create", r#"{"username":"a"}"#).await;
     let missing = json!({ "loc": ["body", "global_role"], "msg": "field required", "type": "missing" });
     assert_eq!((status, body), (422, json!({ "detail": [missing] })));
     let members = r#"{"members":[{"username":"a","project_role":"king"}]}"#;
-    let (status, body) = server.post(ADMIN, "/api/projects/main/set_members", members).await;
+    let (status, body) = server.post(ADMIN_TOKEN, "/api/projects/main/set_members", members).await;
     assert_eq!(status, 422);
     assert_eq!(body["detail"][0]["loc"], json!(["body", "members", "0", "project_role"]));
     for broken in ["{", "[]", "1", r#"{"username":1}"#, "{} x", "\u{0}"] {
-        let (status, body) = server.post(ADMIN, "/api/users/create", broken).await;
+        let (status, body) = server.post(ADMIN_TOKEN, "/api/users/create", broken).await;
         assert_eq!(status, 422, "{broken}: {body}");
         assert!(body["detail"][0]["loc"].is_array(), "{body}");
     }
     server
-        .refused(ADMIN, "/api/project/main/runs/get", json!({ "run_name": "none" }), "resource_not_exists")
+        .refused(
+            ADMIN_TOKEN,
+            "/api/project/main/runs/get",
+            json!({ "run_name": "none" }),
+            "resource_not_exists",
+        )
         .await;
     server.stop().await;
 }
@@ -48,7 +53,7 @@ async fn an_empty_body_and_null_mean_defaults_and_unknown_fields_are_ignored() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     for body in ["", "null", "{}", r#"{"from_the_future":{"a":[1]}}"#] {
-        let (status, answer) = server.post(ADMIN, "/api/projects/list", body).await;
+        let (status, answer) = server.post(ADMIN_TOKEN, "/api/projects/list", body).await;
         assert_eq!(status, 200, "{body}: {answer}");
         assert_eq!(answer[0]["project_name"], "main");
     }
@@ -76,7 +81,7 @@ async fn metrics_need_an_admin_and_name_no_user_or_project() {
     let server = ground.start().await;
     let mira = server.user("mira-the-canary").await;
     assert_eq!(server.get(&mira, "/metrics").await.0, 403);
-    let (status, body) = server.get(ADMIN, "/metrics").await;
+    let (status, body) = server.get(ADMIN_TOKEN, "/metrics").await;
     let text = String::from_utf8(body).unwrap();
     assert_eq!(status, 200);
     assert!(
@@ -119,7 +124,7 @@ async fn statuses_and_codes_are_those_of_dstack_where_a_client_can_notice() {
         ("/api/project/main/gpus/list", json!({ "run_spec": task, "group_by": ["gpu", "region"] }), "error"),
     ];
     for (path, body, code) in cases {
-        server.refused(ADMIN, path, body, code).await;
+        server.refused(ADMIN_TOKEN, path, body, code).await;
     }
     let none = json!({ "project_name": "main", "repo_id": "none" });
     assert_eq!(server.admin("/api/runs/list", none).await, json!([]));
@@ -130,7 +135,7 @@ async fn bodies_and_heads_that_are_too_large_are_refused() {
     let ground = ServerFixture::sqlite();
     let server = ground.start().await;
     let large = format!(r#"{{"name_pattern":"{}"}}"#, "x".repeat(2 * 1024 * 1024));
-    assert_eq!(server.post(ADMIN, "/api/users/list", &large).await.0, 413);
+    assert_eq!(server.post(ADMIN_TOKEN, "/api/users/list", &large).await.0, 413);
     // An anonymous caller is refused before the body is looked at.
     assert_eq!(server.post("", "/api/users/list", &large).await.0, 403);
     let long = Request::get("/healthcheck")
@@ -193,10 +198,10 @@ async fn hostile_names_are_refused_in_every_place_that_takes_one() {
             ),
         ];
         for (path, body) in cases {
-            let (status, answer) = server.post(ADMIN, path, &body.to_string()).await;
+            let (status, answer) = server.post(ADMIN_TOKEN, path, &body.to_string()).await;
             assert!(matches!(status, 400 | 422), "{path} takes {name:?}: {status} {answer}");
         }
-        assert!(server.upload(ADMIN, "/api/files/upload_archive", "not-a-hash", b"x").await.0 == 400);
+        assert!(server.upload(ADMIN_TOKEN, "/api/files/upload_archive", "not-a-hash", b"x").await.0 == 400);
     }
     server.stop().await;
 }
@@ -204,7 +209,7 @@ async fn hostile_names_are_refused_in_every_place_that_takes_one() {
 #[tokio::test]
 async fn a_client_that_sends_nothing_more_is_let_go() {
     let ground = ServerFixture::sqlite();
-    let mut settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let mut settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     settings.head_timeout = Duration::from_millis(100);
     let server = TestServer::start_with_settings(settings).await;
     let mut slow = TcpStream::connect(&server.authority).await.unwrap();

@@ -1,10 +1,10 @@
 //! Fleets, instances, volumes and gateways over HTTP.
 
 use serde_json::{Value, json};
-use windlass_server::{config::Given, params};
+use windlass_server::{config::SettingsSource, params};
 
 use crate::{
-    http::{ADMIN, ServerFixture, TestServer, on_both},
+    http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
     wire,
 };
 
@@ -50,7 +50,7 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Se
     assert_eq!(plan["spec"], spec);
     assert!(!plan["effective_spec"].to_string().contains("PRIVATE KEY"));
     let fleet = server.admin(APPLY, apply_request(&spec, &Value::Null)).await;
-    wire::fleet(&fleet);
+    wire::assert_fleet(&fleet);
     assert!(!fleet.to_string().contains("PRIVATE KEY"));
     assert_eq!(fleet["status"], "active");
     let instances = fleet["instances"].as_array().unwrap();
@@ -69,7 +69,7 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Se
     let checks = json!({ "fleet_name": "gpus", "instance_num": 0 });
     let checks = server.admin("/api/project/main/instances/get_instance_health_checks", checks).await;
     assert_eq!(checks, json!({ "health_checks": [] }));
-    server.refused(ADMIN, GET, json!({ "name": "none" }), "resource_not_exists").await;
+    server.refused(ADMIN_TOKEN, GET, json!({ "name": "none" }), "resource_not_exists").await;
     server.stop().await;
 }
 
@@ -96,12 +96,12 @@ async fn hosts_come_and_go_and_nothing_else_changes_in_place(ground: &ServerFixt
     let sql = "SELECT hostname FROM instances WHERE termination_asked_at IS NOT NULL";
     let asked = server.app.db().query(sql, vec![]).await.unwrap();
     assert_eq!(asked.iter().map(|row| row.str(0).unwrap()).collect::<Vec<_>>(), ["10.4.0.7"]);
-    let said = server.refused(ADMIN, APPLY, apply_request(&wanted, &fleet), "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&wanted, &fleet), "error").await;
     assert!(said.contains("changed"), "{said}");
     let mut other = wanted.clone();
     other["configuration"]["placement"] = json!("any");
     let forced = json!({ "plan": { "spec": other }, "force": true });
-    let said = server.refused(ADMIN, APPLY, forced, "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, forced, "error").await;
     assert!(said.contains("placement"), "{said}");
     server.stop().await;
 }
@@ -119,10 +119,10 @@ async fn a_fleet_that_is_wanted_gone_is_asked_to_end_unless_a_job_is_there(groun
     );
     server.app.db().write(place).await.unwrap().done().unwrap();
     let names = json!({ "names": ["gpus"] });
-    let said = server.refused(ADMIN, "/api/project/main/fleets/delete", names.clone(), "error").await;
+    let said = server.refused(ADMIN_TOKEN, "/api/project/main/fleets/delete", names.clone(), "error").await;
     assert!(said.contains("running jobs"), "{said}");
     let busy = json!({ "name": "gpus", "instance_nums": [0, 1] });
-    server.refused(ADMIN, "/api/project/main/fleets/delete_instances", busy, "error").await;
+    server.refused(ADMIN_TOKEN, "/api/project/main/fleets/delete_instances", busy, "error").await;
     let idle = json!({ "name": "gpus", "instance_nums": [1] });
     server.admin("/api/project/main/fleets/delete_instances", idle).await;
     let shown =
@@ -148,12 +148,13 @@ async fn a_key_that_nobody_could_log_in_with_is_refused_at_once(ground: &ServerF
     for (path, body) in
         [("/api/project/main/fleets/get_plan", planned), (APPLY, apply_request(&spec, &Value::Null))]
     {
-        let said = server.refused(ADMIN, path, body, "error").await;
+        let said = server.refused(ADMIN_TOKEN, path, body, "error").await;
         assert!(said.contains("invalid SSH key of the fleet") && said.contains("passphrase"), "{said}");
         assert!(!said.contains("no key at all"), "a key is not repeated: {said}");
     }
     let own = json!([{ "hostname": "10.4.0.8", "ssh_key": { "public": "p", "private": "-----BEGIN" } }]);
-    let said = server.refused(ADMIN, APPLY, apply_request(&ssh_fleet(own), &Value::Null), "error").await;
+    let said =
+        server.refused(ADMIN_TOKEN, APPLY, apply_request(&ssh_fleet(own), &Value::Null), "error").await;
     assert!(said.contains("invalid SSH key of 10.4.0.8"), "{said}");
     assert_eq!(server.admin("/api/fleets/list", json!({})).await, json!([]));
     server.stop().await;
@@ -164,7 +165,7 @@ async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &S
     server.admin(APPLY, apply_request(&ssh_fleet(json!(["10.4.0.7"])), &Value::Null)).await;
     let mut other = ssh_fleet(json!(["10.4.0.9", "10.4.0.7"]));
     other["configuration"]["name"] = json!("others");
-    let said = server.refused(ADMIN, APPLY, apply_request(&other, &Value::Null), "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&other, &Value::Null), "error").await;
     assert!(said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it there first"), "{said}");
     // Behind another port, or another host, is another machine.
     other["configuration"]["ssh_config"]["port"] = json!(2222);
@@ -172,7 +173,7 @@ async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &S
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["others"] })).await;
     let mut third = other.clone();
     third["configuration"]["name"] = json!("third");
-    let said = server.refused(ADMIN, APPLY, apply_request(&third, &Value::Null), "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&third, &Value::Null), "error").await;
     assert!(said.contains("fleet `others`: which is being deleted"), "{said}");
     server.stop().await;
 }
@@ -184,7 +185,7 @@ async fn a_fleet_that_is_being_deleted_is_planned_anew_and_says_so(ground: &Serv
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["gpus"] })).await;
     let plan = server.admin("/api/project/main/fleets/get_plan", json!({ "spec": spec })).await;
     assert_eq!((&plan["action"], &plan["current_resource"]["id"]), (&json!("create"), &fleet["id"]));
-    let said = server.refused(ADMIN, APPLY, apply_request(&spec, &fleet), "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&spec, &fleet), "error").await;
     assert!(said.contains("fleet `gpus` is being deleted"), "{said}");
     server.stop().await;
 }
@@ -200,36 +201,38 @@ async fn who_may_not_manage_ssh_fleets_is_refused(ground: &ServerFixture) {
     let rented = json!({ "plan": { "spec": { "configuration": { "type": "fleet", "nodes": { "min": 0, "max": 2 } },
         "profile": { "name": "default" } } } });
     let fleet = server.ok(&mira, APPLY, rented).await;
-    wire::fleet(&fleet);
+    wire::assert_fleet(&fleet);
     assert_eq!(fleet["name"].as_str().unwrap().split('-').count(), 3);
     server.stop().await;
 }
 
 async fn volumes_are_created_read_and_asked_to_end(ground: &ServerFixture) {
-    let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
+    let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let base = "/api/project/main/volumes";
     let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
     let volume = server.admin(&format!("{base}/create"), body.clone()).await;
-    wire::volume(&volume);
+    wire::assert_volume(&volume);
     assert_eq!(
         (&volume["status"], &volume["external"], &volume["user"]),
         (&json!("submitted"), &json!(false), &json!("admin"))
     );
-    server.refused(ADMIN, &format!("{base}/create"), body, "resource_exists").await;
+    server.refused(ADMIN_TOKEN, &format!("{base}/create"), body, "resource_exists").await;
     assert_eq!(server.admin(&format!("{base}/get"), json!({ "name": "data" })).await, volume);
     assert_eq!(server.admin(&format!("{base}/list"), json!({})).await, json!([volume]));
     assert_eq!(server.admin("/api/volumes/list", json!({ "project_name": "main" })).await, json!([volume]));
     server.admin(&format!("{base}/delete"), json!({ "names": ["data"] })).await;
     let sql = "SELECT count(*) FROM volumes WHERE delete_asked_at IS NOT NULL";
     assert_eq!(server.app.db().query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap(), 1);
-    server.refused(ADMIN, &format!("{base}/get"), json!({ "name": "none" }), "resource_not_exists").await;
+    server
+        .refused(ADMIN_TOKEN, &format!("{base}/get"), json!({ "name": "none" }), "resource_not_exists")
+        .await;
     let far =
         json!({ "type": "volume", "name": "far", "backend": "aws", "region": "eu-west-1", "size": 100.0 });
     let body = json!({ "configuration": far });
-    let said = server.refused(ADMIN, &format!("{base}/create"), body, "error").await;
+    let said = server.refused(ADMIN_TOKEN, &format!("{base}/create"), body, "error").await;
     assert!(said.contains("this server has no backend `aws`"), "{said}");
     let task = json!({ "configuration": { "type": "task", "commands": ["true"] } });
-    assert_eq!(server.post(ADMIN, &format!("{base}/create"), &task.to_string()).await.0, 422);
+    assert_eq!(server.post(ADMIN_TOKEN, &format!("{base}/create"), &task.to_string()).await.0, 422);
     server.stop().await;
 }
 
@@ -243,7 +246,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     let edge = server
         .admin(&format!("{base}/apply"), json!({ "plan": { "spec": spec("edge", "a.example") } }))
         .await;
-    wire::gateway(&edge);
+    wire::assert_gateway(&edge);
     assert_eq!((&edge["default"], &edge["wildcard_domain"]), (&json!(true), &json!("a.example")));
     let other = server
         .admin(&format!("{base}/create"), json!({ "configuration": configuration("other", "b.example") }))
@@ -261,7 +264,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     moved["configuration"]["region"] = json!("us-east-1");
     let said = server
         .refused(
-            ADMIN,
+            ADMIN_TOKEN,
             &format!("{base}/apply"),
             json!({ "plan": { "spec": moved }, "force": true }),
             "error",
@@ -275,7 +278,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     );
     server.admin(&format!("{base}/delete"), json!({ "names": ["edge"] })).await;
     server
-        .refused(ADMIN, &format!("{base}/delete"), json!({ "names": ["none"] }), "resource_not_exists")
+        .refused(ADMIN_TOKEN, &format!("{base}/delete"), json!({ "names": ["none"] }), "resource_not_exists")
         .await;
     server.stop().await;
 }
@@ -296,11 +299,12 @@ async fn answers_about_nothing_are_empty_and_well_formed(ground: &ServerFixture)
     assert_eq!(server.admin("/api/project/main/gpus/list", spec).await["gpus"], json!([]));
     let task = json!({ "plan": { "run_spec": { "run_name": "train-1", "configuration": { "type": "task", "commands": ["true"] } } } });
     server.admin("/api/project/main/runs/apply", task).await;
-    let (status, body) =
-        server.get(ADMIN, "/api/project/main/metrics/job/train-1?replica_num=0&job_num=0&limit=10").await;
+    let (status, body) = server
+        .get(ADMIN_TOKEN, "/api/project/main/metrics/job/train-1?replica_num=0&job_num=0&limit=10")
+        .await;
     assert_eq!((status, body.as_slice()), (200, br#"{"metrics":[]}"#.as_slice()));
-    assert_eq!(server.get(ADMIN, "/api/project/main/metrics/job/none").await.0, 400);
-    wire::user(&server.admin("/api/users/get_my_user", json!({})).await);
-    wire::project(&server.admin("/api/projects/main/get", json!({})).await);
+    assert_eq!(server.get(ADMIN_TOKEN, "/api/project/main/metrics/job/none").await.0, 400);
+    wire::assert_user(&server.admin("/api/users/get_my_user", json!({})).await);
+    wire::assert_project(&server.admin("/api/projects/main/get", json!({})).await);
     server.stop().await;
 }

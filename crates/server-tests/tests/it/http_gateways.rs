@@ -7,7 +7,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 const NODE_ID: &str = "00000000-0000-4000-8000-000000000001";
 
@@ -38,7 +38,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     server.admin("/api/projects/create", json!({ "project_name": "other" })).await;
     let (mine, others) = (create_gateway(&server, "main").await, create_gateway(&server, "other").await);
     let apply = |project: &str| format!("/api/project/{project}/runs/apply");
-    let said = server.refused(ADMIN, &apply("main"), service_spec("page"), "gateway_error").await;
+    let said = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("page"), "gateway_error").await;
     assert!(said.contains("cannot be reached"), "{said}");
 
     let ask = json!({ "node": NODE_ID, "address": "edge.example" });
@@ -60,10 +60,10 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     // The other project has a gateway with the same domain.
     let told = server.ok(&others, "/api/gateway/routes", ask).await;
     assert_eq!(told["routes"]["services"], json!([]));
-    let said = server.refused(ADMIN, &apply("other"), service_spec("page"), "gateway_error").await;
+    let said = server.refused(ADMIN_TOKEN, &apply("other"), service_spec("page"), "gateway_error").await;
     assert!(said.contains("`page.a.example` is taken by service `page` of project `main`"), "{said}");
     let said = server
-        .refused(ADMIN, "/api/project/main/gateways/delete", json!({ "names": ["edge"] }), "error")
+        .refused(ADMIN_TOKEN, "/api/project/main/gateways/delete", json!({ "names": ["edge"] }), "error")
         .await;
     assert!(said.contains("publishes `page`"), "{said}");
 
@@ -72,9 +72,11 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
         let asked = json!({ "token": token, "project": project });
         server.ok(&mine, "/api/gateway/check", asked).await["allowed"] == true
     };
-    assert!(allowed(ADMIN, "main").await);
+    assert!(allowed(ADMIN_TOKEN, "main").await);
     assert!(
-        !allowed(ADMIN, "other").await && !allowed("wrong", "main").await && !allowed(&mine, "main").await
+        !allowed(ADMIN_TOKEN, "other").await
+            && !allowed("wrong", "main").await
+            && !allowed(&mine, "main").await
     );
     // Which tokens no service may be shown: all of ours, whatever they open.
     let known = async |token: &str| {
@@ -82,11 +84,11 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
         server.ok(&mine, "/api/gateway/check", asked).await["known"] == true
     };
     let asked = json!({ "api_client_authorization": { "scopes": ["all"] } }).to_string();
-    let (status, queue) = server.post(ADMIN, "/arvados/v1/api_client_authorizations", &asked).await;
+    let (status, queue) = server.post(ADMIN_TOKEN, "/arvados/v1/api_client_authorizations", &asked).await;
     assert_eq!(status, 200, "{queue}");
     let queue = format!("v2/{}/{}", queue["uuid"].as_str().unwrap(), queue["api_token"].as_str().unwrap());
     let stranger = server.user("stranger").await;
-    for token in [ADMIN, &mine, &others, &queue, &stranger] {
+    for token in [ADMIN_TOKEN, &mine, &others, &queue, &stranger] {
         assert!(known(token).await, "{token}");
     }
     assert!(
@@ -96,7 +98,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
     let came = json!({ "node": NODE_ID, "came": [{ "project": "main", "run": "page", "requests": 3, "asleep": true }] });
     server.ok(&mine, "/api/gateway/report", came).await;
     server.ok(&mine, "/api/gateway/leave", json!({ "node": NODE_ID })).await;
-    let said = server.refused(ADMIN, &apply("main"), service_spec("late"), "gateway_error").await;
+    let said = server.refused(ADMIN_TOKEN, &apply("main"), service_spec("late"), "gateway_error").await;
     assert!(said.contains("cannot be reached"), "{said}");
     server.admin("/api/project/main/gateways/create_token", json!({ "name": "edge" })).await;
     assert_eq!(

@@ -10,20 +10,20 @@ use tokio::{
     net::TcpStream,
 };
 use windlass_server::{
-    config::{Given, Settings},
-    pace::{Pace, RateLimits},
+    config::{Settings, SettingsSource},
+    pace::{Rate, RateLimits},
 };
 
-use crate::http::{ADMIN, ServerFixture, TestServer};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer};
 
 fn settings(ground: &ServerFixture) -> Settings {
-    let given = Given { port: Some(0), ..ground.given() };
+    let given = SettingsSource { port: Some(0), ..ground.given() };
     Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
 }
 
 /// Nothing comes back within the time of a test.
-fn burst_only(burst: u32) -> Pace {
-    Pace { burst, per_second: 0 }
+fn burst_only(burst: u32) -> Rate {
+    Rate { burst, per_second: 0 }
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
     let drawn = "wl_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
     assert_eq!(server.post(drawn, "/api/users/get_my_user", "").await.0, 429);
     // The right one of those that can be guessed is not told from a wrong one.
-    assert_eq!(server.post(ADMIN, "/api/users/get_my_user", "").await.0, 429);
+    assert_eq!(server.post(ADMIN_TOKEN, "/api/users/get_my_user", "").await.0, 429);
     server.ok(&mira, "/api/users/get_my_user", json!({})).await;
     assert_eq!(server.get("", "/healthcheck").await.0, 200);
     server.stop().await;
@@ -185,7 +185,7 @@ async fn thousands_of_idle_connections_harm_nobody() {
 #[tokio::test]
 async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
     let ground = ServerFixture::sqlite();
-    let mut given = Given { port: Some(0), ..ground.given() };
+    let mut given = SettingsSource { port: Some(0), ..ground.given() };
     for (name, value) in [
         ("upload_max", "1KB"),
         ("request_max", "4KB"),
@@ -201,9 +201,10 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
             .await;
     let file = vec![7_u8; 1025];
     let name = crate::http_secrets::sha256_hex(&file);
-    let (status, body) = server.upload(ADMIN, "/api/files/upload_archive", &name, &file).await;
+    let (status, body) = server.upload(ADMIN_TOKEN, "/api/files/upload_archive", &name, &file).await;
     assert_eq!((status, body.to_string().contains("`upload_max` (`--upload-max`)")), (413, true), "{body}");
-    let (status, body) = server.post(ADMIN, "/api/users/list", &format!("\"{}\"", "x".repeat(5000))).await;
+    let (status, body) =
+        server.post(ADMIN_TOKEN, "/api/users/list", &format!("\"{}\"", "x".repeat(5000))).await;
     assert_eq!((status, body.to_string().contains("`request_max`")), (413, true), "{body}");
     let mira = server.user("mira").await;
     let project = |name: &str| json!({ "project_name": name });
@@ -213,15 +214,16 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
     let spec =
         json!({ "run_name": "wide", "configuration": { "type": "task", "commands": ["x"], "nodes": 3 } });
     let body = json!({ "plan": { "run_spec": spec }, "force": false });
-    let said = server.refused(ADMIN, "/api/project/main/runs/apply", body, "error").await;
+    let said = server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", body, "error").await;
     assert!(said.contains("starts with 3 jobs") && said.contains("`run_jobs_max`"), "{said}");
     let secret = json!({ "name": "key", "value": "long" });
-    let said = server.refused(ADMIN, "/api/project/main/secrets/create_or_update", secret, "error").await;
+    let said =
+        server.refused(ADMIN_TOKEN, "/api/project/main/secrets/create_or_update", secret, "error").await;
     assert!(said.contains("`secret_max`"), "{said}");
     let ssh = json!({ "user": "u", "identity_file": "f", "hosts": ["10.0.0.1", "10.0.0.2"] });
     let fleet = json!({ "configuration": { "type": "fleet", "name": "own", "ssh_config": ssh }, "profile": { "name": "x" } });
     let body = json!({ "plan": { "spec": fleet } });
-    let said = server.refused(ADMIN, "/api/project/main/fleets/apply", body, "error").await;
+    let said = server.refused(ADMIN_TOKEN, "/api/project/main/fleets/apply", body, "error").await;
     assert!(said.contains("`fleet_hosts_max`"), "{said}");
     server.stop().await;
 }
@@ -229,7 +231,7 @@ async fn what_is_over_a_limit_is_refused_with_the_name_of_the_setting() {
 #[tokio::test]
 async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
     for ground in [ServerFixture::sqlite(), ServerFixture::postgres().await] {
-        let mut given = Given { port: Some(0), ..ground.given() };
+        let mut given = SettingsSource { port: Some(0), ..ground.given() };
         *given.limits.named("uploads_max").unwrap() = Some("100KB".to_owned());
         let server = TestServer::start_with_settings(Settings {
             pipelines: false,
@@ -271,7 +273,7 @@ async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
 #[tokio::test]
 async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
     let ground = ServerFixture::sqlite();
-    let mut given = Given { port: Some(0), ..ground.given() };
+    let mut given = SettingsSource { port: Some(0), ..ground.given() };
     *given.limits.named("streams_max").unwrap() = Some("2".to_owned());
     let server =
         TestServer::start_with_settings(Settings { pipelines: false, ..Settings::new(given, None).unwrap() })
@@ -417,7 +419,7 @@ async fn documents_that_are_nested_too_deeply_are_refused_wherever_one_is_taken(
         ("repos/init", format!(r#"{{"repo_id":"r","repo_info":{deep}}}"#)),
         ("secrets/create_or_update", format!(r#"{{"name":"a","value":"b","unknown":{deep}}}"#)),
     ] {
-        let (status, answer) = server.post(ADMIN, &format!("/api/project/main/{path}"), &body).await;
+        let (status, answer) = server.post(ADMIN_TOKEN, &format!("/api/project/main/{path}"), &body).await;
         assert!(
             status == 422 && answer.to_string().contains("nested too deeply"),
             "{path}: {status} {answer}"

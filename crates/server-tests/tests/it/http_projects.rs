@@ -1,9 +1,9 @@
 //! Projects and members over HTTP.
 
 use serde_json::{Value, json};
-use windlass_server::config::Given;
+use windlass_server::config::SettingsSource;
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_project_uses_only_backends_that_it_was_granted
@@ -39,7 +39,9 @@ async fn a_project_belongs_to_who_made_it_and_names_are_taken_once(ground: &Serv
     assert_eq!(members(&project), [("mira".into(), "admin".into())]);
     assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], false);
     assert_eq!(project["granted_backends"], json!([]), "none before one is granted");
-    server.refused(ADMIN, "/api/projects/create", json!({ "project_name": "lab" }), "resource_exists").await;
+    server
+        .refused(ADMIN_TOKEN, "/api/projects/create", json!({ "project_name": "lab" }), "resource_exists")
+        .await;
     for n in 0..9 {
         server.ok(&mira, "/api/projects/create", json!({ "project_name": format!("p{n}") })).await;
     }
@@ -63,10 +65,10 @@ async fn members_are_added_removed_and_replaced_with_their_roles(ground: &Server
     let removed = server.admin("/api/projects/main/remove_members", json!({ "usernames": ["otto"] })).await;
     assert_eq!(members(&removed), [("admin".into(), "admin".into())]);
     let unknown = json!({ "members": [{ "username": "ghost", "project_role": "user" }] });
-    server.refused(ADMIN, "/api/projects/main/add_members", unknown, "resource_not_exists").await;
+    server.refused(ADMIN_TOKEN, "/api/projects/main/add_members", unknown, "resource_not_exists").await;
     server
         .refused(
-            ADMIN,
+            ADMIN_TOKEN,
             "/api/projects/main/remove_members",
             json!({ "usernames": ["otto"] }),
             "resource_not_exists",
@@ -91,9 +93,9 @@ async fn only_admins_decide_who_is_admin_and_one_remains(ground: &ServerFixture)
     );
     assert_eq!(server.post(&manager, "/api/projects/main/set_members", &make("user")).await.0, 403);
     server
-        .refused(ADMIN, "/api/projects/main/remove_members", json!({ "usernames": ["admin"] }), "error")
+        .refused(ADMIN_TOKEN, "/api/projects/main/remove_members", json!({ "usernames": ["admin"] }), "error")
         .await;
-    server.refused(ADMIN, "/api/projects/main/set_members", json!({ "members": [] }), "error").await;
+    server.refused(ADMIN_TOKEN, "/api/projects/main/set_members", json!({ "members": [] }), "error").await;
     server.stop().await;
 }
 
@@ -158,7 +160,7 @@ async fn leaving_a_project_ends_access_at_once(ground: &ServerFixture) {
 }
 
 async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture) {
-    let server = TestServer::start_with(Given { no_local: Some(false), ..ground.given() }).await;
+    let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let main = server.admin("/api/projects/main/get", json!({})).await;
     assert_eq!(
         main["granted_backends"],
@@ -197,10 +199,10 @@ async fn a_project_uses_only_backends_that_it_was_granted(ground: &ServerFixture
     assert_eq!(project["granted_backends"], json!([]));
     let said = server.refused(&mira, "/api/project/lab/fleets/get_plan", tries[0].1.clone(), "error").await;
     assert!(said.contains("may not use backend"), "{said}");
-    server.refused(ADMIN, "/api/backends/revoke", grant, "resource_not_exists").await;
+    server.refused(ADMIN_TOKEN, "/api/backends/revoke", grant, "resource_not_exists").await;
     for (backend, word) in [("aws", "has no backend `aws`"), ("remote", "need no grant")] {
         let grant = json!({ "project_name": "lab", "backend": backend });
-        let said = server.refused(ADMIN, "/api/backends/grant", grant, "error").await;
+        let said = server.refused(ADMIN_TOKEN, "/api/backends/grant", grant, "error").await;
         assert!(said.contains(word), "{said}");
     }
     server.stop().await;
@@ -257,6 +259,6 @@ async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &ServerFixtur
     // Its creator may still end the fleet.
     server.ok(&mira, "/api/project/lab/fleets/delete", json!({ "names": ["own"] })).await;
     let absent = json!({ "project_name": "lab", "username": "admin", "can_manage_ssh_fleets": true });
-    server.refused(ADMIN, path, absent, "resource_not_exists").await;
+    server.refused(ADMIN_TOKEN, path, absent, "resource_not_exists").await;
     server.stop().await;
 }

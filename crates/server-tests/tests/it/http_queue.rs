@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_model::time::Span;
 use windlass_server::logs::retention;
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_container_is_locked_run_and_completed_and_its_tokens_die_with_it
@@ -20,11 +20,11 @@ on_both! {
     what_a_container_writes_is_kept_byte_for_byte
 }
 
-pub(crate) struct Queue<'a> {
+pub(crate) struct QueueClient<'a> {
     pub(crate) server: &'a TestServer,
 }
 
-impl Queue<'_> {
+impl QueueClient<'_> {
     pub(crate) async fn call(&self, token: &str, method: &str, path: &str, body: Value) -> (u16, Value) {
         let request = Request::builder()
             .method(method)
@@ -56,7 +56,7 @@ impl Queue<'_> {
 
     pub(crate) async fn dispatcher(&self) -> String {
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
-        let made = self.ok(ADMIN, "POST", "api_client_authorizations", body).await;
+        let made = self.ok(ADMIN_TOKEN, "POST", "api_client_authorizations", body).await;
         format!("v2/{}/{}", made["uuid"].as_str().unwrap(), made["api_token"].as_str().unwrap())
     }
 
@@ -74,17 +74,17 @@ impl Queue<'_> {
 
     /// A request of the admin, and its container.
     pub(crate) async fn asked(&self, more: Value) -> (String, String) {
-        let request = self.ask(ADMIN, more).await;
+        let request = self.ask(ADMIN_TOKEN, more).await;
         (text(&request, "uuid"), text(&request, "container_uuid"))
     }
 
     pub(crate) async fn container(&self, uuid: &str) -> Value {
-        self.ok(ADMIN, "GET", &format!("containers/{uuid}"), Value::Null).await
+        self.ok(ADMIN_TOKEN, "GET", &format!("containers/{uuid}"), Value::Null).await
     }
 
     async fn logs(&self, uuid: &str) -> Vec<Value> {
         let path = format!("logs?filters=[[%22object_uuid%22,%22=%22,%22{uuid}%22]]&order=id%20asc");
-        let page = self.ok(ADMIN, "GET", &path, Value::Null).await;
+        let page = self.ok(ADMIN_TOKEN, "GET", &path, Value::Null).await;
         page["items"].as_array().unwrap().clone()
     }
 }
@@ -95,7 +95,7 @@ pub(crate) fn text(record: &Value, name: &str) -> String {
 
 async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let (request, uuid) =
         queue.asked(json!({ "secret_mounts": { "/k": { "kind": "text", "content": "c4nary" } } })).await;
     let dispatcher = queue.dispatcher().await;
@@ -107,7 +107,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
 
     let mine = queue.ok(&dispatcher, "GET", "containers/current", Value::Null).await;
     assert_eq!(mine["items"][0]["uuid"], uuid.as_str());
-    let (status, _) = queue.call(ADMIN, "GET", "containers/current", Value::Null).await;
+    let (status, _) = queue.call(ADMIN_TOKEN, "GET", "containers/current", Value::Null).await;
     assert_eq!(status, 404);
     let auth = queue.ok(&executor, "GET", &format!("{path}/auth"), Value::Null).await;
     let inside = format!("v2/{}/{}/{uuid}", text(&auth, "uuid"), text(&auth, "api_token"));
@@ -131,7 +131,7 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
         let (status, _) = queue.call(dead, "GET", &path, Value::Null).await;
         assert_eq!(status, 401, "x1: a token outlived its attempt");
     }
-    let request = queue.ok(ADMIN, "GET", &format!("container_requests/{request}"), Value::Null).await;
+    let request = queue.ok(ADMIN_TOKEN, "GET", &format!("container_requests/{request}"), Value::Null).await;
     assert_eq!(request["state"], "Final");
     let states: Vec<String> = queue
         .logs(&uuid)
@@ -144,36 +144,36 @@ async fn a_container_is_locked_run_and_completed_and_its_tokens_die_with_it(grou
 
 async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let (_, uuid) = queue.asked(json!({})).await;
     let path = format!("containers/{uuid}");
-    let own = queue.ok(ADMIN, "GET", "api_client_authorizations/current", Value::Null).await;
-    let locked = queue.ok(ADMIN, "POST", &format!("{path}/lock"), Value::Null).await;
+    let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
+    let locked = queue.ok(ADMIN_TOKEN, "POST", &format!("{path}/lock"), Value::Null).await;
     assert_eq!((&locked["state"], &locked["locked_by_uuid"]), (&json!("Locked"), &own["uuid"]));
-    let held = queue.ok(ADMIN, "GET", "containers/current?scope=dispatch", Value::Null).await;
+    let held = queue.ok(ADMIN_TOKEN, "GET", "containers/current?scope=dispatch", Value::Null).await;
     assert_eq!(held["items"][0]["uuid"], uuid.as_str());
-    let auth = queue.ok(ADMIN, "GET", &format!("{path}/auth"), Value::Null).await;
+    let auth = queue.ok(ADMIN_TOKEN, "GET", &format!("{path}/auth"), Value::Null).await;
     assert_eq!(auth["uuid"], locked["auth_uuid"]);
     // Somebody else's lock stays theirs.
     let dispatcher = queue.dispatcher().await;
     let (status, _) = queue.call(&dispatcher, "POST", &format!("{path}/unlock"), Value::Null).await;
     assert_eq!(status, 403);
-    queue.ok(ADMIN, "POST", &format!("{path}/unlock?release=true"), Value::Null).await;
+    queue.ok(ADMIN_TOKEN, "POST", &format!("{path}/unlock?release=true"), Value::Null).await;
     queue.ok(&dispatcher, "POST", &format!("{path}/lock"), Value::Null).await;
-    let (status, _) = queue.call(ADMIN, "POST", &format!("{path}/unlock"), Value::Null).await;
+    let (status, _) = queue.call(ADMIN_TOKEN, "POST", &format!("{path}/unlock"), Value::Null).await;
     assert_eq!(status, 403);
     queue.ok(&dispatcher, "POST", &format!("{path}/unlock?release=true"), Value::Null).await;
 
-    queue.ok(ADMIN, "POST", &format!("{path}/lock"), Value::Null).await;
+    queue.ok(ADMIN_TOKEN, "POST", &format!("{path}/lock"), Value::Null).await;
     for patch in [json!({ "state": "Running" }), json!({ "state": "Complete", "exit_code": 0 })] {
-        queue.ok(ADMIN, "PUT", &path, json!({ "container": patch })).await;
+        queue.ok(ADMIN_TOKEN, "PUT", &path, json!({ "container": patch })).await;
     }
     assert_eq!(queue.container(&uuid).await["state"], "Complete");
 }
 
 async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let (_, uuid) = queue.asked(json!({})).await;
     let (one, two) = (queue.dispatcher().await, queue.dispatcher().await);
     let path = format!("containers/{uuid}/lock");
@@ -189,17 +189,17 @@ async fn of_many_who_lock_one_container_one_gets_it_and_the_others_hear_422(grou
 
 async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let (request, uuid) = queue.asked(json!({})).await;
     let dispatcher = queue.dispatcher().await;
     let put = |priority: u64| json!({ "container_request": { "priority": priority } });
     let path = format!("container_requests/{request}");
-    queue.ok(ADMIN, "PUT", &path, put(0)).await;
+    queue.ok(ADMIN_TOKEN, "PUT", &path, put(0)).await;
     assert_eq!(queue.container(&uuid).await["priority"], 0);
     let (status, why) =
         queue.call(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     assert_eq!(status, 422, "{why}");
-    queue.ok(ADMIN, "PUT", &path, put(700)).await;
+    queue.ok(ADMIN_TOKEN, "PUT", &path, put(700)).await;
     // What runs inside asks for more, and that is weighed as what asked.
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     let auth = queue.ok(&dispatcher, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
@@ -207,7 +207,7 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
     let child = queue.ask(&inside, json!({ "priority": 1 })).await;
     let child = text(&child, "container_uuid");
     assert_eq!(queue.container(&child).await["priority"], 700);
-    queue.ok(ADMIN, "PUT", &path, put(3)).await;
+    queue.ok(ADMIN_TOKEN, "PUT", &path, put(3)).await;
     let priorities: Vec<u64> = queue
         .logs(&child)
         .await
@@ -218,14 +218,14 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
     // The end of what asked is the end of what it asked for.
     let executor = text(&locked, "executor_token");
     let cancel = json!({ "container": { "state": "Cancelled" } });
-    queue.ok(ADMIN, "PUT", &path, put(0)).await;
+    queue.ok(ADMIN_TOKEN, "PUT", &path, put(0)).await;
     queue.ok(&executor, "PUT", &format!("containers/{uuid}"), cancel).await;
     assert_eq!(queue.container(&child).await["state"], "Cancelled");
 }
 
 async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let (request, uuid) = queue.asked(json!({ "container_count_max": 2 })).await;
     let dispatcher = queue.dispatcher().await;
     let lock = format!("containers/{uuid}/lock");
@@ -244,7 +244,7 @@ async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(groun
         (ended["attempt"].as_u64(), &ended["runtime_status"]["reason"]),
         (Some(11), &json!("attempts"))
     );
-    let request = queue.ok(ADMIN, "GET", &format!("container_requests/{request}"), Value::Null).await;
+    let request = queue.ok(ADMIN_TOKEN, "GET", &format!("container_requests/{request}"), Value::Null).await;
     assert_eq!(
         (request["state"].as_str(), request["container_count"].as_u64()),
         (Some("Committed"), Some(2))
@@ -257,11 +257,11 @@ async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(groun
 
 async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let same = json!({ "use_existing": true, "command": ["reuse", "me"] });
-    let first = text(&queue.ask(ADMIN, same.clone()).await, "container_uuid");
-    assert_eq!(text(&queue.ask(ADMIN, same.clone()).await, "container_uuid"), first);
+    let first = text(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid");
+    assert_eq!(text(&queue.ask(ADMIN_TOKEN, same.clone()).await, "container_uuid"), first);
     assert_ne!(text(&queue.ask(&ann, same.clone()).await, "container_uuid"), first);
     let dispatcher = queue.dispatcher().await;
     queue.ok(&dispatcher, "POST", &format!("containers/{first}/lock"), Value::Null).await;
@@ -270,7 +270,7 @@ async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &
     {
         queue.ok(&dispatcher, "PUT", &format!("containers/{first}"), json!({ "container": patch })).await;
     }
-    let later = queue.ask(ADMIN, same).await;
+    let later = queue.ask(ADMIN_TOKEN, same).await;
     assert_eq!((text(&later, "container_uuid"), later["state"].as_str()), (first.clone(), Some("Final")));
     assert_eq!(later["output_uuid"], "o1");
     // Ann sees neither it nor what was said of it.
@@ -284,18 +284,18 @@ async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &
 
 async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     for (at, name) in ["a", "b", "c"].iter().enumerate() {
         let more =
             json!({ "name": format!("list-{name}"), "priority": at + 1, "properties": { "kind": name } });
-        queue.ask(ADMIN, more).await;
+        queue.ask(ADMIN_TOKEN, more).await;
     }
     let names = |filters: Value, order: &'static str| {
         let filters: String = filters.to_string().bytes().map(|byte| format!("%{byte:02X}")).collect();
         let queue = &queue;
         async move {
             let path = format!("container_requests?filters={filters}&order={order}");
-            let page = queue.ok(ADMIN, "GET", &path, Value::Null).await;
+            let page = queue.ok(ADMIN_TOKEN, "GET", &path, Value::Null).await;
             let items = page["items"].as_array().unwrap();
             assert_eq!(page["items_available"].as_u64(), Some(items.len() as u64));
             items.iter().map(|item| text(item, "name").replace("list-", "")).collect::<String>()
@@ -317,23 +317,23 @@ async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
         assert_eq!(names(json!([ours, filter]), order).await, want, "{filter}");
     }
     for bad in ["filters=[[%22colour%22,%22=%22,1]]", "filters=7", "order=colour", "limit=x"] {
-        let (status, why) = queue.call(ADMIN, "GET", &format!("containers?{bad}"), Value::Null).await;
+        let (status, why) = queue.call(ADMIN_TOKEN, "GET", &format!("containers?{bad}"), Value::Null).await;
         assert_eq!(status, 422, "{bad}: {why}");
         assert!(why["errors"][0].is_string(), "{why}");
     }
     // A time that was told finds its row again.
-    let page = queue.ok(ADMIN, "GET", "containers?limit=1", Value::Null).await;
+    let page = queue.ok(ADMIN_TOKEN, "GET", "containers?limit=1", Value::Null).await;
     let at = text(&page["items"][0], "created_at");
     let path =
         format!("containers?filters=[[%22created_at%22,%22=%22,%22{at}%22]]&select=[%22uuid%22]&count=none");
-    let found = queue.ok(ADMIN, "GET", &path, Value::Null).await;
+    let found = queue.ok(ADMIN_TOKEN, "GET", &path, Value::Null).await;
     assert!(found["items"].to_string().contains(&text(&page["items"][0], "uuid")), "{found}");
     assert!(found.get("items_available").is_none() && found["items"][0].get("state").is_none());
 }
 
 async fn a_call_that_comes_twice_is_done_once(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let dispatcher = queue.dispatcher().await;
     let send = |token: String, path: String, body: Value, id: &'static str| async move {
         let request = Request::post(format!("/arvados/v1/{path}"))
@@ -348,10 +348,10 @@ async fn a_call_that_comes_twice_is_done_once(ground: &ServerFixture) {
     };
     let body = json!({ "container_request": { "name": "once" } });
     let path = "container_requests".to_owned();
-    let (_, first) = send(ADMIN.into(), path.clone(), body.clone(), "req-same").await;
-    let (_, second) = send(ADMIN.into(), path.clone(), body.clone(), "req-same").await;
+    let (_, first) = send(ADMIN_TOKEN.into(), path.clone(), body.clone(), "req-same").await;
+    let (_, second) = send(ADMIN_TOKEN.into(), path.clone(), body.clone(), "req-same").await;
     assert_eq!(first["uuid"], second["uuid"]);
-    let (_, third) = send(ADMIN.into(), path, body, "req-other").await;
+    let (_, third) = send(ADMIN_TOKEN.into(), path, body, "req-other").await;
     assert_ne!(first["uuid"], third["uuid"]);
 
     let (_, uuid) = queue.asked(json!({})).await;
@@ -366,7 +366,7 @@ async fn a_call_that_comes_twice_is_done_once(ground: &ServerFixture) {
 
 async fn what_a_container_writes_is_kept_byte_for_byte(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let (_, uuid) = queue.asked(json!({})).await;
     let dispatcher = queue.dispatcher().await;
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
@@ -389,19 +389,19 @@ async fn what_a_container_writes_is_kept_byte_for_byte(ground: &ServerFixture) {
     assert_eq!(send(9, b"x").await, 422, "a hole");
     assert_eq!(send(2, b"abcd\n").await, 200, "an overlap");
     let path = format!("/arvados/v1/containers/{uuid}/output?stream=stderr&offset=1");
-    let (status, bytes) = server.get(ADMIN, &path).await;
+    let (status, bytes) = server.get(ADMIN_TOKEN, &path).await;
     assert_eq!((status, bytes.as_slice()), (200, &b"\x00abcd\n"[..]));
     // What is kept for a while is forgotten after it, once the container is over; the record stays.
     let forget = || retention::delete_container_logs(server.app.db(), Span::secs(-60));
     forget().await.unwrap();
-    let (_, bytes) = server.get(ADMIN, &path).await;
+    let (_, bytes) = server.get(ADMIN_TOKEN, &path).await;
     assert_eq!(bytes.len(), 6, "it is not over");
     assert_eq!(queue.logs(&uuid).await.len(), 0, "rows of the log go by their age");
     queue
         .ok(&executor, "PUT", &format!("containers/{uuid}"), json!({ "container": { "state": "Cancelled" } }))
         .await;
     forget().await.unwrap();
-    let (status, bytes) = server.get(ADMIN, &path).await;
+    let (status, bytes) = server.get(ADMIN_TOKEN, &path).await;
     assert_eq!((status, bytes.as_slice()), (200, &b""[..]));
     assert_eq!(queue.container(&uuid).await["state"], "Cancelled");
 }

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use windlass_testkit::rng::Rng;
 
-use crate::http::{ADMIN, ServerFixture, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, on_both};
 
 on_both! {
     fuzz_of_filters_of_the_queue
@@ -89,7 +89,7 @@ async fn fuzz_of_filters_of_the_queue(ground: &ServerFixture) {
             let number = *rng.pick(&["0", "-1", "1000000000000", "x", "9999999999999999999999"]);
             path.push_str(&format!("&limit={number}&offset={number}&count=none"));
         }
-        let (status, body) = server.get(ADMIN, &path).await;
+        let (status, body) = server.get(ADMIN_TOKEN, &path).await;
         let said = String::from_utf8_lossy(&body);
         assert!(status < 500, "SEED={seed} round {round}: {path}\nanswers {status}: {said}");
     }

@@ -6,8 +6,8 @@ use futures_util::{StreamExt as _, future::join, stream};
 use serde_json::{Value, json};
 
 use crate::{
-    http::{ADMIN, ServerFixture, on_both},
-    http_queue::Queue,
+    http::{ADMIN_TOKEN, ServerFixture, on_both},
+    http_queue::QueueClient,
 };
 
 on_both! {
@@ -22,7 +22,7 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
     ground: &ServerFixture,
 ) {
     let server = &ground.start().await;
-    let queue = &Queue { server };
+    let queue = &QueueClient { server };
     let made: Vec<String> = stream::iter(0..CONTAINERS)
         .map(|at| async move { queue.asked(json!({ "priority": 1 + at % 1000 })).await.1 })
         .buffer_unordered(CALLS_MAX)
@@ -75,6 +75,6 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
         assert_eq!(held["items_available"].as_u64(), Some(wins(token) as u64));
     }
     let filters = "containers?limit=0&filters=[[%22state%22,%22=%22,%22Locked%22]]";
-    let locked = queue.ok(ADMIN, "GET", filters, Value::Null).await;
+    let locked = queue.ok(ADMIN_TOKEN, "GET", filters, Value::Null).await;
     assert_eq!(locked["items_available"].as_u64(), Some(CONTAINERS as u64));
 }

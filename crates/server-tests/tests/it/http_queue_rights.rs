@@ -7,14 +7,14 @@ use tokio::{
 };
 use windlass_model::time::{Span, Timestamp};
 use windlass_server::{
-    config::{Given, Settings},
+    config::{Settings, SettingsSource},
     db::{Unit, Val},
-    pace::{Pace, RateLimits},
+    pace::{Rate, RateLimits},
 };
 
 use crate::{
-    http::{ADMIN, ServerFixture, TestServer, on_both},
-    http_queue::{Queue, text},
+    http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
+    http_queue::{QueueClient, text},
 };
 
 on_both! {
@@ -24,7 +24,7 @@ on_both! {
     the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work
 }
 
-async fn create_token(queue: &Queue<'_>, token: &str, wish: Value) -> (u16, Value) {
+async fn create_token(queue: &QueueClient<'_>, token: &str, wish: Value) -> (u16, Value) {
     queue.call(token, "POST", "api_client_authorizations", json!({ "api_client_authorization": wish })).await
 }
 
@@ -32,17 +32,21 @@ fn full_token(record: &Value) -> String {
     format!("v2/{}/{}", text(record, "uuid"), text(record, "api_token"))
 }
 
-fn time(record: &Value, name: &str) -> Timestamp {
+fn time_field(record: &Value, name: &str) -> Timestamp {
     Timestamp::parse(&text(record, name)).unwrap()
 }
 
 async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let (status, made) = create_token(&queue, &ann, json!({})).await;
     assert_eq!(status, 200, "{made}");
-    assert_eq!(time(&made, "expires_at").since(time(&made, "created_at")), Span::days(14), "{made}");
+    assert_eq!(
+        time_field(&made, "expires_at").since(time_field(&made, "created_at")),
+        Span::days(14),
+        "{made}"
+    );
     let first = full_token(&made);
     // One that was made with it ends no later.
     let far = json!({ "expires_at": "2999-01-01T00:00:00Z" });
@@ -81,14 +85,14 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
         );
     }
     // A dispatcher is a service: it has no end but that of its maker's token.
-    let (_, dispatcher) = create_token(&queue, ADMIN, json!({ "scopes": ["dispatch"] })).await;
+    let (_, dispatcher) = create_token(&queue, ADMIN_TOKEN, json!({ "scopes": ["dispatch"] })).await;
     assert_eq!(dispatcher["expires_at"], Value::Null, "{dispatcher}");
 }
 
 /// The statements of the migration, on rows as they were before it.
 async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let (_, made) = create_token(&queue, &ann, json!({})).await;
     let dispatcher = queue.dispatcher().await;
@@ -105,7 +109,7 @@ async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &ServerFi
         db.write(Unit::new().exec(statement, vec![])).await.unwrap();
     }
     let own = queue.ok(&full_token(&made), "GET", "api_client_authorizations/current", Value::Null).await;
-    assert!(time(&own, "expires_at") > time(&made, "created_at"), "{own}");
+    assert!(time_field(&own, "expires_at") > time_field(&made, "created_at"), "{own}");
     let own = queue.ok(&dispatcher, "GET", "api_client_authorizations/current", Value::Null).await;
     assert_eq!(own["expires_at"], Value::Null);
     server.ok(&ann, "/api/users/refresh_token", json!({ "username": "ann" })).await;
@@ -121,7 +125,7 @@ fn container_request() -> Value {
 
 async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     let server = ground.start().await;
-    let queue = Queue { server: &server };
+    let queue = QueueClient { server: &server };
     let ann = server.user("ann").await;
     let own = server.ok(&ann, "/api/users/get_my_user", json!({})).await;
     assert_eq!(own["permissions"]["can_use_queue"], false, "a new user has no such right");
@@ -157,9 +161,9 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     assert_eq!(server.post(&ann, "/api/users/update", &grant(true).to_string()).await.0, 403);
     server.stop().await;
 
-    let given = Given { queue_for_everyone: Some(true), ..ground.given() };
+    let given = SettingsSource { queue_for_everyone: Some(true), ..ground.given() };
     let server = TestServer::start_with(given).await;
-    let queue = Queue { server: &server };
+    let queue = QueueClient { server: &server };
     let (status, made) = queue.call(&ann, "POST", "container_requests", container_request()).await;
     assert_eq!(status, 200, "{made}");
     server.stop().await;
@@ -167,11 +171,11 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
 
 async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(ground: &ServerFixture) {
     let server = &ground.start().await;
-    let queue = Queue { server };
+    let queue = QueueClient { server };
     let ann = server.create_queue_user("ann").await;
     let (_, kept) = create_token(&queue, &ann, json!({})).await;
     let other = queue.ask(&ann, json!({ "name": "other", "environment": { "KEY": "c4nary" } })).await;
-    let foreign = queue.ask(ADMIN, json!({})).await;
+    let foreign = queue.ask(ADMIN_TOKEN, json!({})).await;
     let mine = queue.ask(&ann, json!({ "name": "mine" })).await;
     let uuid = text(&mine, "container_uuid");
     let dispatcher = queue.dispatcher().await;
@@ -247,19 +251,19 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
 }
 
 fn settings_with_limits(ground: &ServerFixture, paces: RateLimits) -> Settings {
-    let given = Given { port: Some(0), ..ground.given() };
+    let given = SettingsSource { port: Some(0), ..ground.given() };
     Settings { pipelines: false, paces, ..Settings::new(given, None).unwrap() }
 }
 
-fn burst_only(burst: u32) -> Pace {
-    Pace { burst, per_second: 0 }
+fn burst_only(burst: u32) -> Rate {
+    Rate { burst, per_second: 0 }
 }
 
 #[tokio::test]
 async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
-    let queue = Queue { server: &server };
+    let queue = QueueClient { server: &server };
     let ann = server.create_queue_user("ann").await;
     let (_, made) = create_token(&queue, &ann, json!({})).await;
     let look = |token: String| {
@@ -267,7 +271,7 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
         async move { queue.call(&token, "GET", "users/current", Value::Null).await.0 }
     };
     // A name belongs to one token. Under another, and under none that is known, nothing is found.
-    let own = queue.ok(ADMIN, "GET", "api_client_authorizations/current", Value::Null).await;
+    let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
     assert_eq!(look(full_token(&own)).await, 200);
     assert_eq!(look(format!("v2/x/{ADMIN}")).await, 401);
     assert_eq!(look(format!("v2/{}/{ADMIN}", text(&made, "uuid"))).await, 401);
@@ -284,7 +288,7 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
     for form in forms {
         let paces = RateLimits { login: burst_only(5), ..RateLimits::default() };
         let server = TestServer::start_with_settings(settings_with_limits(&ground, paces)).await;
-        let queue = Queue { server: &server };
+        let queue = QueueClient { server: &server };
         let mut statuses = Vec::new();
         for n in 0..8 {
             statuses.push(queue.call(&form(n), "GET", "users/current", Value::Null).await.0);
@@ -304,12 +308,12 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
     let ann = server.create_queue_user("ann").await;
-    let queue = Queue { server: &server };
+    let queue = QueueClient { server: &server };
     let dispatcher = queue.dispatcher().await;
     server.stop().await;
     let paces = RateLimits { submit: burst_only(3), ..RateLimits::default() };
     let server = TestServer::start_with_settings(settings_with_limits(&ground, paces)).await;
-    let queue = Queue { server: &server };
+    let queue = QueueClient { server: &server };
     let mut last = Value::Null;
     for _ in 0..3 {
         last = queue.ask(&ann, json!({})).await;
@@ -325,7 +329,7 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
         queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
         queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/unlock?release=true"), Value::Null).await;
     }
-    queue.ask(ADMIN, json!({})).await;
+    queue.ask(ADMIN_TOKEN, json!({})).await;
     server.stop().await;
 }
 
@@ -347,7 +351,7 @@ async fn one_user_has_so_many_event_streams_and_dispatchers_have_their_own() {
     let ground = ServerFixture::sqlite();
     let server = TestServer::start_with_settings(settings_with_limits(&ground, RateLimits::default())).await;
     let (ann, bea) = (server.create_queue_user("ann").await, server.create_queue_user("bea").await);
-    let queue = Queue { server: &server };
+    let queue = QueueClient { server: &server };
     let mut open = Vec::new();
     for _ in 0..64 {
         let (status, stream) = open_event_stream(&server, &ann).await;

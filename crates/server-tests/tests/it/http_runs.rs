@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use windlass_server::params;
 
 use crate::{
-    http::{ADMIN, ServerFixture, TestServer, on_both},
+    http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
     wire,
 };
 
@@ -106,7 +106,7 @@ async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &ServerFixture) 
     let spec = task_spec(json!("train-1"));
     let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
     let run = submit_run(&server, &spec).await;
-    wire::run(&run);
+    wire::assert_run(&run);
     assert_eq!(run["run_spec"], plan["effective_run_spec"]);
     assert_eq!((&run["status"], &run["status_message"]), (&json!("submitted"), &json!("submitted")));
     assert_eq!(
@@ -143,7 +143,7 @@ async fn a_run_without_a_name_gets_one_and_names_are_taken_once(ground: &ServerF
     let run = submit_run(&server, &by_configuration).await;
     assert_eq!(run["run_spec"]["run_name"], "own-name");
     let blind = json!({ "plan": { "run_spec": task_spec(json!("own-name")) }, "force": false });
-    let said = server.refused(ADMIN, APPLY, blind, "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, blind, "error").await;
     assert!(said.contains("changed"), "{said}");
     server.stop().await;
 }
@@ -179,11 +179,11 @@ async fn an_active_run_changes_in_place_or_not_at_all(ground: &ServerFixture) {
     assert_eq!((&changed["id"], &changed["run_spec"]["configuration"]["priority"]), (&run["id"], &json!(50)));
     // What was seen is old by now.
     let stale = json!({ "plan": { "run_spec": spec, "current_resource": seen }, "force": false });
-    let said = server.refused(ADMIN, APPLY, stale, "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, stale, "error").await;
     assert!(said.contains("changed"), "{said}");
     spec["configuration"]["commands"] = json!(["other"]);
     let forced = json!({ "plan": { "run_spec": spec, "current_resource": null }, "force": true });
-    let said = server.refused(ADMIN, APPLY, forced, "error").await;
+    let said = server.refused(ADMIN_TOKEN, APPLY, forced, "error").await;
     assert!(said.contains("commands"), "{said}");
     let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
     assert_eq!(plan["action"], "create");
@@ -214,7 +214,7 @@ async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &Serv
     // A run that is asked to stop takes no new specification.
     let mut spec = run["run_spec"].clone();
     spec["configuration"]["priority"] = json!(1);
-    server.refused(ADMIN, APPLY, json!({ "plan": { "run_spec": spec }, "force": true }), "error").await;
+    server.refused(ADMIN_TOKEN, APPLY, json!({ "plan": { "run_spec": spec }, "force": true }), "error").await;
     server.stop().await;
 }
 
@@ -222,10 +222,10 @@ async fn only_finished_runs_are_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, &task_spec(json!("train-1"))).await;
     let names = json!({ "runs_names": ["train-1", "unknown"] });
-    server.refused(ADMIN, "/api/project/main/runs/delete", names.clone(), "error").await;
+    server.refused(ADMIN_TOKEN, "/api/project/main/runs/delete", names.clone(), "error").await;
     finish_run(&server, &run).await;
     server.admin("/api/project/main/runs/delete", names).await;
-    server.refused(ADMIN, GET, json!({ "run_name": "train-1" }), "resource_not_exists").await;
+    server.refused(ADMIN_TOKEN, GET, json!({ "run_name": "train-1" }), "resource_not_exists").await;
     assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]));
     server.stop().await;
 }
@@ -249,8 +249,10 @@ async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &ServerFixture) {
     }
     made.reverse();
     assert_eq!(seen, made, "newest first");
-    assert_eq!(server.post(ADMIN, "/api/runs/list", r#"{"limit":101}"#).await.0, 422);
-    server.refused(ADMIN, "/api/runs/list", json!({ "username": "nobody" }), "resource_not_exists").await;
+    assert_eq!(server.post(ADMIN_TOKEN, "/api/runs/list", r#"{"limit":101}"#).await.0, 422);
+    server
+        .refused(ADMIN_TOKEN, "/api/runs/list", json!({ "username": "nobody" }), "resource_not_exists")
+        .await;
     server.stop().await;
 }
 
@@ -301,7 +303,7 @@ async fn a_scheduled_run_waits_without_jobs(ground: &ServerFixture) {
     let mut spec = task_spec(json!("nightly"));
     spec["configuration"]["schedule"] = json!({ "cron": ["0 3 * * *"] });
     let run = submit_run(&server, &spec).await;
-    wire::run(&run);
+    wire::assert_run(&run);
     assert_eq!((&run["status"], &run["jobs"]), (&json!("pending"), &json!([])));
     assert!(
         run["next_triggered_at"].as_str().unwrap().ends_with("T03:00:00Z"),
@@ -319,7 +321,7 @@ async fn a_service_has_an_address_and_its_replicas(ground: &ServerFixture) {
         "commands": ["serve"], "port": { "local_port": 80, "container_port": 8000 }, "replicas": { "min": 2, "max": 2 },
         "model": { "type": "chat", "name": "m", "format": "openai", "prefix": "/v1" } } });
     let run = submit_run(&server, &spec).await;
-    wire::run(&run);
+    wire::assert_run(&run);
     assert_eq!(run["service"]["url"], "/proxy/services/main/llm/");
     assert_eq!(run["service"]["model"]["name"], "m");
     let replicas: Vec<_> = run["jobs"]
@@ -347,7 +349,7 @@ async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &ServerFixtur
         ("cron", with(&|spec| spec["configuration"]["schedule"] = json!({ "cron": "0 0 30 2 *" }))),
     ];
     for (word, body) in cases {
-        let (status, answer) = server.post(ADMIN, APPLY, &body.to_string()).await;
+        let (status, answer) = server.post(ADMIN_TOKEN, APPLY, &body.to_string()).await;
         assert!(status == 400 || status == 422, "{word}: {status} {answer}");
         assert!(answer.to_string().contains(word), "{word}: {answer}");
     }
@@ -355,7 +357,7 @@ async fn specs_that_cannot_run_are_refused_with_the_reason(ground: &ServerFixtur
         spec["repo_id"] = json!("nowhere");
         spec["repo_data"] = json!({ "repo_type": "remote", "repo_name": "r" });
     });
-    server.refused(ADMIN, APPLY, unknown, "repo_does_not_exist").await;
+    server.refused(ADMIN_TOKEN, APPLY, unknown, "repo_does_not_exist").await;
     assert_eq!(server.admin("/api/runs/list", json!({})).await, json!([]));
     server.stop().await;
 }

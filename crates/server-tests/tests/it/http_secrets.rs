@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use windlass_server::services::secrets::turn_keys;
+use windlass_server::services::secrets::rotate_keys;
 
-use crate::http::{ADMIN, ServerFixture, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, on_both};
 
 on_both! {
     secrets_are_set_read_listed_and_deleted
@@ -36,11 +36,18 @@ async fn secrets_are_set_read_listed_and_deleted(ground: &ServerFixture) {
     assert_eq!(listed, json!([{ "id": first["id"], "name": "KEY", "value": null, "users": "everyone" }]));
     let read = server.admin(&format!("{base}/get"), json!({ "name": "KEY" })).await;
     assert_eq!(read["value"], "two");
-    server.refused(ADMIN, &format!("{base}/create_or_update"), set(&"x".repeat(5001)), "error").await;
+    server.refused(ADMIN_TOKEN, &format!("{base}/create_or_update"), set(&"x".repeat(5001)), "error").await;
     server.admin(&format!("{base}/delete"), json!({ "secrets_names": ["KEY"] })).await;
-    server.refused(ADMIN, &format!("{base}/get"), json!({ "name": "KEY" }), "resource_not_exists").await;
     server
-        .refused(ADMIN, &format!("{base}/delete"), json!({ "secrets_names": ["KEY"] }), "resource_not_exists")
+        .refused(ADMIN_TOKEN, &format!("{base}/get"), json!({ "name": "KEY" }), "resource_not_exists")
+        .await;
+    server
+        .refused(
+            ADMIN_TOKEN,
+            &format!("{base}/delete"),
+            json!({ "secrets_names": ["KEY"] }),
+            "resource_not_exists",
+        )
         .await;
     server.stop().await;
 }
@@ -85,7 +92,8 @@ async fn x3_no_secret_token_or_private_key_is_on_the_disk() {
         }
         let bytes = std::fs::read(&path).unwrap();
         seen += bytes.len();
-        for needle in [SECRET_VALUE, mira.as_str(), ADMIN, private.as_str(), of_fleet, "OPENSSH PRIVATE KEY"]
+        for needle in
+            [SECRET_VALUE, mira.as_str(), ADMIN_TOKEN, private.as_str(), of_fleet, "OPENSSH PRIVATE KEY"]
         {
             let found = bytes.windows(needle.len()).any(|window| window == needle.as_bytes());
             assert!(!found, "{} holds a secret", path.display());
@@ -105,7 +113,7 @@ async fn keys_turn_and_everything_sealed_is_still_readable(ground: &ServerFixtur
     let me = server.admin("/api/users/get_my_user", json!({})).await;
     let file = ground.dir.path().join("keys/master");
     let before = std::fs::read_to_string(&file).unwrap();
-    turn_keys(&server.app).await.unwrap();
+    rotate_keys(&server.app).await.unwrap();
     let after = std::fs::read_to_string(&file).unwrap();
     assert_ne!(before, after);
     assert_eq!(after.lines().count(), 1, "the old key is gone");
@@ -161,7 +169,7 @@ async fn archives_are_stored_once_per_user_and_content(ground: &ServerFixture) {
     let (hash, path) = (sha256_hex(b"tar"), "/api/files/upload_archive");
     let first = server.upload(&mira, path, &hash, b"tar").await.1;
     assert_eq!(server.upload(&mira, path, &hash, b"tar").await.1, first);
-    assert_ne!(server.upload(ADMIN, path, &hash, b"tar").await.1["id"], first["id"]);
+    assert_ne!(server.upload(ADMIN_TOKEN, path, &hash, b"tar").await.1["id"], first["id"]);
     let found = server.ok(&mira, "/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
     assert_eq!(found, first);
     let none = json!({ "hash": sha256_hex(b"none") });
@@ -213,12 +221,12 @@ async fn events_tell_what_was_done_and_by_whom(ground: &ServerFixture) {
 async fn a_server_without_the_keys_of_its_database_does_not_start(ground: &ServerFixture) {
     use windlass_server::{
         Server,
-        config::{Given, Settings},
+        config::{Settings, SettingsSource},
     };
     let server = ground.start().await;
     server.stop().await;
     let other = ground.dir.path().join("other-keys");
-    let given = Given { port: Some(0), key_file: Some(other), ..ground.given() };
+    let given = SettingsSource { port: Some(0), key_file: Some(other), ..ground.given() };
     let refused = Server::start(Settings::new(given, None).unwrap()).await.err().expect("it must not start");
     let mut said = refused.to_string();
     let mut cause = std::error::Error::source(&refused);
@@ -265,7 +273,7 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &ServerFixture) {
     assert!(may(&mira).await && may(&noor).await, "everyone, unless somebody says otherwise");
     let kept = server.admin(path, set(json!("managers"))).await;
     assert_eq!(kept["users"], "managers");
-    assert!(!may(&mira).await && may(&otto).await && may(ADMIN).await);
+    assert!(!may(&mira).await && may(&otto).await && may(ADMIN_TOKEN).await);
     server.admin(path, json!({ "name": "KEY", "value": SECRET_VALUE })).await;
     assert!(!may(&mira).await, "a new value is for the same people");
     let named = server.admin(path, set(json!(["noor"]))).await;
@@ -273,9 +281,9 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &ServerFixture) {
     assert!(!may(&mira).await && may(&noor).await && may(&otto).await);
     let listed = server.admin("/api/project/main/secrets/list", json!({})).await;
     assert_eq!(listed[0]["users"], json!(["noor"]));
-    server.refused(ADMIN, path, set(json!(["nobody"])), "error").await;
-    assert_eq!(server.post(ADMIN, path, &set(json!([])).to_string()).await.0, 422);
-    assert_eq!(server.post(ADMIN, path, &set(json!("some")).to_string()).await.0, 422);
+    server.refused(ADMIN_TOKEN, path, set(json!(["nobody"])), "error").await;
+    assert_eq!(server.post(ADMIN_TOKEN, path, &set(json!([])).to_string()).await.0, 422);
+    assert_eq!(server.post(ADMIN_TOKEN, path, &set(json!("some")).to_string()).await.0, 422);
     // A manager cannot put it into a run of somebody whom it is not for.
     let service = |env: Value| {
         json!({ "run_name": "web", "ssh_key_pub": "k", "configuration": { "type": "service", "port": 80,
@@ -344,7 +352,7 @@ async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture)
     let stolen = json!({ "run_spec": private_image_spec(&password) });
     let said = server.refused(&noor, &format!("{base}/get_plan"), stolen, "error").await;
     assert!(said.contains("of another user"), "{said}");
-    turn_keys(&server.app).await.unwrap();
+    rotate_keys(&server.app).await.unwrap();
     server.stop().await;
 }
 

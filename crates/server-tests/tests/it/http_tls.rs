@@ -11,7 +11,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use windlass_server::config::{Given, Settings};
+use windlass_server::config::{Settings, SettingsSource};
 
 use crate::http::{ServerFixture, TestServer};
 
@@ -51,8 +51,8 @@ async fn asked(address: SocketAddr, trusted: &Path, version: &'static str) -> St
     asked.await.unwrap()
 }
 
-fn tls_settings(ground: &ServerFixture, given: Given) -> Settings {
-    let given = Given { port: Some(0), tls_port: Some(0), ..given }.or(ground.given());
+fn tls_settings(ground: &ServerFixture, given: SettingsSource) -> Settings {
+    let given = SettingsSource { port: Some(0), tls_port: Some(0), ..given }.or(ground.given());
     Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
 }
 
@@ -61,7 +61,8 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
     let ground = ServerFixture::sqlite();
     create_certificate(ground.dir.path());
     let (cert, key) = (ground.dir.path().join("cert.pem"), ground.dir.path().join("key.pem"));
-    let given = Given { tls_cert: Some(cert.clone()), tls_key: Some(key), ..Given::default() };
+    let given =
+        SettingsSource { tls_cert: Some(cert.clone()), tls_key: Some(key), ..SettingsSource::default() };
     let server = TestServer::start_with_settings(tls_settings(&ground, given)).await;
     let address = server.encrypted.unwrap();
     for version in ["-tls1_2", "-tls1_3"] {
@@ -96,7 +97,7 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_that_the_server_made_for_itself_binds_no_browser() {
     let ground = ServerFixture::sqlite();
-    let server = TestServer::start_with_settings(tls_settings(&ground, Given::default())).await;
+    let server = TestServer::start_with_settings(tls_settings(&ground, SettingsSource::default())).await;
     let cert = ground.dir.path().join("tls/cert.pem");
     let said = asked(server.encrypted.unwrap(), &cert, "-tls1_3").await;
     assert!(said.starts_with("http/1.1 200 ") && !said.contains("strict-transport"), "{said}");

@@ -3,9 +3,9 @@
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
-use windlass_server::config::Given;
+use windlass_server::config::SettingsSource;
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     a_first_start_makes_an_admin_a_project_and_a_token_once
@@ -23,7 +23,7 @@ on_both! {
 
 async fn a_first_start_makes_an_admin_a_project_and_a_token_once(ground: &ServerFixture) {
     let data_dir = ground.dir.path().join("data");
-    let given = || Given { data_dir: Some(data_dir.clone()), admin_token: None, ..ground.given() };
+    let given = || SettingsSource { data_dir: Some(data_dir.clone()), admin_token: None, ..ground.given() };
     let server = TestServer::start_with(given()).await;
     let token = server.first_token.clone().expect("a token is shown");
     let me = server.ok(&token, "/api/users/get_my_user", json!({})).await;
@@ -50,7 +50,7 @@ async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &ServerF
     assert_eq!(server.first_token, None, "whoever chose it knows it");
     let fresh = server.admin("/api/users/refresh_token", json!({ "username": "admin" })).await;
     let fresh = fresh["creds"]["token"].as_str().unwrap().to_owned();
-    assert_eq!(server.post(ADMIN, "/api/users/get_my_user", "").await.0, 403);
+    assert_eq!(server.post(ADMIN_TOKEN, "/api/users/get_my_user", "").await.0, 403);
     server.stop().await;
     let again = ground.start().await;
     again.admin("/api/users/get_my_user", json!({})).await;
@@ -183,12 +183,14 @@ async fn public_keys_are_added_listed_and_removed_by_their_owner_alone(ground: &
 async fn an_admin_can_neither_disable_nor_delete_themself(ground: &ServerFixture) {
     let server = ground.start().await;
     let demote = json!({ "username": "admin", "global_role": "user" });
-    server.refused(ADMIN, "/api/users/update", demote, "error").await;
-    server.refused(ADMIN, "/api/users/delete", json!({ "users": ["admin"] }), "error").await;
-    server.refused(ADMIN, "/api/users/delete", json!({ "users": ["nobody"] }), "resource_not_exists").await;
+    server.refused(ADMIN_TOKEN, "/api/users/update", demote, "error").await;
+    server.refused(ADMIN_TOKEN, "/api/users/delete", json!({ "users": ["admin"] }), "error").await;
+    server
+        .refused(ADMIN_TOKEN, "/api/users/delete", json!({ "users": ["nobody"] }), "resource_not_exists")
+        .await;
     server
         .refused(
-            ADMIN,
+            ADMIN_TOKEN,
             "/api/users/create",
             json!({ "username": "admin", "global_role": "user" }),
             "resource_exists",
@@ -280,7 +282,8 @@ async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Ser
 }
 
 async fn tokens_expire_as_the_server_is_set(ground: &ServerFixture) {
-    let server = TestServer::start_with(Given { token_expiry: Some("30d".into()), ..ground.given() }).await;
+    let server =
+        TestServer::start_with(SettingsSource { token_expiry: Some("30d".into()), ..ground.given() }).await;
     let first = server.user("mira").await;
     create_token(&server, &first, json!({ "name": "usual" })).await;
     create_token(&server, &first, json!({ "name": "short", "expires_in": 3600 })).await;

@@ -11,12 +11,12 @@ use windlass_model::{
 use windlass_server::{
     db::{Unit, job_metrics as rows, jobs},
     job_metrics::{is_gpu_idle, sampler},
-    logs::{Log, Store, Stream, retention},
+    logs::{Log, LogSource, LogStore, retention},
     params,
 };
 
 use crate::{
-    http::{ADMIN, ServerFixture, TestServer, on_both},
+    http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
     scripted_hosts::ScriptedHosts,
 };
 
@@ -72,7 +72,7 @@ impl MetricsTestEnv {
 
     async fn read(&self, query: &str) -> (u16, Value) {
         let (status, body) =
-            self.server.get(ADMIN, &format!("/api/project/main/metrics/job/train-1{query}")).await;
+            self.server.get(ADMIN_TOKEN, &format!("/api/project/main/metrics/job/train-1{query}")).await;
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 }
@@ -137,7 +137,7 @@ async fn running_jobs_are_sampled_and_shown_as_series(ground: &ServerFixture) {
     assert_eq!(newest["metrics"][1]["values"], json!([102]));
     assert_eq!(scene.read("?job_num=7").await.0, 400);
     assert_eq!(scene.read("?limit=0").await.0, 422);
-    let (_, text) = scene.server.get(ADMIN, "/metrics").await;
+    let (_, text) = scene.server.get(ADMIN_TOKEN, "/metrics").await;
     let text = String::from_utf8(text).unwrap();
     let line = "windlass_job_gpu_usage_ratio{project=\"main\",run=\"train-1\",replica=\"0\",job=\"0\",gpu=\"1\"} 0.5\n";
     assert!(text.contains(line) && text.ends_with("# EOF\n"), "{text}");
@@ -197,7 +197,8 @@ async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &Serv
     ];
     for (name, days, deleted) in runs {
         let job = jobs::find(&db, submit_run(&scene.server, name).await).await.unwrap().unwrap();
-        let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
+        let log =
+            Log { project: job.project_id, run: job.run_id, submission: job.id, stream: LogSource::Job };
         archive.append(&log, 0, 0, b"dear").await.unwrap();
         if let Some(days) = days {
             let sql = "UPDATE runs SET status = 'done', finished = TRUE, finished_at = now_us() - $2, deleted = $3 \
@@ -214,10 +215,10 @@ async fn logs_of_old_and_of_deleted_runs_are_removed_and_no_others(ground: &Serv
         }
         ends
     };
-    assert_eq!(retention::round(&db, &archive, None).await.unwrap(), 1);
+    assert_eq!(retention::run_round(&db, &archive, None).await.unwrap(), 1);
     assert_eq!(left().await, [4, 4, 4, 0], "for ever is not for the deleted");
-    assert_eq!(retention::round(&db, &archive, Some(retention::KEEP)).await.unwrap(), 1);
+    assert_eq!(retention::run_round(&db, &archive, Some(retention::DEFAULT_RETENTION)).await.unwrap(), 1);
     assert_eq!(left().await, [4, 4, 0, 0]);
-    assert_eq!(retention::round(&db, &archive, Some(retention::KEEP)).await.unwrap(), 0);
+    assert_eq!(retention::run_round(&db, &archive, Some(retention::DEFAULT_RETENTION)).await.unwrap(), 0);
     scene.server.stop().await;
 }

@@ -6,7 +6,7 @@ use windlass_server::params;
 
 use crate::{
     http::{ServerFixture, on_both},
-    jobs_stage::Stage,
+    jobs_stage::JobTestEnv,
     scripted_hosts::ends,
 };
 
@@ -45,7 +45,7 @@ fn end_fields(run: &Value) -> (&str, &str, &str) {
 }
 
 async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| {
         script.job_ends = Some(ends("done", "", Some(0)));
         script.log = b"hello\n".to_vec();
@@ -65,7 +65,7 @@ async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &ServerFixture) 
 }
 
 async fn a_job_that_fails_says_with_what(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let oom = Some("oom_killed".to_owned());
     stage.update_script(|script| {
         let failed = ends("failed", "container_exited_with_error", Some(137));
@@ -81,7 +81,7 @@ async fn a_job_that_fails_says_with_what(ground: &ServerFixture) {
 }
 
 async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let said = "disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB";
     stage.update_script(|script| {
         script.job_ends = Some(windlass_api::agent::runner::JobState {
@@ -105,7 +105,7 @@ async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &Serv
 }
 
 async fn a_job_ends_with_the_word_of_its_runner(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     for (name, reason, status) in [
         ("quota", "log_quota_exceeded", "failed"),
         ("long", "max_duration_exceeded", "terminated"),
@@ -122,7 +122,7 @@ async fn a_job_ends_with_the_word_of_its_runner(ground: &ServerFixture) {
 }
 
 async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     for (name, reason, message) in [
         ("image", "creating_container_error", "no such image"),
         ("ports", "ports_binding_failed", "port 8000 is taken"),
@@ -137,7 +137,7 @@ async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(gr
 }
 
 async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.refuses = Some("privileged: not on this host"));
     stage.apply("proud", json!({"privileged": true})).await;
     let run = stage.wait_for_run("proud", "failed").await;
@@ -148,7 +148,7 @@ async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(
 }
 
 async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "s3cret"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
     stage.update_script(|script| script.deaf = true);
@@ -166,13 +166,13 @@ async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &
 }
 
 async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = |users: &str| json!({"name": "token", "value": "s3cret", "users": users});
     stage.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
     let mira = stage.server.user("mira").await;
     stage.server.join("main", &[("mira", "user")]).await;
     stage.update_script(|script| script.deaf = true);
-    let spec = Stage::spec("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}}));
+    let spec = JobTestEnv::spec("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}}));
     stage.server.ok(&mira, "/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}})).await;
     stage.wait_for_job("needy", "provisioning").await;
     stage.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
@@ -187,7 +187,7 @@ async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_serve
 }
 
 async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("gentle", json!({})).await;
     stage.wait_for_job("gentle", "running").await;
     stage.stop_run("gentle", false).await;
@@ -206,7 +206,7 @@ async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
 }
 
 async fn an_abort_hurries_a_stop(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("slow", json!({})).await;
     stage.wait_for_job("slow", "running").await;
     // A host that does not answer keeps the stop waiting.
@@ -223,7 +223,7 @@ async fn an_abort_hurries_a_stop(ground: &ServerFixture) {
 }
 
 async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("lost", json!({})).await;
     stage.wait_for_job("lost", "running").await;
     stage.update_script(|script| script.silent = true);
@@ -245,7 +245,7 @@ async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
 }
 
 async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.write("UPDATE instances SET spot = TRUE", vec![]).await;
     stage.apply("spot", json!({})).await;
     stage.wait_for_job("spot", "running").await;
@@ -258,7 +258,7 @@ async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &ServerFixtu
 }
 
 async fn an_instance_that_was_never_made_is_no_capacity(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.deaf = true);
     stage.apply("early", json!({})).await;
     stage.wait_for_job("early", "provisioning").await;
@@ -271,7 +271,7 @@ async fn an_instance_that_was_never_made_is_no_capacity(ground: &ServerFixture) 
 }
 
 async fn an_instance_of_another_project_is_access_revoked(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
     stage.apply("guest", json!({})).await;
     stage.wait_for_job("guest", "running").await;
@@ -284,7 +284,7 @@ async fn an_instance_of_another_project_is_access_revoked(ground: &ServerFixture
 }
 
 async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.deaf = true);
     stage.apply("patient", json!({})).await;
     stage.wait_for_job("patient", "provisioning").await;
@@ -299,7 +299,7 @@ async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixtu
 }
 
 async fn a_pull_that_never_ends_is_ended(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
     stage.apply("heavy", json!({})).await;
     stage.wait_for_job("heavy", "pulling").await;
@@ -310,7 +310,7 @@ async fn a_pull_that_never_ends_is_ended(ground: &ServerFixture) {
 }
 
 async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let dev = |secs: i64| {
         json!({"run_name": "dev", "profile": {"name": "default"}, "configuration":
             {"type": "dev-environment", "name": "dev", "image": "busybox", "user": "root", "ide": "vscode",
@@ -338,7 +338,7 @@ async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
 
 /// It ends nothing there, and clients show it wherever it is told.
 async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.no_connections_secs = Some(100));
     stage.apply("busy", json!({})).await;
     stage.wait_for_job("busy", "running").await;
@@ -349,7 +349,7 @@ async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
 }
 
 async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("endless", json!({"max_duration": 600})).await;
     stage.wait_for_job("endless", "running").await;
     stage.age("running_at", 721).await;
@@ -359,7 +359,7 @@ async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &S
 }
 
 async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
     stage.apply("idle", policy).await;
     stage.wait_for_run("idle", "running").await;
@@ -378,7 +378,7 @@ async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixt
 }
 
 async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 2, 1).await;
+    let stage = JobTestEnv::new(ground, 2, 1).await;
     let service = |count: i64| json!({"type": "service", "port": 8000, "replicas": {"min": count, "max": count}, "auth": false});
     stage.apply("web", service(2)).await;
     let all_run = |run: &Value| {
@@ -396,7 +396,7 @@ async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &ServerFixt
 }
 
 async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.deaf = true);
     stage.apply("disk", json!({})).await;
     stage.wait_for_job("disk", "provisioning").await;

@@ -6,8 +6,8 @@ use windlass_api::agent::shim::NetworkMode;
 use windlass_server::params;
 
 use crate::{
-    http::{ADMIN, ServerFixture, on_both},
-    jobs_stage::Stage,
+    http::{ADMIN_TOKEN, ServerFixture, on_both},
+    jobs_stage::JobTestEnv,
     scripted_hosts::ends,
 };
 
@@ -24,7 +24,7 @@ on_both! {
 }
 
 async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
     stage.wait_for_job("whole", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
@@ -37,7 +37,7 @@ async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &ServerFixt
 }
 
 async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 4).await;
+    let stage = JobTestEnv::new(ground, 1, 4).await;
     for (name, memory, expected) in
         [("one", "8GB..", (8.0, 16_i64 << 30, 1)), ("two", "30GB..", (16.0, 32 << 30, 2))]
     {
@@ -51,7 +51,7 @@ async fn a_part_of_a_machine_gets_its_share_and_ports_of_its_own(ground: &Server
 }
 
 async fn a_task_brings_keys_mounts_and_credentials(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "registry", "value": "s3cret$$"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
     let key = stage.server.admin("/api/users/get_my_user", json!({})).await["ssh_public_key"].clone();
@@ -80,7 +80,7 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &ServerFixture) {
 }
 
 async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("literal", json!({"registry_auth": {"username": "ada", "password": "l1teral-pw"}})).await;
     let run = stage.wait_for_job("literal", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
@@ -92,7 +92,7 @@ async fn a_password_in_a_configuration_is_opened_for_the_host_alone(ground: &Ser
 }
 
 async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "${{ secrets.token }} is no loop"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
     let init = json!({"repo_id": "r1", "repo_info": {"repo_type": "remote", "repo_name": "code"},
@@ -100,14 +100,15 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &ServerFi
     stage.server.admin("/api/project/main/repos/init", init).await;
     let hash = |bytes: &[u8]| hex::encode(Sha256::digest(bytes));
     let uploaded = async |path: &str, content: &[u8]| {
-        let (status, answer) = stage.server.upload(ADMIN, path, &hash(content), content).await;
+        let (status, answer) = stage.server.upload(ADMIN_TOKEN, path, &hash(content), content).await;
         assert_eq!(status, 200, "{answer}");
         answer
     };
     uploaded("/api/project/main/repos/upload_code?repo_id=r1", b"a diff").await;
     let archive = uploaded("/api/files/upload_archive", b"a tar").await;
     let env = json!({"TOKEN": "x ${{ secrets.token }}", "BOTH": "job", "PLAIN": "$HOME $$ ${{ nothing"});
-    let mut spec = Stage::spec("told", json!({"env": env, "max_duration": 60, "working_dir": "/opt/app"}));
+    let mut spec =
+        JobTestEnv::spec("told", json!({"env": env, "max_duration": 60, "working_dir": "/opt/app"}));
     spec["repo_id"] = json!("r1");
     spec["repo_data"] = json!({"repo_type": "remote", "repo_name": "code", "repo_branch": "main",
         "repo_hash": "abc", "repo_config_name": "Ada", "repo_config_email": "ada@example.org"});
@@ -149,7 +150,7 @@ async fn a_runner_is_told_its_variables_its_code_and_its_files(ground: &ServerFi
 }
 
 async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 2, 1).await;
+    let stage = JobTestEnv::new(ground, 2, 1).await;
     let groups = json!({"commands": null, "retry": {"on_events": ["error"], "duration": 3600}, "groups": [
         {"name": "head", "nodes": 1, "commands": ["serve $$HOME"]},
         {"name": "tail", "nodes": 1, "commands": ["join ${{ groups[0].nodes[0].IP_ADDRESS }}"]}]});
@@ -200,7 +201,7 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
 }
 
 async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 4).await;
+    let stage = JobTestEnv::new(ground, 1, 4).await;
     stage.apply("seen", json!({"max_duration": 3600})).await;
     let run = stage.wait_for_run("seen", "running").await;
     let job = &run["latest_job_submission"];
@@ -222,15 +223,16 @@ async fn clients_read_where_a_job_runs_and_how_to_reach_it(ground: &ServerFixtur
 }
 
 async fn a_variable_that_no_program_can_have_is_refused_at_submit(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
-    let plan = json!({"plan": {"run_spec": Stage::spec("odd", json!({"env": {"A=B": "x"}}))}, "force": true});
-    let said = stage.server.refused(ADMIN, "/api/project/main/runs/apply", plan, "error").await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let plan =
+        json!({"plan": {"run_spec": JobTestEnv::spec("odd", json!({"env": {"A=B": "x"}}))}, "force": true});
+    let said = stage.server.refused(ADMIN_TOKEN, "/api/project/main/runs/apply", plan, "error").await;
     assert!(said.contains("`A=B` cannot be the name of a variable"), "{said}");
     stage.end().await;
 }
 
 async fn no_secret_is_in_what_is_stored_of_a_job(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let set = json!({"name": "token", "value": "never-to-be-seen"});
     stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
     stage.apply("shy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;

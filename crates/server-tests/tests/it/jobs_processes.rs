@@ -2,12 +2,12 @@
 
 use serde_json::{Value, json};
 use windlass_api::agent::shim::{ConfinementMethod, ProcessIsolation, ProcessMode, ProcessesInfo};
-use windlass_server::{config::Given, params};
+use windlass_server::{config::SettingsSource, params};
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
     http::{ServerFixture, on_both},
-    jobs_stage::Stage,
+    jobs_stage::JobTestEnv,
     scripted_hosts::ends,
 };
 
@@ -21,13 +21,13 @@ on_both! {
 const OWN_PROCESSES: ProcessesInfo =
     ProcessesInfo { mode: ProcessMode::Own, confined_by: Some(ConfinementMethod::Users), problem: None };
 
-async fn start_with_own_processes(ground: &ServerFixture) -> Stage {
-    let given = Given { local_processes: Some("own".into()), ..ground.given() };
-    Stage::with_settings(given, 1, 4).await
+async fn start_with_own_processes(ground: &ServerFixture) -> JobTestEnv {
+    let given = SettingsSource { local_processes: Some("own".into()), ..ground.given() };
+    JobTestEnv::with_settings(given, 1, 4).await
 }
 
 /// The host is asked anew, until what is stored of it holds this.
-async fn wait_for_stored(stage: &Stage, sql: &str, holds: impl Fn(&Value) -> bool) {
+async fn wait_for_stored(stage: &JobTestEnv, sql: &str, holds: impl Fn(&Value) -> bool) {
     stage.write(sql, params![]).await;
     eventually_ok_async("the host's word is stored", async || {
         stage.write("UPDATE instances SET due_at = NULL", params![]).await;
@@ -38,7 +38,7 @@ async fn wait_for_stored(stage: &Stage, sql: &str, holds: impl Fn(&Value) -> boo
     .await;
 }
 
-async fn submitted_isolation(stage: &Stage, name: &str) -> (ProcessIsolation, Value) {
+async fn submitted_isolation(stage: &JobTestEnv, name: &str) -> (ProcessIsolation, Value) {
     stage.apply(name, json!({"image": "none", "user": null})).await;
     let job = stage.wait_for_job(name, "running").await;
     let task = stage.hosts.specs.lock().last().unwrap().clone();
@@ -59,7 +59,7 @@ async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_ha
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;
     let confined = (ProcessIsolation::Confined, json!("a plain process, confined (user of its own)"));
     assert_eq!(submitted_isolation(&stage, "together").await, confined);
-    let asked = json!({"run_spec": Stage::spec("plan", json!({"image": "none", "user": null}))});
+    let asked = json!({"run_spec": JobTestEnv::spec("plan", json!({"image": "none", "user": null}))});
     let plan = stage.server.admin("/api/project/main/runs/get_plan", asked).await;
     assert_eq!(plan["job_plans"][0]["runs_in"], json!([confined.1]), "{plan}");
 
@@ -74,7 +74,7 @@ async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_ha
 }
 
 async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 4).await;
+    let stage = JobTestEnv::new(ground, 1, 4).await;
     let problem = Some("the kernel allows no user namespaces".to_owned());
     let cannot = ProcessesInfo { mode: ProcessMode::Confined, confined_by: None, problem };
     let refused = ProcessesInfo { mode: ProcessMode::Refused, ..cannot.clone() };
@@ -124,7 +124,7 @@ async fn a_job_that_cannot_be_confined_any_more_is_not_started(ground: &ServerFi
 async fn an_engine_that_goes_and_comes_back_is_one_event_each_and_jobs_with_an_image_wait(
     ground: &ServerFixture,
 ) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     let notes = async || {
         let events = stage.server.admin("/api/events/list", json!({"limit": 100})).await;
         let text = events.to_string();

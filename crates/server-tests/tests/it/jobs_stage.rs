@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use windlass_backend::Backends;
 use windlass_server::{
     agents::AgentApi,
-    config::Given,
+    config::SettingsSource,
     db::{Unit, Val},
     params, pipelines,
 };
-use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::{
     http::{ServerFixture, TestServer},
@@ -21,20 +21,20 @@ use crate::{
 };
 
 /// One server, its hosts, and what a test does to them.
-pub(crate) struct Stage {
+pub(crate) struct JobTestEnv {
     pub(crate) server: TestServer,
     pub(crate) hosts: Arc<ScriptedHosts>,
-    running: pipelines::Running,
+    running: pipelines::RunningPipelines,
 }
 
-impl Stage {
+impl JobTestEnv {
     /// A fleet `hosts` of so many idle machines with 32 CPUs, 64 GB and 4 GPUs in so many blocks.
     pub(crate) async fn new(ground: &ServerFixture, machines: usize, blocks: i64) -> Self {
         Self::with_settings(ground.given(), machines, blocks).await
     }
 
     /// The same with settings of its own.
-    pub(crate) async fn with_settings(given: Given, machines: usize, blocks: i64) -> Self {
+    pub(crate) async fn with_settings(given: SettingsSource, machines: usize, blocks: i64) -> Self {
         let server = TestServer::start_with(given).await;
         let hosts = Arc::new(ScriptedHosts::default());
         let agents: Arc<dyn AgentApi> = Arc::clone(&hosts) as _;
@@ -107,7 +107,7 @@ impl Stage {
             "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
         let asked = Instant::now();
         while self.run(name).await["status"] == "pending" {
-            assert!(asked.elapsed() < WITHIN, "{name} stays pending");
+            assert!(asked.elapsed() < TIMEOUT, "{name} stays pending");
             self.write(sql, vec![]).await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -131,7 +131,7 @@ impl Stage {
         };
         let (before, asked) = (taken().await, Instant::now());
         while taken().await < before + more {
-            assert!(asked.elapsed() < WITHIN, "the job was not taken up {more} times more");
+            assert!(asked.elapsed() < TIMEOUT, "the job was not taken up {more} times more");
             self.poke().await;
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }

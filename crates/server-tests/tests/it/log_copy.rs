@@ -6,13 +6,16 @@ use parking_lot::Mutex;
 use windlass_api::agent::client::LogPart;
 use windlass_model::{id::InstanceId, time::Timestamp};
 use windlass_server::{
-    agents::{AgentApi, AgentError, Call},
+    agents::{AgentApi, AgentError, CallContext},
     db::Db,
     logs::{
-        Log, Range, Store,
-        archive::Archive,
-        copy::{self, CHUNK_BYTES_MAX, CopyError, Limits, LogCopier, Progress, TRUNCATION_NOTICE, catch_up},
-        files::Files,
+        Log, LogRange, LogStore,
+        archive::NotifyingLogStore,
+        copy::{
+            self, CHUNK_BYTES_MAX, CopyError, CopyLimits, CopyProgress, LogCopier, TRUNCATION_NOTICE,
+            catch_up,
+        },
+        files::FileLogStore,
     },
 };
 use windlass_testkit::{TempDir, temp_dir};
@@ -33,7 +36,7 @@ fn log_part(bytes: &[u8], offset: u64, limit: usize, is_complete: bool) -> LogPa
 }
 
 struct CopyTestEnv {
-    archive: Arc<Archive>,
+    archive: Arc<NotifyingLogStore>,
     log: Log,
     _home: TempDir,
 }
@@ -41,20 +44,20 @@ struct CopyTestEnv {
 impl CopyTestEnv {
     fn new() -> Self {
         let home = temp_dir("logs").unwrap();
-        let archive = Arc::new(Archive::new(Arc::new(Files::new(home.path().to_owned()))));
+        let archive = Arc::new(NotifyingLogStore::new(Arc::new(FileLogStore::new(home.path().to_owned()))));
         Self { archive, log: log(), _home: home }
     }
 
-    fn call(&self) -> Call {
-        Call { instance: InstanceId(random_id()), submission: self.log.submission, epoch: 1 }
+    fn call(&self) -> CallContext {
+        CallContext { instance: InstanceId(random_id()), submission: self.log.submission, epoch: 1 }
     }
 
-    async fn copy(&self, host: &ScriptedHosts, limits: Limits) -> Result<Progress, CopyError> {
+    async fn copy(&self, host: &ScriptedHosts, limits: CopyLimits) -> Result<CopyProgress, CopyError> {
         catch_up(&self.archive, host, self.call(), &self.log, Timestamp(5), limits).await
     }
 
     async fn bytes(&self) -> Vec<u8> {
-        let all = Range {
+        let all = LogRange {
             from: None,
             after: None,
             until: None,
@@ -77,11 +80,11 @@ async fn o1_a_log_is_copied_byte_for_byte_and_a_second_copy_adds_nothing() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(3 * CHUNK_BYTES_MAX + 17));
     let host = hosts_with_log(whole.clone(), false);
     let end = whole.len() as u64;
-    let progress = kept.copy(&host, Limits::default()).await.unwrap();
-    assert_eq!(progress, Progress { end, complete: false, more: false });
+    let progress = kept.copy(&host, CopyLimits::default()).await.unwrap();
+    assert_eq!(progress, CopyProgress { end, complete: false, more: false });
     let host = hosts_with_log(whole.clone(), true);
-    let progress = kept.copy(&host, Limits::default()).await.unwrap();
-    assert_eq!(progress, Progress { end, complete: true, more: false });
+    let progress = kept.copy(&host, CopyLimits::default()).await.unwrap();
+    assert_eq!(progress, CopyProgress { end, complete: true, more: false });
     assert_eq!(*host.log_reads.lock(), [(end, CHUNK_BYTES_MAX)], "only what is new is asked for");
     assert!(kept.bytes().await == whole);
     assert_eq!(kept.archive.open_log_count(), 0);
@@ -91,13 +94,13 @@ async fn o1_a_log_is_copied_byte_for_byte_and_a_second_copy_adds_nothing() {
 async fn a_call_stops_at_its_bounds_and_the_next_goes_on_from_there() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(5 * CHUNK_BYTES_MAX));
     let host = hosts_with_log(whole.clone(), true);
-    let limits = Limits { bytes: 2 * CHUNK_BYTES_MAX as u64, ..Limits::default() };
+    let limits = CopyLimits { bytes: 2 * CHUNK_BYTES_MAX as u64, ..CopyLimits::default() };
     let first = kept.copy(&host, limits).await.unwrap();
-    assert_eq!(first, Progress { end: 2 * CHUNK_BYTES_MAX as u64, complete: false, more: true });
-    let in_no_time = Limits { time: Duration::ZERO, ..Limits::default() };
+    assert_eq!(first, CopyProgress { end: 2 * CHUNK_BYTES_MAX as u64, complete: false, more: true });
+    let in_no_time = CopyLimits { time: Duration::ZERO, ..CopyLimits::default() };
     let second = kept.copy(&host, in_no_time).await.unwrap();
-    assert_eq!(second, Progress { end: 3 * CHUNK_BYTES_MAX as u64, complete: false, more: true });
-    assert!(kept.copy(&host, Limits::default()).await.unwrap().complete);
+    assert_eq!(second, CopyProgress { end: 3 * CHUNK_BYTES_MAX as u64, complete: false, more: true });
+    assert!(kept.copy(&host, CopyLimits::default()).await.unwrap().complete);
     assert!(kept.bytes().await == whole);
 }
 
@@ -107,15 +110,15 @@ async fn a_host_that_promises_terabytes_and_brings_nothing_is_asked_once() {
     let host = ScriptedHosts::with_log(|_, _| {
         Ok(LogPart { bytes: Vec::new().into(), end: 1 << 42, is_complete: false })
     });
-    let progress = kept.copy(&host, Limits::default()).await.unwrap();
+    let progress = kept.copy(&host, CopyLimits::default()).await.unwrap();
     assert_eq!(
         (progress, host.log_reads.lock().len()),
-        (Progress { end: 0, complete: false, more: true }, 1)
+        (CopyProgress { end: 0, complete: false, more: true }, 1)
     );
     let host = ScriptedHosts::with_log(|_, _| {
         Ok(LogPart { bytes: Vec::new().into(), end: u64::MAX, is_complete: true })
     });
-    let progress = kept.copy(&host, Limits::default()).await.unwrap();
+    let progress = kept.copy(&host, CopyLimits::default()).await.unwrap();
     assert!(!progress.complete, "what it says it has is not here");
 }
 
@@ -125,10 +128,10 @@ async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
     let host = ScriptedHosts::with_log(|_, limit| {
         Ok(LogPart { bytes: vec![b'x'; limit * 2].into(), end: u64::MAX, is_complete: false })
     });
-    let limits = Limits { kept: 1_000_000, ..Limits::default() };
+    let limits = CopyLimits { kept: 1_000_000, ..CopyLimits::default() };
     let progress = kept.copy(&host, limits).await.unwrap();
     let end = 1_000_000 + TRUNCATION_NOTICE.len() as u64;
-    assert_eq!(progress, Progress { end, complete: true, more: false });
+    assert_eq!(progress, CopyProgress { end, complete: true, more: false });
     let asked = host.log_reads.lock().len();
     assert!(asked <= 6, "{asked} reads");
     assert_eq!(kept.copy(&host, limits).await.unwrap(), progress);
@@ -142,7 +145,7 @@ async fn a_host_that_never_ends_is_cut_off_and_the_log_says_so() {
 async fn a_log_that_is_just_as_long_as_allowed_is_whole() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(1000));
     let host = hosts_with_log(whole.clone(), true);
-    let limits = Limits { kept: 1000, ..Limits::default() };
+    let limits = CopyLimits { kept: 1000, ..CopyLimits::default() };
     assert!(kept.copy(&host, limits).await.unwrap().complete);
     assert!(kept.copy(&host, limits).await.unwrap().complete);
     assert!(kept.bytes().await == whole);
@@ -155,8 +158,8 @@ async fn more_bytes_than_were_asked_for_are_left() {
         let end = 2 * CHUNK_BYTES_MAX as u64;
         Ok(LogPart { bytes: vec![(offset >> 18) as u8; limit * 3].into(), end, is_complete: true })
     });
-    let progress = kept.copy(&host, Limits::default()).await.unwrap();
-    assert_eq!(progress, Progress { end: 2 * CHUNK_BYTES_MAX as u64, complete: true, more: false });
+    let progress = kept.copy(&host, CopyLimits::default()).await.unwrap();
+    assert_eq!(progress, CopyProgress { end: 2 * CHUNK_BYTES_MAX as u64, complete: true, more: false });
     let bytes = kept.bytes().await;
     let (first, second) = bytes.split_at(CHUNK_BYTES_MAX);
     assert!(first.iter().all(|byte| *byte == 0) && second.iter().all(|byte| *byte == 1));
@@ -165,14 +168,14 @@ async fn more_bytes_than_were_asked_for_are_left() {
 #[tokio::test]
 async fn a_log_that_shrank_on_its_host_keeps_what_was_read() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(5000));
-    kept.copy(&hosts_with_log(whole.clone(), false), Limits::default()).await.unwrap();
+    kept.copy(&hosts_with_log(whole.clone(), false), CopyLimits::default()).await.unwrap();
     let shrunk = hosts_with_log(whole[..100].to_vec(), false);
-    let progress = kept.copy(&shrunk, Limits::default()).await.unwrap();
+    let progress = kept.copy(&shrunk, CopyLimits::default()).await.unwrap();
     assert_eq!(
         (progress, shrunk.log_reads.lock().len()),
-        (Progress { end: 5000, complete: false, more: false }, 1)
+        (CopyProgress { end: 5000, complete: false, more: false }, 1)
     );
-    assert!(kept.copy(&hosts_with_log(Vec::new(), true), Limits::default()).await.unwrap().complete);
+    assert!(kept.copy(&hosts_with_log(Vec::new(), true), CopyLimits::default()).await.unwrap().complete);
     assert!(kept.bytes().await == whole);
 }
 
@@ -191,7 +194,7 @@ async fn a_host_that_fails_in_the_middle_loses_nothing() {
     });
     let mut failures = 0;
     loop {
-        match kept.copy(&host, Limits::default()).await {
+        match kept.copy(&host, CopyLimits::default()).await {
             Ok(progress) if progress.complete => break,
             Ok(_) => {}
             Err(CopyError::Agent(_)) => failures += 1,
@@ -209,10 +212,10 @@ async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
     // Each replica is a process of its own: it knows nothing of the others' copies.
     let copies: Vec<_> = (0..4)
         .map(|_| {
-            let replica = Archive::new(Arc::clone(&kept.archive) as Arc<dyn Store>);
+            let replica = NotifyingLogStore::new(Arc::clone(&kept.archive) as Arc<dyn LogStore>);
             let (host, call, log) = (Arc::clone(&host), kept.call(), kept.log);
             tokio::spawn(async move {
-                let limits = Limits { bytes: 3 * CHUNK_BYTES_MAX as u64, ..Limits::default() };
+                let limits = CopyLimits { bytes: 3 * CHUNK_BYTES_MAX as u64, ..CopyLimits::default() };
                 while !catch_up(&replica, &*host, call, &log, Timestamp(1), limits).await.unwrap().complete {}
             })
         })

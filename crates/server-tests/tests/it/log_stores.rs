@@ -3,11 +3,11 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use windlass_server::{
-    config::Given,
+    config::SettingsSource,
     logs::{
-        Log, LogError, Piece, Range, Store, Stream,
-        files::Files,
-        objects::{Bucket, ObjectLogStore, dir::Dir},
+        Log, LogChunk, LogError, LogRange, LogSource, LogStore,
+        files::FileLogStore,
+        objects::{Bucket, ObjectLogStore, dir::DirBucket},
     },
 };
 use windlass_testkit::{TempDir, temp_dir};
@@ -21,18 +21,20 @@ use crate::{
 
 /// Where stores of one test keep their logs; each store is a process of its own.
 enum StoreFixture {
-    Files(TempDir),
-    Dir(TempDir),
+    FileLogStore(TempDir),
+    DirBucket(TempDir),
     S3(FakeS3),
     /// Somebody else's, over TLS.
     RealS3(Box<RealS3>),
 }
 
 impl StoreFixture {
-    fn store(&self) -> Arc<dyn Store> {
+    fn store(&self) -> Arc<dyn LogStore> {
         match self {
-            Self::Files(home) => Arc::new(Files::new(home.path().to_owned())),
-            Self::Dir(home) => Arc::new(ObjectLogStore::new(Arc::new(Dir::new(home.path().to_owned())))),
+            Self::Files(home) => Arc::new(FileLogStore::new(home.path().to_owned())),
+            Self::Dir(home) => {
+                Arc::new(ObjectLogStore::new(Arc::new(DirBucket::new(home.path().to_owned()))))
+            }
             Self::S3(fake) => Arc::new(ObjectLogStore::new(Arc::new(fake.bucket()))),
             Self::RealS3(real) => Arc::new(ObjectLogStore::new(Arc::new(real.bucket()))),
         }
@@ -79,7 +81,7 @@ on_all! {
 }
 
 /// Appends as a piece of its own.
-async fn append_chunk(store: &dyn Store, log: &Log, offset: u64, at: i64, bytes: &[u8]) -> u64 {
+async fn append_chunk(store: &dyn LogStore, log: &Log, offset: u64, at: i64, bytes: &[u8]) -> u64 {
     let end = store.append(log, offset, at, bytes).await.unwrap();
     store.sync(log).await.unwrap();
     end
@@ -98,7 +100,7 @@ async fn o1_repeats_add_nothing_and_gaps_are_refused(ground: &StoreFixture) {
     assert_eq!(text(&pieces), "hello world");
     assert_eq!(pieces.iter().map(|piece| (piece.offset, piece.at)).collect::<Vec<_>>(), [(0, 10), (6, 12)]);
     // Both streams of a job are logs of their own.
-    let runner = Log { stream: Stream::Runner, ..log };
+    let runner = Log { stream: LogSource::Runner, ..log };
     assert_eq!(store.end(&runner).await.unwrap(), 0);
     assert_eq!(append_chunk(&*store, &runner, 0, 1, b"r").await, 1);
     assert_eq!(ground.store().end(&log).await.unwrap(), 11);
@@ -111,20 +113,20 @@ async fn ranges_are_read_by_offset_and_by_time_in_both_directions(ground: &Store
     }
     for store in [store, ground.store()] {
         let read = async |range| text(&store.read(&log, range).await.unwrap());
-        assert_eq!(read(Range { pieces_max: 3, ..FULL_RANGE }).await, "00;01;02;");
-        assert_eq!(read(Range { from: Some(9), pieces_max: 2, ..FULL_RANGE }).await, "03;04;");
-        assert_eq!(read(Range { from: Some(10), pieces_max: 2, ..FULL_RANGE }).await, "3;04;");
-        assert_eq!(read(Range { from: Some(10), bytes_max: 1, ..FULL_RANGE }).await, "3");
-        assert_eq!(read(Range { descending: true, pieces_max: 2, ..FULL_RANGE }).await, "19;18;");
+        assert_eq!(read(LogRange { pieces_max: 3, ..FULL_RANGE }).await, "00;01;02;");
+        assert_eq!(read(LogRange { from: Some(9), pieces_max: 2, ..FULL_RANGE }).await, "03;04;");
+        assert_eq!(read(LogRange { from: Some(10), pieces_max: 2, ..FULL_RANGE }).await, "3;04;");
+        assert_eq!(read(LogRange { from: Some(10), bytes_max: 1, ..FULL_RANGE }).await, "3");
+        assert_eq!(read(LogRange { descending: true, pieces_max: 2, ..FULL_RANGE }).await, "19;18;");
         assert_eq!(
-            read(Range { descending: true, from: Some(57), pieces_max: 2, ..FULL_RANGE }).await,
+            read(LogRange { descending: true, from: Some(57), pieces_max: 2, ..FULL_RANGE }).await,
             "18;17;"
         );
-        assert_eq!(read(Range { after: Some(102), until: Some(105), ..FULL_RANGE }).await, "03;04;05;");
-        assert_eq!(read(Range { after: Some(117), descending: true, ..FULL_RANGE }).await, "19;18;");
-        assert_eq!(read(Range { bytes_max: 7, ..FULL_RANGE }).await, "00;01;");
-        assert_eq!(read(Range { after: Some(999), ..FULL_RANGE }).await, "");
-        assert_eq!(read(Range { from: Some(60), ..FULL_RANGE }).await, "");
+        assert_eq!(read(LogRange { after: Some(102), until: Some(105), ..FULL_RANGE }).await, "03;04;05;");
+        assert_eq!(read(LogRange { after: Some(117), descending: true, ..FULL_RANGE }).await, "19;18;");
+        assert_eq!(read(LogRange { bytes_max: 7, ..FULL_RANGE }).await, "00;01;");
+        assert_eq!(read(LogRange { after: Some(999), ..FULL_RANGE }).await, "");
+        assert_eq!(read(LogRange { from: Some(60), ..FULL_RANGE }).await, "");
     }
 }
 
@@ -173,7 +175,7 @@ async fn o1_writers_in_several_processes_make_one_log(ground: &StoreFixture) {
     for writer in writers {
         writer.await.unwrap();
     }
-    let pieces: Vec<Piece> = ground.store().read(&log, FULL_RANGE).await.unwrap();
+    let pieces: Vec<LogChunk> = ground.store().read(&log, FULL_RANGE).await.unwrap();
     assert!(pieces.iter().flat_map(|piece| &piece.bytes).eq(whole.iter()));
 }
 
@@ -235,10 +237,10 @@ async fn a_store_that_settles_has_written_everything(ground: &StoreFixture) {
 async fn a_server_that_stops_writes_what_it_had_gathered() {
     let (ground, shared, log) = (crate::http::ServerFixture::sqlite(), temp_dir("logs").unwrap(), log());
     let place = Some(format!("dir:{}", shared.path().display()));
-    let server = TestServer::start_with(Given { log_store: place, ..ground.given() }).await;
+    let server = TestServer::start_with(SettingsSource { log_store: place, ..ground.given() }).await;
     server.app.logs().append(&log, 0, 1, b"last words").await.unwrap();
     server.stop().await;
-    let elsewhere = ObjectLogStore::new(Arc::new(Dir::new(shared.path().to_owned())));
+    let elsewhere = ObjectLogStore::new(Arc::new(DirBucket::new(shared.path().to_owned())));
     assert_eq!(text(&elsewhere.read(&log, FULL_RANGE).await.unwrap()), "last words");
 }
 
@@ -301,7 +303,7 @@ async fn a_store_that_cannot_be_used_says_so_at_the_start() {
 #[tokio::test]
 async fn a_damaged_object_is_reported_and_not_invented() {
     let home = temp_dir("logs").unwrap();
-    let (store, log) = (ObjectLogStore::new(Arc::new(Dir::new(home.path().to_owned()))), log());
+    let (store, log) = (ObjectLogStore::new(Arc::new(DirBucket::new(home.path().to_owned()))), log());
     append_chunk(&store, &log, 0, 1, b"precious").await;
     let name = format!("{}/{}/{}/job/{:016x}", log.project, log.run, log.submission, 0);
     let mut bytes = std::fs::read(home.path().join(&name)).unwrap();

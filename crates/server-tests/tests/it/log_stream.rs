@@ -10,19 +10,19 @@ use serde_json::{Value, json};
 use tokio::{net::TcpStream, time::timeout};
 use windlass_api::{
     client::ApiClient,
-    log_stream::{LogStream, News},
+    log_stream::{LogStream, LogStreamEvent},
     logs::StreamRequest,
 };
 use windlass_model::id::SubmissionId;
 use windlass_server::{
-    config::Given,
+    config::SettingsSource,
     db::{Unit, jobs},
-    logs::{Log, Store, Stream},
+    logs::{Log, LogSource, LogStore},
     params,
 };
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     o4_hundreds_of_readers_see_the_same_bytes_and_the_end
@@ -48,7 +48,8 @@ impl LogTestEnv {
         let run = server.admin("/api/project/main/runs/apply", plan).await;
         let submission = run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap();
         let job = jobs::find(server.app.db(), SubmissionId(submission)).await.unwrap().unwrap();
-        let log = Log { project: job.project_id, run: job.run_id, submission: job.id, stream: Stream::Job };
+        let log =
+            Log { project: job.project_id, run: job.run_id, submission: job.id, stream: LogSource::Job };
         Self { server, log }
     }
 
@@ -82,25 +83,25 @@ impl LogTestEnv {
 }
 
 /// Reads to the end: the bytes, and what the end says.
-async fn read_to_end(stream: &mut LogStream) -> (Vec<u8>, News) {
+async fn read_to_end(stream: &mut LogStream) -> (Vec<u8>, LogStreamEvent) {
     let mut bytes = Vec::new();
     let reading = async {
         loop {
             match stream.next().await.unwrap().expect("an end") {
-                News::Bytes { offset, bytes: part, .. } => {
+                LogStreamEvent::Bytes { offset, bytes: part, .. } => {
                     assert_eq!(offset, bytes.len() as u64, "in order, without gaps");
                     bytes.extend(part);
                 }
-                end @ News::End { .. } => return end,
+                end @ LogStreamEvent::End { .. } => return end,
             }
         }
     };
-    let end = timeout(WITHIN, reading).await.expect("an end in time");
+    let end = timeout(TIMEOUT, reading).await.expect("an end in time");
     (bytes, end)
 }
 
-fn failed_end() -> News {
-    News::End {
+fn failed_end() -> LogStreamEvent {
+    LogStreamEvent::End {
         status: "failed".into(),
         exit_status: Some(3),
         termination_reason: Some("container_exited_with_error".into()),
@@ -112,13 +113,13 @@ async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &ServerFi
     let mut end = scene.write(0, b"before anybody came\n").await;
     let mut readers = Vec::new();
     for _ in 0..200 {
-        let mut stream = scene.open_stream(ADMIN, &scene.asked()).await;
+        let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
         readers.push(tokio::spawn(async move { read_to_end(&mut stream).await }));
     }
     // Nobody reads these: they hold up neither the writer nor the others.
     let mut asleep = Vec::new();
     for _ in 0..20 {
-        asleep.push(scene.open_stream(ADMIN, &scene.asked()).await);
+        asleep.push(scene.open_stream(ADMIN_TOKEN, &scene.asked()).await);
     }
     let mut whole = b"before anybody came\n".to_vec();
     for n in 0..40_u8 {
@@ -158,7 +159,7 @@ async fn read_raw_stream(scene: &LogTestEnv, last: Option<&str>, enough: &str) -
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let (mut body, mut text) = (response.into_body(), String::new());
     while !text.contains(enough) {
-        let frame = timeout(WITHIN, body.frame()).await.unwrap().expect("more").unwrap();
+        let frame = timeout(TIMEOUT, body.frame()).await.unwrap().expect("more").unwrap();
         text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
     }
     text
@@ -190,16 +191,22 @@ async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(groun
     let long = vec![b'z'; 300_000];
     scene.write(0, &long).await;
     let asked = StreamRequest { follow: false, ..scene.asked() };
-    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN, &asked).await).await;
+    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &asked).await).await;
     assert!(bytes == long);
-    assert_eq!(end, News::End { status: "submitted".into(), exit_status: None, termination_reason: None });
+    assert_eq!(
+        end,
+        LogStreamEvent::End { status: "submitted".into(), exit_status: None, termination_reason: None }
+    );
     scene.end_job().await;
-    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN, &scene.asked()).await).await;
+    let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &scene.asked()).await).await;
     assert!(bytes == long);
     assert_eq!(end, failed_end());
     // The runner's own log is another one, and is empty.
     let asked = StreamRequest { diagnose: true, ..scene.asked() };
-    assert_eq!(read_to_end(&mut scene.open_stream(ADMIN, &asked).await).await, (Vec::new(), failed_end()));
+    assert_eq!(
+        read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &asked).await).await,
+        (Vec::new(), failed_end())
+    );
     scene.server.stop().await;
 }
 
@@ -211,7 +218,7 @@ async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &ServerFixture)
     assert!(client.stream_logs("main", &scene.asked()).await.is_err());
     // Not through a project of their own either.
     assert!(client.stream_logs("theirs", &scene.asked()).await.unwrap_err().is_not_found());
-    let admin = ApiClient::new(&format!("http://{}", scene.server.authority), Some(ADMIN)).unwrap();
+    let admin = ApiClient::new(&format!("http://{}", scene.server.authority), Some(ADMIN_TOKEN)).unwrap();
     let other = StreamRequest { run_name: "train-2".into(), ..scene.asked() };
     assert!(admin.stream_logs("main", &other).await.unwrap_err().is_not_found());
     scene.server.stop().await;
@@ -223,8 +230,8 @@ async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &ServerFixture) {
     scene.server.join("main", &[("member", "user")]).await;
     scene.write(0, b"theirs to read\n").await;
     let mut theirs = scene.open_stream(&token, &scene.asked()).await;
-    let mut ours = scene.open_stream(ADMIN, &scene.asked()).await;
-    assert!(matches!(theirs.next().await.unwrap(), Some(News::Bytes { .. })));
+    let mut ours = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
+    assert!(matches!(theirs.next().await.unwrap(), Some(LogStreamEvent::Bytes { .. })));
     let gone = json!({ "usernames": ["member"] });
     scene.server.admin("/api/projects/main/remove_members", gone).await;
     let ended = timeout(Duration::from_secs(5), theirs.next()).await.expect("cut off in time");
@@ -237,11 +244,11 @@ async fn f34_a_reader_who_loses_the_right_is_cut_off(ground: &ServerFixture) {
 
 async fn appends_of_another_replica_reach_the_readers_of_this_one(ground: &ServerFixture) {
     let scene = LogTestEnv::new(ground).await;
-    let mut stream = scene.open_stream(ADMIN, &scene.asked()).await;
-    let elsewhere = windlass_server::logs::files::Files::new(ground.dir.path().join("logs"));
+    let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
+    let elsewhere = windlass_server::logs::files::FileLogStore::new(ground.dir.path().join("logs"));
     elsewhere.append(&scene.log, 0, 5, b"from afar").await.unwrap();
-    let next = timeout(WITHIN, stream.next()).await.unwrap().unwrap();
-    assert!(matches!(next, Some(News::Bytes { bytes, .. }) if bytes == b"from afar"));
+    let next = timeout(TIMEOUT, stream.next()).await.unwrap().unwrap();
+    assert!(matches!(next, Some(LogStreamEvent::Bytes { bytes, .. }) if bytes == b"from afar"));
     // A server that stops does not wait for its readers.
     let stopping = timeout(Duration::from_secs(5), scene.server.stop());
     stopping.await.expect("streams end with the server");
@@ -254,7 +261,7 @@ async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground:
     let server = &scene.server;
     let set = json!({ "name": "KEY", "value": VALUE });
     server.admin("/api/project/main/secrets/create_or_update", set).await;
-    let mut stream = scene.open_stream(ADMIN, &scene.asked()).await;
+    let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
     let (mut end, mut wanted) = (0, String::new());
     for cut in 1..VALUE.len() {
         let (one, two) = VALUE.split_at(cut);
@@ -293,14 +300,16 @@ async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground:
     scene.end_job().await;
     assert_eq!(String::from_utf8(read_to_end(&mut stream).await.0).unwrap(), wanted);
     let from = StreamRequest { offset: 5, ..scene.asked() };
-    let mut stream = scene.open_stream(ADMIN, &from).await;
-    let Some(News::Bytes { bytes, offset, .. }) = stream.next().await.unwrap() else { panic!("no bytes") };
+    let mut stream = scene.open_stream(ADMIN_TOKEN, &from).await;
+    let Some(LogStreamEvent::Bytes { bytes, offset, .. }) = stream.next().await.unwrap() else {
+        panic!("no bytes")
+    };
     assert_eq!(offset, 5);
     assert!(wanted.as_bytes()[5..].starts_with(&bytes), "from the middle of a value");
     drop(stream);
     scene.server.stop().await;
 
-    let open = TestServer::start_with(Given { mask_secrets: Some(false), ..ground.given() }).await;
+    let open = TestServer::start_with(SettingsSource { mask_secrets: Some(false), ..ground.given() }).await;
     let asked = json!({ "run_name": "train-1", "job_submission_id": scene.log.submission.0, "limit": 2, "raw": true });
     let page = open.admin("/api/project/main/logs/poll", asked).await;
     let first = STANDARD.decode(page["logs"][0]["message"].as_str().unwrap()).unwrap();

@@ -6,7 +6,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use proptest::prelude::*;
 use windlass_api::logs::PollRequest;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
-use windlass_server::logs::{Log, LogError, Piece, Range, Store, Stream, files::Files, page};
+use windlass_server::logs::{
+    Log, LogChunk, LogError, LogRange, LogSource, LogStore, files::FileLogStore, page,
+};
 use windlass_testkit::temp_dir;
 
 pub(crate) fn random_id() -> uuid::Uuid {
@@ -20,11 +22,11 @@ pub(crate) fn log() -> Log {
         project: ProjectId(random_id()),
         run: RunId(random_id()),
         submission: SubmissionId(random_id()),
-        stream: Stream::Job,
+        stream: LogSource::Job,
     }
 }
 
-pub(crate) const FULL_RANGE: Range = Range {
+pub(crate) const FULL_RANGE: LogRange = LogRange {
     from: None,
     after: None,
     until: None,
@@ -33,7 +35,7 @@ pub(crate) const FULL_RANGE: Range = Range {
     bytes_max: usize::MAX,
 };
 
-pub(crate) fn text(pieces: &[Piece]) -> String {
+pub(crate) fn text(pieces: &[LogChunk]) -> String {
     let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.bytes.clone()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -41,7 +43,7 @@ pub(crate) fn text(pieces: &[Piece]) -> String {
 #[tokio::test]
 async fn o1_what_is_appended_twice_is_there_once_and_a_gap_is_refused() {
     let home = temp_dir("logs").unwrap();
-    let (files, log) = (Files::new(home.path().to_owned()), log());
+    let (files, log) = (FileLogStore::new(home.path().to_owned()), log());
     assert_eq!(files.end(&log).await.unwrap(), 0);
     assert_eq!(files.append(&log, 0, 10, b"hello ").await.unwrap(), 6);
     assert_eq!(files.append(&log, 0, 11, b"hello ").await.unwrap(), 6);
@@ -61,29 +63,32 @@ async fn o1_what_is_appended_twice_is_there_once_and_a_gap_is_refused() {
 #[tokio::test]
 async fn pages_go_forward_and_backward_and_by_time() {
     let home = temp_dir("logs").unwrap();
-    let (files, log) = (Files::new(home.path().to_owned()), log());
+    let (files, log) = (FileLogStore::new(home.path().to_owned()), log());
     for n in 0..10_u64 {
         // The clock of the host jumps back once: times in the log do not.
         let at = if n == 5 { 1 } else { 100 + n.cast_signed() };
         files.append(&log, n * 2, at, format!("{n};").as_bytes()).await.unwrap();
     }
     let read = async |range| text(&files.read(&log, range).await.unwrap());
-    assert_eq!(read(Range { pieces_max: 3, ..FULL_RANGE }).await, "0;1;2;");
-    assert_eq!(read(Range { from: Some(6), pieces_max: 2, ..FULL_RANGE }).await, "3;4;");
-    assert_eq!(read(Range { descending: true, pieces_max: 2, ..FULL_RANGE }).await, "9;8;");
-    assert_eq!(read(Range { descending: true, from: Some(16), pieces_max: 2, ..FULL_RANGE }).await, "7;6;");
-    assert_eq!(read(Range { after: Some(102), until: Some(104), ..FULL_RANGE }).await, "3;4;5;");
-    assert_eq!(read(Range { bytes_max: 5, ..FULL_RANGE }).await, "0;1;");
-    assert_eq!(read(Range { bytes_max: 1, ..FULL_RANGE }).await, "0");
-    assert_eq!(read(Range { from: Some(3), bytes_max: 4, ..FULL_RANGE }).await, ";2;");
-    assert_eq!(read(Range { from: Some(7), bytes_max: 0, pieces_max: 1, ..FULL_RANGE }).await, ";");
-    assert_eq!(read(Range { after: Some(999), ..FULL_RANGE }).await, "");
+    assert_eq!(read(LogRange { pieces_max: 3, ..FULL_RANGE }).await, "0;1;2;");
+    assert_eq!(read(LogRange { from: Some(6), pieces_max: 2, ..FULL_RANGE }).await, "3;4;");
+    assert_eq!(read(LogRange { descending: true, pieces_max: 2, ..FULL_RANGE }).await, "9;8;");
+    assert_eq!(
+        read(LogRange { descending: true, from: Some(16), pieces_max: 2, ..FULL_RANGE }).await,
+        "7;6;"
+    );
+    assert_eq!(read(LogRange { after: Some(102), until: Some(104), ..FULL_RANGE }).await, "3;4;5;");
+    assert_eq!(read(LogRange { bytes_max: 5, ..FULL_RANGE }).await, "0;1;");
+    assert_eq!(read(LogRange { bytes_max: 1, ..FULL_RANGE }).await, "0");
+    assert_eq!(read(LogRange { from: Some(3), bytes_max: 4, ..FULL_RANGE }).await, ";2;");
+    assert_eq!(read(LogRange { from: Some(7), bytes_max: 0, pieces_max: 1, ..FULL_RANGE }).await, ";");
+    assert_eq!(read(LogRange { after: Some(999), ..FULL_RANGE }).await, "");
 }
 
 #[tokio::test]
 async fn writers_at_the_same_time_lose_and_double_nothing() {
     let home = temp_dir("logs").unwrap();
-    let (files, log) = (std::sync::Arc::new(Files::new(home.path().to_owned())), log());
+    let (files, log) = (std::sync::Arc::new(FileLogStore::new(home.path().to_owned())), log());
     let whole: Vec<u8> = (0..20_000_u32).flat_map(u32::to_be_bytes).collect();
     let writers: Vec<_> = [7_usize, 64, 1000, 4096]
         .into_iter()
@@ -119,7 +124,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let home = temp_dir("logs").unwrap();
-            let (files, log) = (Files::new(home.path().to_owned()), log());
+            let (files, log) = (FileLogStore::new(home.path().to_owned()), log());
             let whole: Vec<u8> = pieces.concat();
             let mut end = 0;
             for piece in &pieces {
@@ -150,7 +155,7 @@ proptest! {
 #[tokio::test]
 async fn a_client_walks_the_pages_to_the_end_in_either_direction() {
     let home = temp_dir("logs").unwrap();
-    let (files, log) = (Files::new(home.path().to_owned()), log());
+    let (files, log) = (FileLogStore::new(home.path().to_owned()), log());
     for n in 0..7_u64 {
         files.append(&log, n * 2, n.cast_signed(), format!("{n};").as_bytes()).await.unwrap();
     }
@@ -161,7 +166,7 @@ async fn a_client_walks_the_pages_to_the_end_in_either_direction() {
         .unwrap();
         let (mut said, mut pages) = (String::new(), 0);
         loop {
-            let page = page::read(&files, &log, page::range(&asked).unwrap(), None).await.unwrap();
+            let page = page::read_page(&files, &log, page::range(&asked).unwrap(), None).await.unwrap();
             for event in page.logs {
                 let bytes = STANDARD.decode(event.message).unwrap();
                 said.push_str(std::str::from_utf8(&bytes).unwrap());

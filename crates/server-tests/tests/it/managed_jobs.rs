@@ -1,16 +1,16 @@
 //! Managed jobs over HTTP, with the pipelines turning and without.
 
 use serde_json::{Value, json};
-use windlass_model::decide::managed_jobs::slots::{Limits, Waiting};
+use windlass_model::decide::managed_jobs::slots::{SlotLimits, SlotRequest};
 use windlass_server::{
-    config::{Given, Settings},
+    config::{Settings, SettingsSource},
     db::passes::managed_jobs as rows,
 };
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
-    http::{ADMIN, ServerFixture, TestServer, on_both},
-    jobs_stage::Stage,
+    http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
+    jobs_stage::JobTestEnv,
 };
 
 on_both! {
@@ -29,7 +29,7 @@ async fn post_jobs(server: &TestServer, what: &str, body: Value) -> Value {
 }
 
 async fn start_without_pipelines(ground: &ServerFixture) -> TestServer {
-    let mut settings = Settings::new(Given { port: Some(0), ..ground.given() }, None).unwrap();
+    let mut settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     settings.pipelines = false;
     TestServer::start_with_settings(settings).await
 }
@@ -77,7 +77,7 @@ async fn what_was_launched_is_listed_read_and_cancelled(ground: &ServerFixture) 
 async fn a_file_that_is_wrong_or_not_ours_is_refused_with_its_line(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     let refused = async |text: &str| {
-        server.refused(ADMIN, "/api/project/main/jobs/launch", json!({"text": text}), "error").await
+        server.refused(ADMIN_TOKEN, "/api/project/main/jobs/launch", json!({"text": text}), "error").await
     };
     assert!(refused("run: echo\nrnu: x\n").await.contains("rnu"));
     assert!(refused("service: {replicas: 1}\nrun: echo\n").await.contains("windlass apply"));
@@ -94,13 +94,13 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     for priority in [0, 5, 5, -3] {
         post_jobs(&server, "launch", json!({"text": "run: echo\n", "priority": priority})).await;
     }
-    let limits = Limits { max_launching: 2, max_alive: 3 };
+    let limits = SlotLimits { max_launching: 2, max_alive: 3 };
     let (line, in_use) = rows::line(db, limits).await.unwrap();
     let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
     assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
     // Two replicas that look at the same moment and grant the same and more: the limit holds.
-    let everybody: Vec<(Waiting, _)> =
-        rows::line(db, Limits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
+    let everybody: Vec<(SlotRequest, _)> =
+        rows::line(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
     assert_eq!(everybody.len(), 4);
     let (one, two) = tokio::join!(rows::grant(db, &everybody, limits), rows::grant(db, &everybody, limits));
     one.unwrap();
@@ -111,7 +111,7 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
         db.query(granted, vec![]).await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
     assert_eq!(found, [2, 3], "the higher priority first, then the older");
     // With launch slots to spare the number of living jobs is what bounds.
-    rows::grant(db, &everybody, Limits { max_launching: 9, max_alive: 3 }).await.unwrap();
+    rows::grant(db, &everybody, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
     assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
     server.stop().await;
 }
@@ -129,7 +129,7 @@ async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &ServerF
     for one in more {
         post_jobs(&server, "launch", one).await;
     }
-    let limits = Limits { max_launching: 9, max_alive: 9 };
+    let limits = SlotLimits { max_launching: 9, max_alive: 9 };
     let (line, _) = rows::line(server.app.db(), limits).await.unwrap();
     let order: Vec<(u64, u32)> = line.iter().map(|(waiting, _)| (waiting.job, waiting.task)).collect();
     // Of a pipeline the first task only, and nothing of a job that has nothing to run.
@@ -146,7 +146,7 @@ async fn wait_for_status(server: &TestServer, number: i64, status: &str) -> Valu
 }
 
 async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(ground: &ServerFixture) {
-    let given = Given { port: Some(0), ..ground.given() };
+    let given = SettingsSource { port: Some(0), ..ground.given() };
     let server = TestServer::start_with_settings(Settings::new(given, None).unwrap()).await;
     let text = "name: lonely\nrun: echo a\n---\nname: second\nrun: echo b\n";
     post_jobs(&server, "launch", json!({"text": text, "name": "lonely"})).await;
@@ -186,13 +186,15 @@ async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &ServerF
     );
     assert!(warnings.contains("label `team/x: y` is left out"), "{warnings}");
     let wrong = json!({"text": "rnu: x\n"});
-    assert!(server.refused(ADMIN, "/api/project/main/jobs/check", wrong, "error").await.contains("rnu"));
+    assert!(
+        server.refused(ADMIN_TOKEN, "/api/project/main/jobs/check", wrong, "error").await.contains("rnu")
+    );
     assert_eq!(post_jobs(&server, "list", json!({})).await, json!([]), "nothing was launched");
     server.stop().await;
 }
 
 async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &ServerFixture) {
-    let stage = Stage::new(ground, 1, 1).await;
+    let stage = JobTestEnv::new(ground, 1, 1).await;
     post_jobs(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
     // A pass under way writes what it had read, so this is said until it was heard.
     let seen = eventually_ok_async("FAILED_CONTROLLER", async || {

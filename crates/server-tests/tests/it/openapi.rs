@@ -23,7 +23,7 @@ fn the_kept_document_is_the_generated_one() {
 #[test]
 fn the_table_of_rights_is_the_generated_one() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/rights.md");
-    let generated = rights::page();
+    let generated = rights::render_page();
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, &generated).unwrap();
     }
@@ -33,7 +33,7 @@ fn the_table_of_rights_is_the_generated_one() {
 
 #[test]
 fn every_operation_has_a_handler_and_every_handler_an_operation() {
-    let routes = routes::all();
+    let routes = routes::all_routes();
     let have: BTreeSet<&str> = routes.ids().iter().copied().collect();
     let want: BTreeSet<&str> = operations::table().iter().map(|entry| entry.id).collect();
     assert_eq!(have, want);

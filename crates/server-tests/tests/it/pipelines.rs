@@ -1,7 +1,7 @@
 //! The real server with its pipelines turning: what becomes of a run when nobody asks.
 
 use serde_json::{Value, json};
-use windlass_server::config::{Given, Settings};
+use windlass_server::config::{Settings, SettingsSource};
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::http::{ServerFixture, TestServer, on_both};
@@ -13,7 +13,7 @@ on_both! {
 }
 
 async fn start_with_pipelines(ground: &ServerFixture) -> TestServer {
-    let given = Given { port: Some(0), ..ground.given() };
+    let given = SettingsSource { port: Some(0), ..ground.given() };
     TestServer::start_with_settings(Settings::new(given, None).unwrap()).await
 }
 

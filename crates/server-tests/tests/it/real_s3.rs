@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use windlass_server::logs::objects::s3::{Identity, Place, S3};
+use windlass_server::logs::objects::s3::{S3Bucket, S3Credentials, S3Location};
 use windlass_testkit::{TempDir, temp_dir};
 
 const BUCKET: &str = "logs-of-jobs";
@@ -139,20 +139,20 @@ impl RealS3 {
         self.run_python(LIST_SCRIPT, &[&self.key.0, &self.key.1]).lines().map(str::to_owned).collect()
     }
 
-    pub(crate) fn bucket(&self) -> S3 {
+    pub(crate) fn bucket(&self) -> S3Bucket {
         self.bucket_with(&self.key.1)
     }
 
-    pub(crate) fn bucket_with(&self, secret: &str) -> S3 {
+    pub(crate) fn bucket_with(&self, secret: &str) -> S3Bucket {
         self.open(secret, &self.home.path().join("ca.pem"))
     }
 
-    pub(crate) fn bucket_trusting(&self, roots: &str) -> S3 {
+    pub(crate) fn bucket_trusting(&self, roots: &str) -> S3Bucket {
         self.open(&self.key.1, Path::new(roots))
     }
 
-    fn open(&self, secret: &str, roots: &Path) -> S3 {
-        let place = Place {
+    fn open(&self, secret: &str, roots: &Path) -> S3Bucket {
+        let place = S3Location {
             bucket: BUCKET.into(),
             prefix: "a/b/".into(),
             region: REGION.into(),
@@ -161,7 +161,8 @@ impl RealS3 {
             tls: self.over == S3Transport::Tls,
             roots: Some(roots.display().to_string()),
         };
-        S3::new(place, Identity { key: self.key.0.clone(), secret: secret.into(), session: None }).unwrap()
+        S3Bucket::new(place, S3Credentials { key: self.key.0.clone(), secret: secret.into(), session: None })
+            .unwrap()
     }
 }
 

@@ -7,13 +7,13 @@ use windlass_model::{
 };
 use windlass_server::{
     db::{Db, Unit, Val, jobs},
-    limits::{Keep, Limits},
-    logs::{Log, Store, Stream},
+    limits::{Limits, RetentionPeriods},
+    logs::{Log, LogSource, LogStore},
     params,
-    retention::{Deleted, round},
+    retention::{DeletedCounts, run_round},
 };
 
-use crate::http::{ADMIN, ServerFixture, TestServer, on_both};
+use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both};
 
 on_both! {
     old_events_go_unless_what_they_tell_of_goes_on
@@ -22,7 +22,7 @@ on_both! {
     what_is_kept_for_ever_stays
 }
 
-const KEEP_FOREVER: Keep = Keep { events: None, runs: None, uploads: None };
+const KEEP_FOREVER: RetentionPeriods = RetentionPeriods { events: None, runs: None, uploads: None };
 
 async fn write(db: &Db, sql: &'static str, params: Vec<Val>) {
     db.write(Unit::new().exec(sql, params)).await.unwrap().done().unwrap();
@@ -44,7 +44,7 @@ async fn submit_run(server: &TestServer, name: &str, more: Value) -> (RunId, Sub
 }
 
 /// Ends a run so many days ago.
-async fn end(db: &Db, run: RunId, days: i64) {
+async fn end_run(db: &Db, run: RunId, days: i64) {
     let ago = Span::days(days).0;
     let sql =
         "UPDATE jobs SET status = 'done', finished = TRUE, finished_at = now_us() - $2 WHERE run_id = $1";
@@ -58,12 +58,12 @@ async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &ServerFixture) 
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let (over, _) = submit_run(&server, "over", json!({})).await;
     let (active, job) = submit_run(&server, "active", json!({})).await;
-    end(&db, over, 40).await;
+    end_run(&db, over, 40).await;
     write(&db, "UPDATE events SET recorded_at = recorded_at - $1", params![Span::days(31).0]).await;
     // A young event, so that the newest of all is not one of these.
     let (_, _) = submit_run(&server, "young", json!({})).await;
-    let keep = Keep { events: Some(Span::days(30)), ..KEEP_FOREVER };
-    let deleted = round(&db, &logs, keep).await.unwrap();
+    let keep = RetentionPeriods { events: Some(Span::days(30)), ..KEEP_FOREVER };
+    let deleted = run_round(&db, &logs, keep).await.unwrap();
     assert!(deleted.events > 0 && deleted.runs == 0 && deleted.uploads == 0, "{deleted:?}");
     let of = async |id: Val| {
         let sql = "SELECT count(*) FROM events WHERE entity_id = $1";
@@ -73,7 +73,7 @@ async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &ServerFixture) 
     assert!(of(active.into()).await > 0 && of(job.into()).await > 0, "a run that goes on keeps its story");
     let stray = "SELECT count(*) FROM event_targets t WHERE NOT EXISTS (SELECT 1 FROM events e WHERE e.id = t.event_id)";
     assert_eq!(count(&db, stray).await, 0);
-    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted::default(), "once");
+    assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default(), "once");
     server.stop().await;
 }
 
@@ -88,20 +88,23 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
     for (name, ended) in [("old", Some(91)), ("young", Some(89)), ("active", None), ("attempt", Some(91))] {
         let (run, job) = submit_run(&server, name, json!({})).await;
         let project = jobs::find(&db, job).await.unwrap().unwrap().project_id;
-        let log = Log { project, run, submission: job, stream: Stream::Job };
+        let log = Log { project, run, submission: job, stream: LogSource::Job };
         logs.append(&log, 0, 0, b"dear").await.unwrap();
         let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
                    VALUES ($1, now_us(), 0, 0, 0, 0, '[]')";
         write(&db, sql, params![job]).await;
         if let Some(days) = ended {
-            end(&db, run, days).await;
+            end_run(&db, run, days).await;
         }
         all.push((name, run, log));
     }
     let attempt = all[3].1;
     write(&db, "UPDATE runs SET managed_job_id = $2 WHERE id = $1", params![attempt, managed.as_str()]).await;
-    let keep = Keep { runs: Some(Span::days(90)), ..KEEP_FOREVER };
-    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted { runs: 1, ..Deleted::default() });
+    let keep = RetentionPeriods { runs: Some(Span::days(90)), ..KEEP_FOREVER };
+    assert_eq!(
+        run_round(&db, &logs, keep).await.unwrap(),
+        DeletedCounts { runs: 1, ..DeletedCounts::default() }
+    );
     for (name, run, log) in &all {
         let here = db.query_opt("SELECT 1 FROM runs WHERE id = $1", params![*run]).await.unwrap().is_some();
         let metrics =
@@ -118,7 +121,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
         vec![],
     )
     .await;
-    assert_eq!(round(&db, &logs, keep).await.unwrap().runs, 1);
+    assert_eq!(run_round(&db, &logs, keep).await.unwrap().runs, 1);
     assert_eq!(count(&db, "SELECT count(*) FROM managed_jobs").await, 1);
     assert_eq!(count(&db, "SELECT count(*) FROM runs").await, 2);
     server.stop().await;
@@ -131,7 +134,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     for text in ["alone", "of a run", "of a job", "young"] {
         let name = crate::http_secrets::sha256_hex(text.as_bytes());
         let (status, archive) =
-            server.upload(ADMIN, "/api/files/upload_archive", &name, text.as_bytes()).await;
+            server.upload(ADMIN_TOKEN, "/api/files/upload_archive", &name, text.as_bytes()).await;
         assert_eq!(status, 200, "{archive}");
         ids.push(archive["id"].as_str().unwrap().to_owned());
     }
@@ -141,7 +144,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     for text in ["code alone", "code of a run"] {
         let name = crate::http_secrets::sha256_hex(text.as_bytes());
         let path = "/api/project/main/repos/upload_code?repo_id=repo";
-        assert_eq!(server.upload(ADMIN, path, &name, text.as_bytes()).await.0, 200);
+        assert_eq!(server.upload(ADMIN_TOKEN, path, &name, text.as_bytes()).await.0, 200);
         hashes.push(name);
     }
     let brought = json!({
@@ -162,8 +165,11 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     // Whoever asks whether it is there is about to use it.
     let hash = crate::http_secrets::sha256_hex(b"young");
     server.admin("/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
-    let keep = Keep { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
-    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted { uploads: 2, ..Deleted::default() });
+    let keep = RetentionPeriods { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
+    assert_eq!(
+        run_round(&db, &logs, keep).await.unwrap(),
+        DeletedCounts { uploads: 2, ..DeletedCounts::default() }
+    );
     let left = async |id: &str| {
         let sql = "SELECT 1 FROM archives WHERE id = $1";
         db.query_opt(sql, params![id]).await.unwrap().is_some()
@@ -174,11 +180,11 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     );
     assert_eq!(count(&db, "SELECT count(*) FROM codes").await, 1);
     // A run that ended and is kept keeps what it names; one that is gone does not.
-    end(&db, run, 1).await;
-    assert_eq!(round(&db, &logs, keep).await.unwrap(), Deleted::default());
+    end_run(&db, run, 1).await;
+    assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default());
     write(&db, "DELETE FROM jobs", vec![]).await;
     write(&db, "DELETE FROM runs", vec![]).await;
-    assert_eq!(round(&db, &logs, keep).await.unwrap().uploads, 2, "its archive and its code");
+    assert_eq!(run_round(&db, &logs, keep).await.unwrap().uploads, 2, "its archive and its code");
     server.stop().await;
 }
 
@@ -186,10 +192,10 @@ async fn what_is_kept_for_ever_stays(ground: &ServerFixture) {
     let server = ground.start().await;
     let (db, logs) = (server.app.db().clone(), server.app.logs().clone());
     let (run, _) = submit_run(&server, "ancient", json!({})).await;
-    end(&db, run, 10_000).await;
+    end_run(&db, run, 10_000).await;
     write(&db, "UPDATE events SET recorded_at = 0", vec![]).await;
-    assert_eq!(round(&db, &logs, KEEP_FOREVER).await.unwrap(), Deleted::default());
-    let deleted = round(&db, &logs, Limits::default().keep).await.unwrap();
+    assert_eq!(run_round(&db, &logs, KEEP_FOREVER).await.unwrap(), DeletedCounts::default());
+    let deleted = run_round(&db, &logs, Limits::default().keep).await.unwrap();
     assert!(deleted.runs == 1 && deleted.events > 0, "{deleted:?}");
     assert_eq!(count(&db, "SELECT count(*) FROM events").await, 1, "the newest stays");
     server.stop().await;

@@ -12,7 +12,9 @@ use windlass_api::agent::{
     shim::{HostInfo, InstanceHealth, Port, ProcessesInfo, TaskInfo, TaskSpec, TaskStatus},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentApi, AgentError, Answer, Call, HostReport, Pulled, Start};
+use windlass_server::agents::{
+    AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart,
+};
 
 /// How every task and job on the hosts behaves.
 #[derive(Clone, Default)]
@@ -38,7 +40,7 @@ pub(crate) struct HostScript {
 
 struct ScriptedTask {
     on: InstanceId,
-    start: Option<Start>,
+    start: Option<JobStart>,
     ended: Option<JobState>,
     stopped: bool,
     terminated: Option<String>,
@@ -53,7 +55,7 @@ pub(crate) struct ScriptedHosts {
     pub(crate) script: Mutex<HostScript>,
     tasks: Mutex<BTreeMap<SubmissionId, ScriptedTask>>,
     pub(crate) specs: Mutex<Vec<TaskSpec>>,
-    pub(crate) starts: Mutex<Vec<Start>>,
+    pub(crate) starts: Mutex<Vec<JobStart>>,
     /// `stop`, `terminate REASON` and `remove`, in order.
     pub(crate) calls: Mutex<Vec<String>>,
     /// Hosts that say nothing, while the others speak.
@@ -107,7 +109,7 @@ impl ScriptedHosts {
         self.script.lock().silent || self.silent.lock().contains(&instance)
     }
 
-    fn script(&self, call: Call) -> Result<HostScript, AgentError> {
+    fn script(&self, call: CallContext) -> Result<HostScript, AgentError> {
         let script = self.script.lock().clone();
         let answers = !self.is_silent(call.instance) && !script.deaf;
         if answers { Ok(script) } else { Err(AgentError::silent(call.instance)) }
@@ -115,7 +117,7 @@ impl ScriptedHosts {
 
     fn on<T>(
         &self,
-        call: Call,
+        call: CallContext,
         act: impl FnOnce(&HostScript, &mut ScriptedTask) -> Result<T, AgentError>,
     ) -> Result<T, AgentError> {
         let script = self.script(call)?;
@@ -124,7 +126,7 @@ impl ScriptedHosts {
         act(&script, task.ok_or(AgentError::UnknownTask { submission: call.submission })?)
     }
 
-    fn info(script: &HostScript, call: Call, task: &ScriptedTask) -> TaskInfo {
+    fn info(script: &HostScript, call: CallContext, task: &ScriptedTask) -> TaskInfo {
         let (reason, message) = script.task_ends.unwrap_or_default();
         let status = match (&task.terminated, script.task_ends, script.stuck) {
             (Some(_), _, _) | (None, Some(_), _) => TaskStatus::Terminated,
@@ -148,19 +150,19 @@ impl ScriptedHosts {
     }
 }
 
-fn ready_answer<'a, T: Send + 'a>(answer: Result<T, AgentError>) -> Answer<'a, T> {
+fn ready_answer<'a, T: Send + 'a>(answer: Result<T, AgentError>) -> AgentFuture<'a, T> {
     Box::pin(std::future::ready(answer))
 }
 
 impl AgentApi for ScriptedHosts {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         ready_answer(if self.is_silent(instance) {
             Err(AgentError::silent(instance))
         } else {
             Ok(self.tasks.lock().iter().filter(|(_, task)| task.on == instance).map(|(id, _)| *id).collect())
         })
     }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         let info = HostInfo {
             gpu_vendor: "nvidia".into(),
             gpu_name: "A100".into(),
@@ -178,7 +180,7 @@ impl AgentApi for ScriptedHosts {
         let news = HostReport { version: "1.2.3".into(), info, health };
         ready_answer(if self.is_silent(instance) { Err(AgentError::silent(instance)) } else { Ok(news) })
     }
-    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+    fn submit_task<'a>(&'a self, call: CallContext, task: &'a TaskSpec) -> AgentFuture<'a, ()> {
         ready_answer(self.script(call).and_then(|script| match script.refuses {
             Some(reason) => Err(AgentError::Refused { reason: reason.into() }),
             None => {
@@ -195,28 +197,33 @@ impl AgentApi for ScriptedHosts {
             }
         }))
     }
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
         ready_answer(self.on(call, |script, task| Ok(Self::info(script, call, task))))
     }
-    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        reason: &'a str,
+        _timeout_secs: i64,
+    ) -> AgentFuture<'a, ()> {
         self.calls.lock().push(format!("terminate {reason}"));
         ready_answer(self.on(call, |_, task| {
             task.terminated.get_or_insert_with(|| reason.to_owned());
             Ok(())
         }))
     }
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
         self.calls.lock().push("remove".into());
         ready_answer(self.script(call).map(|_| drop(self.tasks.lock().remove(&call.submission))))
     }
-    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+    fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>> {
         ready_answer(self.on(call, |_, task| {
             self.starts.lock().push(job.clone());
             task.start = Some(job.clone());
             Ok(Some(JobStarted { working_dir: "/workflow".into(), username: "root".into() }))
         }))
     }
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress> {
         ready_answer(self.on(call, |script, task| {
             if task.terminated.is_some() || script.task_ends.is_some() {
                 return Err(AgentError::silent(call.instance));
@@ -227,10 +234,16 @@ impl AgentApi for ScriptedHosts {
             let log_complete = ended.is_some();
             let states: Vec<_> = running.into_iter().chain(ended).collect();
             let record = JobRecord { states, log_end: script.log.len() as u64, log_complete };
-            Ok(Pulled { record, no_connections_secs: script.no_connections_secs })
+            Ok(JobProgress { record, no_connections_secs: script.no_connections_secs })
         }))
     }
-    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        stream: &'a str,
+        offset: u64,
+        limit: usize,
+    ) -> AgentFuture<'a, LogPart> {
         self.log_reads.lock().push((offset, limit));
         Box::pin(async move {
             tokio::time::sleep(self.log_pause).await;
@@ -246,13 +259,13 @@ impl AgentApi for ScriptedHosts {
             })
         })
     }
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+    fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         ready_answer(match &self.metrics_source {
             Some(source) => Ok(source()),
             None => Err(AgentError::silent(call.instance)),
         })
     }
-    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
+    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
         self.calls.lock().push("stop".into());
         ready_answer(self.on(call, |_, task| {
             task.stopped = true;

@@ -8,9 +8,9 @@ use tokio::{
     net::TcpStream,
     time::{Instant, timeout_at},
 };
-use windlass_api::log_stream::{LogStream, News};
-use windlass_server::{db::Unit, logs::Store as _, params};
-use windlass_testkit::wait::WITHIN;
+use windlass_api::log_stream::{LogStream, LogStreamEvent};
+use windlass_server::{db::Unit, logs::LogStore as _, params};
+use windlass_testkit::wait::TIMEOUT;
 
 use crate::{
     http::{ServerFixture, on_both},
@@ -72,9 +72,9 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
     let (mut theirs, _events) = (scene.logs(&stays).await, scene.events(&stays).await);
     scene.server.app.logs().append(&scene.log, 0, 5, b"for all\n").await.unwrap();
     for (name, _, logs, _) in &mut streams {
-        assert!(matches!(logs.next().await.unwrap(), Some(News::Bytes { .. })), "{name}");
+        assert!(matches!(logs.next().await.unwrap(), Some(LogStreamEvent::Bytes { .. })), "{name}");
     }
-    assert!(matches!(theirs.next().await.unwrap(), Some(News::Bytes { .. })));
+    assert!(matches!(theirs.next().await.unwrap(), Some(LogStreamEvent::Bytes { .. })));
 
     let token_of = |wanted: &str| streams.iter().find(|(name, ..)| *name == wanted).unwrap().1.clone();
     let replace = json!({ "username": "replaced" });
@@ -103,8 +103,8 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
         }
     }
     scene.server.app.logs().append(&scene.log, 8, 6, b"for some\n").await.unwrap();
-    let next = tokio::time::timeout(WITHIN, theirs.next()).await.unwrap().unwrap();
-    assert!(matches!(next, Some(News::Bytes { bytes, .. }) if bytes == b"for some\n"));
+    let next = tokio::time::timeout(TIMEOUT, theirs.next()).await.unwrap().unwrap();
+    assert!(matches!(next, Some(LogStreamEvent::Bytes { bytes, .. }) if bytes == b"for some\n"));
     drop(streams);
     scene.server.stop().await;
 }

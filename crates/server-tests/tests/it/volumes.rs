@@ -10,8 +10,9 @@ use futures_util::future::ready;
 use parking_lot::Mutex;
 use serde_json::json;
 use windlass_backend::{
-    Answer, Backend, BackendError, Backends, Deleted, Found, Machine, Order,
-    volumes::{Attached, Attachment, Made as Disk, VolumeRequest, Volumes},
+    Backend, BackendError, BackendFuture, BackendInstance, Backends, DeleteProgress, InstanceRequest,
+    InstanceState,
+    volumes::{Attachment, AttachmentState, BackendVolume as Disk, VolumeBackend, VolumeRequest},
 };
 use windlass_engine::{BatchPipeline, Engine, Hints, Lease, LeaseStore, Pipeline, Queue, Settings};
 use windlass_model::{
@@ -21,12 +22,12 @@ use windlass_model::{
     volume,
 };
 use windlass_server::{
-    agents::Nobody,
-    attachments::{self, Attach},
+    agents::NoAgents,
+    attachments::{self, AttachProgress},
     db::{Db, Unit, Val, instances, jobs, passes, volumes},
-    logs::{archive::Archive, files::Files},
+    logs::{archive::NotifyingLogStore, files::FileLogStore},
     params,
-    pipelines::{self, Install, PipelineContext},
+    pipelines::{self, PipelineContext, PipelineRegistry},
     run_shape::RunSpecCache,
     secrets::Keyring,
 };
@@ -35,7 +36,7 @@ use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
     db::on_both,
-    db_rows::{self, Made},
+    db_rows::{self, TestOwner},
 };
 
 on_both! {
@@ -84,11 +85,11 @@ impl ScriptedVolumeBackend {
     }
 }
 
-fn refused_answer<'a, T: Send + 'a>(said: &str) -> Answer<'a, T> {
+fn refused_answer<'a, T: Send + 'a>(said: &str) -> BackendFuture<'a, T> {
     Box::pin(ready(Err(BackendError::Refused { what: "ask the shelf", said: said.to_owned() })))
 }
 
-fn ok_answer<'a, T: Send + 'a>(answer: T) -> Answer<'a, T> {
+fn ok_answer<'a, T: Send + 'a>(answer: T) -> BackendFuture<'a, T> {
     Box::pin(ready(Ok(answer)))
 }
 
@@ -96,25 +97,33 @@ impl Backend for ScriptedVolumeBackend {
     fn name(&self) -> &'static str {
         "mock"
     }
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         ok_answer(Vec::new())
     }
-    fn create<'a>(&'a self, _order: &'a Order) -> Answer<'a, Machine> {
+    fn create<'a>(&'a self, _order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         refused_answer("no machines here")
     }
-    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
-        ok_answer(Found::Running(machine.clone()))
+    fn find<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
+        ok_answer(InstanceState::Running(machine.clone()))
     }
-    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        ok_answer(Deleted::Gone)
+    fn delete<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
+        ok_answer(DeleteProgress::Gone)
     }
-    fn volumes(&self) -> Option<&dyn Volumes> {
+    fn volumes(&self) -> Option<&dyn VolumeBackend> {
         Some(self)
     }
 }
 
-impl Volumes for ScriptedVolumeBackend {
-    fn make<'a>(&'a self, order: &'a VolumeRequest) -> Answer<'a, Disk> {
+impl VolumeBackend for ScriptedVolumeBackend {
+    fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, Disk> {
         let mut state = self.0.lock();
         if state.script.refuses_to_make {
             return refused_answer("the quota is used up");
@@ -124,11 +133,11 @@ impl Volumes for ScriptedVolumeBackend {
         let zone = Some("here-a".to_owned());
         ok_answer(Disk { id, size_gb: order.size_gb, zone, price: Some(1.5), ready: true })
     }
-    fn look<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> Answer<'a, Option<Disk>> {
+    fn look<'a>(&'a self, order: &'a VolumeRequest, _id: &'a str) -> BackendFuture<'a, Option<Disk>> {
         let made = self.make(order);
         Box::pin(async move { made.await.map(Some) })
     }
-    fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> Answer<'a, ()> {
+    fn remove<'a>(&'a self, _order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()> {
         let mut state = self.0.lock();
         if state.attached.iter().any(|(disk, _)| disk == id) {
             return refused_answer("it is attached");
@@ -136,18 +145,18 @@ impl Volumes for ScriptedVolumeBackend {
         state.disks.remove(id);
         ok_answer(())
     }
-    fn attach<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+    fn attach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance) -> BackendFuture<'a, AttachmentState> {
         let mut state = self.0.lock();
         if state.script.refuses_to_attach {
             return refused_answer("the disk is of another kind");
         }
         state.attached.insert((id.to_owned(), machine.id.clone()));
         if state.script.never_attaches {
-            return ok_answer(Attached::Coming);
+            return ok_answer(AttachmentState::Coming);
         }
-        ok_answer(Attached::Yes(Attachment { device_name: Some("/dev/sdf".into()) }))
+        ok_answer(AttachmentState::Yes(Attachment { device_name: Some("/dev/sdf".into()) }))
     }
-    fn detach<'a>(&'a self, id: &'a str, machine: &'a Machine, force: bool) -> Answer<'a, ()> {
+    fn detach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance, force: bool) -> BackendFuture<'a, ()> {
         let mut state = self.0.lock();
         state.detaches.push((id.to_owned(), force));
         if force || !state.script.hangs {
@@ -155,9 +164,13 @@ impl Volumes for ScriptedVolumeBackend {
         }
         ok_answer(())
     }
-    fn attached<'a>(&'a self, id: &'a str, machine: &'a Machine) -> Answer<'a, Attached> {
+    fn attached<'a>(
+        &'a self,
+        id: &'a str,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, AttachmentState> {
         let there = self.0.lock().attached.contains(&(id.to_owned(), machine.id.clone()));
-        ok_answer(if there { Attached::Yes(Attachment::default()) } else { Attached::No })
+        ok_answer(if there { AttachmentState::Yes(Attachment::default()) } else { AttachmentState::No })
     }
 }
 
@@ -167,7 +180,7 @@ struct SinglePipelineRegistry<'a> {
     pipeline: &'static str,
 }
 
-impl Install for SinglePipelineRegistry<'_> {
+impl PipelineRegistry for SinglePipelineRegistry<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         if pipeline.queue().pipeline == self.pipeline {
             self.engine.spawn(pipeline, Settings::standard(7));
@@ -186,20 +199,20 @@ fn turning(db: &Db, shelf: &ScriptedVolumeBackend) -> RunningPipeline {
     let logs = temp_dir("logs").unwrap();
     let hands = PipelineContext {
         db: db.clone(),
-        agents: Arc::new(Nobody),
+        agents: Arc::new(NoAgents),
         backends: shelf.backends(),
-        logs: Arc::new(Archive::new(Arc::new(Files::new(logs.path().to_owned())))),
+        logs: Arc::new(NotifyingLogStore::new(Arc::new(FileLogStore::new(logs.path().to_owned())))),
         keys: Arc::new(Keyring::ephemeral().unwrap()),
         shapes: RunSpecCache::default(),
         lost_after: windlass_model::decide::jobs_running::UNREACHABLE_GRACE,
         retry_delay: windlass_model::retry::DELAY_FIRST,
-        job_limits: windlass_model::decide::managed_jobs::slots::Limits::for_host(2, 4096),
+        job_limits: windlass_model::decide::managed_jobs::slots::SlotLimits::for_host(2, 4096),
         images: Default::default(),
         local_processes: Default::default(),
         limits: windlass_server::limits::Limits::default(),
     };
     let mut engine = Engine::new(Arc::new(db.clone()), Hints::new());
-    pipelines::install(&hands, &mut SinglePipelineRegistry { engine: &mut engine, pipeline: "volumes" });
+    pipelines::register_all(&hands, &mut SinglePipelineRegistry { engine: &mut engine, pipeline: "volumes" });
     RunningPipeline { engine, _logs: logs }
 }
 
@@ -208,7 +221,7 @@ async fn write(db: &Db, unit: Unit) {
 }
 
 /// A volume of 10 GB on the scripted backend.
-async fn volume(db: &Db, made: &Made, name: &str, more: serde_json::Value) -> VolumeId {
+async fn volume(db: &Db, made: &TestOwner, name: &str, more: serde_json::Value) -> VolumeId {
     let id = VolumeId(db.new_id().unwrap());
     let mut configuration = json!({"type": "volume", "name": name, "backend": "mock", "region": "here"});
     configuration.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -230,7 +243,12 @@ fn ten_gb() -> serde_json::Value {
 }
 
 /// One that was made before.
-async fn insert_active_volume(db: &Db, made: &Made, shelf: &ScriptedVolumeBackend, name: &str) -> VolumeId {
+async fn insert_active_volume(
+    db: &Db,
+    made: &TestOwner,
+    shelf: &ScriptedVolumeBackend,
+    name: &str,
+) -> VolumeId {
     let id = volume(db, made, name, ten_gb()).await;
     shelf.0.lock().disks.insert(format!("disk-{id}"), id);
     let sql = "UPDATE volumes SET status = 'active', volume_id = $2 WHERE id = $1";
@@ -238,7 +256,7 @@ async fn insert_active_volume(db: &Db, made: &Made, shelf: &ScriptedVolumeBacken
     id
 }
 
-async fn instance(db: &Db, made: &Made, name: &str) -> InstanceId {
+async fn instance(db: &Db, made: &TestOwner, name: &str) -> InstanceId {
     let id = InstanceId(db.new_id().unwrap());
     let machine = json!({"id": format!("vm-{name}"), "reach": null, "hostname": null, "internal_ip": null,
         "has": null, "agent_version": null, "memo": null});
@@ -268,7 +286,7 @@ struct LeasedJob {
 
 const JOBS_QUEUE: Queue = Queue { pipeline: "test", table: "jobs", statuses: &["provisioning"] };
 
-async fn work(db: &Db, made: &Made, name: &str, at: InstanceId, mounts: serde_json::Value) -> LeasedJob {
+async fn work(db: &Db, made: &TestOwner, name: &str, at: InstanceId, mounts: serde_json::Value) -> LeasedJob {
     let run = db_rows::run(db, made, name).await;
     let id = SubmissionId(db.new_id().unwrap());
     let values = vec![
@@ -297,13 +315,15 @@ fn at(path: &str, names: &[&str]) -> serde_json::Value {
 }
 
 impl LeasedJob {
-    async fn attach(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> Attach {
+    async fn attach(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> AttachProgress {
         attachments::attach(db, &shelf.backends(), &self.lease, &self.job, &self.instance).await.unwrap()
     }
 
-    async fn standing(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> Vec<ending::Volume> {
+    async fn standing(&self, db: &Db, shelf: &ScriptedVolumeBackend) -> Vec<ending::VolumeAttachment> {
         let backends = shelf.backends();
-        attachments::standing(db, &backends, &self.lease, &self.job, Some(&self.instance)).await.unwrap()
+        attachments::remaining_volumes(db, &backends, &self.lease, &self.job, Some(&self.instance))
+            .await
+            .unwrap()
     }
 
     async fn detach(
@@ -312,7 +332,7 @@ impl LeasedJob {
         shelf: &ScriptedVolumeBackend,
         volume: VolumeId,
         force: bool,
-    ) -> Vec<ending::Volume> {
+    ) -> Vec<ending::VolumeAttachment> {
         let (backends, volumes) = (shelf.backends(), [volume]);
         attachments::detach(db, &backends, &self.lease, &self.job, &self.instance, &volumes, force)
             .await
@@ -356,7 +376,7 @@ async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
     let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
     assert!(seen.status_message.unwrap().contains("quota"), "it says why");
     // One that failed can be deleted all the same.
-    write(db, Unit::new().and(volumes::ask_delete(id))).await;
+    write(db, Unit::new().and(volumes::request_delete(id))).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.deleted).await;
     turning.engine.stop(Duration::from_secs(5)).await;
@@ -375,7 +395,7 @@ async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_m
     write(db, Unit::new().exec("UPDATE volumes SET volume_id = 'vol-1' WHERE id = $1", params![ids[1]]))
         .await;
     for id in ids {
-        write(db, Unit::new().and(volumes::ask_delete(id))).await;
+        write(db, Unit::new().and(volumes::request_delete(id))).await;
     }
     turning.engine.hints().hint("volumes");
     wait_until(db, ids[0], |seen| seen.deleted).await;
@@ -391,9 +411,9 @@ async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["data"])).await;
-    assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
+    assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
     // Whoever asks now is refused; a wish that was there a moment before waits.
-    assert!(!db.write(Unit::new().and(volumes::ask_delete(id))).await.unwrap().is_done());
+    assert!(!db.write(Unit::new().and(volumes::request_delete(id))).await.unwrap().is_done());
     write(db, Unit::new().exec("UPDATE volumes SET delete_asked_at = now_us() WHERE id = $1", params![id]))
         .await;
     let turning = turning(db, &shelf);
@@ -418,7 +438,7 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
     write(db, Unit::new().exec(sql, vec![])).await;
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["used"])).await;
-    assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
+    assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
     let turning = turning(db, &shelf);
     wait_until(db, unused, |seen| seen.deleted).await;
     let told = list_events(db, unused).await;
@@ -436,7 +456,7 @@ async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
     let id = volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.status == volume::Status::Active).await;
-    write(db, Unit::new().and(volumes::ask_delete(id))).await;
+    write(db, Unit::new().and(volumes::request_delete(id))).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.deleted).await;
     assert!(shelf.0.lock().disks.contains_key("vol-7"));
@@ -450,7 +470,9 @@ async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
     // The first of the names does not exist: the second is taken.
     let work = work(db, &made, "train", host, at("/data", &["nothing", "data"])).await;
     for _ in 0..2 {
-        let Attach::Ready(mounts) = work.attach(db, &shelf).await else { panic!("it is not attached") };
+        let AttachProgress::Ready(mounts) = work.attach(db, &shelf).await else {
+            panic!("it is not attached")
+        };
         let told = serde_json::to_value((&mounts.volumes, &mounts.volume_mounts)).unwrap();
         let expected = json!([
             [{"backend": "mock", "name": "data", "volume_id": format!("disk-{id}"), "init_fs": true,
@@ -462,7 +484,7 @@ async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
     assert_eq!(shelf.0.lock().attached, BTreeSet::from([(format!("disk-{id}"), "vm-one".to_owned())]));
     assert_eq!(volumes::attachments(db, &[id]).await.unwrap().len(), 1);
     let standing = work.standing(db, &shelf).await;
-    assert_eq!(standing, [ending::Volume { id, asked_at: None, forced: false, attached: true }]);
+    assert_eq!(standing, [ending::VolumeAttachment { id, asked_at: None, forced: false, attached: true }]);
     assert!(work.detach(db, &shelf, id, false).await.is_empty());
     assert!(shelf.0.lock().attached.is_empty() && volumes::attachments(db, &[id]).await.unwrap().is_empty());
 }
@@ -472,7 +494,7 @@ async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
     let host = instance(db, &made, "one").await;
     let mounts = json!([{"instance_path": "/mnt", "path": "/data", "optional": false}]);
     let work = work(db, &made, "train", host, mounts).await;
-    assert_eq!(work.attach(db, &shelf).await, Attach::Ready(attachments::Mounts::default()));
+    assert_eq!(work.attach(db, &shelf).await, AttachProgress::Ready(attachments::TaskMounts::default()));
     assert!(work.standing(db, &shelf).await.is_empty());
 }
 
@@ -482,7 +504,7 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
     let host = instance(db, &made, "one").await;
     let refused = work(db, &made, "refused", host, at("/data", &["data"])).await;
     shelf.0.lock().script.refuses_to_attach = true;
-    let Attach::Failed { said } = refused.attach(db, &shelf).await else { panic!("it is attached") };
+    let AttachProgress::Failed { said } = refused.attach(db, &shelf).await else { panic!("it is attached") };
     assert!(said.contains("`data` could not be attached") && said.contains("another kind"), "{said}");
     // What it holds is given back like any other.
     assert_eq!(refused.standing(db, &shelf).await.len(), 1);
@@ -494,7 +516,7 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
     ] {
         write(db, Unit::new().exec(sql, params![id])).await;
         let work = work(db, &made, name, host, at("/data", &["data"])).await;
-        let Attach::Failed { said } = work.attach(db, &shelf).await else { panic!("it is attached") };
+        let AttachProgress::Failed { said } = work.attach(db, &shelf).await else { panic!("it is attached") };
         assert!(said.contains(expected), "{name}: {said}");
     }
 }
@@ -505,17 +527,19 @@ async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
     let (one, two) = (instance(db, &made, "one").await, instance(db, &made, "two").await);
     let first = work(db, &made, "first", one, at("/data", &["data"])).await;
     let second = work(db, &made, "second", two, at("/data", &["data"])).await;
-    assert!(matches!(first.attach(db, &shelf).await, Attach::Ready(_)));
-    let Attach::Failed { said } = second.attach(db, &shelf).await else { panic!("it is attached twice") };
+    assert!(matches!(first.attach(db, &shelf).await, AttachProgress::Ready(_)));
+    let AttachProgress::Failed { said } = second.attach(db, &shelf).await else {
+        panic!("it is attached twice")
+    };
     assert!(said.contains("attached to one;") && said.contains("one instance at a time"), "{said}");
     // While it is on its way out of there, the next one waits.
     shelf.0.lock().script.hangs = true;
     assert_eq!(first.detach(db, &shelf, id, false).await.len(), 1);
-    let Attach::Coming { said } = second.attach(db, &shelf).await else { panic!("it does not wait") };
+    let AttachProgress::Coming { said } = second.attach(db, &shelf).await else { panic!("it does not wait") };
     assert!(said.contains("still being detached from one"), "{said}");
     shelf.0.lock().script.hangs = false;
     assert!(first.standing(db, &shelf).await.is_empty());
-    assert!(matches!(second.attach(db, &shelf).await, Attach::Ready(_)));
+    assert!(matches!(second.attach(db, &shelf).await, AttachProgress::Ready(_)));
     assert_eq!(shelf.0.lock().attached.len(), 1);
 }
 
@@ -526,7 +550,7 @@ async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db
     let first = work(db, &made, "first", host, at("/data", &["data"])).await;
     let second = work(db, &made, "second", host, at("/data", &["data"])).await;
     for work in [&first, &second] {
-        assert!(matches!(work.attach(db, &shelf).await, Attach::Ready(_)));
+        assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
     }
     assert!(first.detach(db, &shelf, id, false).await.is_empty(), "it is no longer its business");
     assert_eq!(shelf.0.lock().attached.len(), 1, "the other one uses it");
@@ -540,18 +564,20 @@ async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db
     let host = instance(db, &made, "one").await;
     shelf.0.lock().script.never_attaches = true;
     let first = work(db, &made, "first", host, at("/data", &["data"])).await;
-    assert!(matches!(first.attach(db, &shelf).await, Attach::Coming { .. }), "it is given its time");
+    assert!(matches!(first.attach(db, &shelf).await, AttachProgress::Coming { .. }), "it is given its time");
     let sql = "UPDATE volume_attachments SET attached_at = attached_at - 300000000";
     write(db, Unit::new().exec(sql, vec![])).await;
     let second = work(db, &made, "second", host, at("/data", &["data"])).await;
-    let Attach::Coming { said } = second.attach(db, &shelf).await else { panic!("it joins or fails") };
+    let AttachProgress::Coming { said } = second.attach(db, &shelf).await else {
+        panic!("it joins or fails")
+    };
     assert!(said.contains("hangs on its way"), "{said}");
     assert!(second.standing(db, &shelf).await.is_empty(), "it holds nothing");
-    let Attach::Failed { said } = first.attach(db, &shelf).await else { panic!("it waits for ever") };
+    let AttachProgress::Failed { said } = first.attach(db, &shelf).await else { panic!("it waits for ever") };
     assert!(said.contains("is being attached, and was not within 300 s"), "{said}");
     assert!(first.detach(db, &shelf, id, false).await.is_empty(), "the last one out ends it");
     shelf.0.lock().script.never_attaches = false;
-    assert!(matches!(second.attach(db, &shelf).await, Attach::Ready(_)));
+    assert!(matches!(second.attach(db, &shelf).await, AttachProgress::Ready(_)));
 }
 
 async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
@@ -577,7 +603,7 @@ async fn a_stale_holder_of_the_job_takes_nothing(db: &Db) {
     let host = instance(db, &made, "one").await;
     let mut work = work(db, &made, "train", host, at("/data", &["data"])).await;
     work.lease.token = db.new_id().unwrap();
-    assert!(matches!(work.attach(db, &shelf).await, Attach::Coming { .. }));
+    assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Coming { .. }));
     assert!(volumes::attachments(db, &[id]).await.unwrap().is_empty());
     assert!(shelf.0.lock().attached.is_empty());
 }

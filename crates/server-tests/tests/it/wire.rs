@@ -30,7 +30,7 @@ fn assert_one_of(value: &Value, words: &str) {
 }
 
 #[track_caller]
-pub(crate) fn run(value: &Value) {
+pub(crate) fn assert_run(value: &Value) {
     assert_fields(
         value,
         "Run",
@@ -47,7 +47,7 @@ pub(crate) fn run(value: &Value) {
     assert_fields(&value["run_spec"]["configuration"], "configuration", "type");
     for job in value["jobs"].as_array().unwrap() {
         assert_fields(job, "Job", "job_spec job_submissions");
-        job_spec(&job["job_spec"]);
+        assert_job_spec(&job["job_spec"]);
         let submissions = job["job_submissions"].as_array().unwrap();
         assert!(!submissions.is_empty(), "clients read the last submission of every job");
         for submission in submissions {
@@ -64,7 +64,7 @@ pub(crate) fn run(value: &Value) {
 }
 
 #[track_caller]
-pub(crate) fn job_spec(value: &Value) {
+pub(crate) fn assert_job_spec(value: &Value) {
     assert_fields(value, "JobSpec", "job_name commands env image_name requirements app_specs");
     assert!(value["job_num"].is_i64() && value["app_specs"].is_array());
     assert_fields(&value["requirements"], "Requirements", "resources");
@@ -80,25 +80,25 @@ pub(crate) fn assert_run_plan(value: &Value) {
     for plan in plans {
         assert_fields(plan, "JobPlan", "job_spec offers");
         assert!(plan["total_offers"].is_i64());
-        job_spec(&plan["job_spec"]);
+        assert_job_spec(&plan["job_spec"]);
     }
     if !value["current_resource"].is_null() {
-        run(&value["current_resource"]);
+        assert_run(&value["current_resource"]);
     }
 }
 
 #[track_caller]
-pub(crate) fn fleet(value: &Value) {
+pub(crate) fn assert_fleet(value: &Value) {
     assert_fields(value, "Fleet", "id name project_name spec created_at status instances");
     assert_uuid_v4(&value["id"]);
     assert_time(&value["created_at"]);
     assert_one_of(&value["status"], "submitted active terminating terminated failed");
     assert_fields(&value["spec"], "FleetSpec", "configuration profile");
-    value["instances"].as_array().unwrap().iter().for_each(instance);
+    value["instances"].as_array().unwrap().iter().for_each(assert_instance);
 }
 
 #[track_caller]
-pub(crate) fn instance(value: &Value) {
+pub(crate) fn assert_instance(value: &Value) {
     assert_fields(value, "Instance", "id project_name name status created");
     assert!(value["instance_num"].is_i64());
     assert_one_of(&value["status"], "pending provisioning idle busy terminating terminated");
@@ -110,7 +110,7 @@ pub(crate) fn instance(value: &Value) {
 }
 
 #[track_caller]
-pub(crate) fn volume(value: &Value) {
+pub(crate) fn assert_volume(value: &Value) {
     assert_fields(
         value,
         "Volume",
@@ -121,14 +121,14 @@ pub(crate) fn volume(value: &Value) {
 }
 
 #[track_caller]
-pub(crate) fn gateway(value: &Value) {
+pub(crate) fn assert_gateway(value: &Value) {
     assert_fields(value, "Gateway", "id name project_name configuration created_at status");
     assert!(value["default"].is_boolean());
     assert_one_of(&value["status"], "submitted provisioning running failed");
 }
 
 #[track_caller]
-pub(crate) fn user(value: &Value) {
+pub(crate) fn assert_user(value: &Value) {
     assert_fields(value, "User", "id username global_role permissions");
     assert!(value["active"].is_boolean() && value["permissions"]["can_create_projects"].is_boolean());
     assert_uuid_v4(&value["id"]);
@@ -136,12 +136,12 @@ pub(crate) fn user(value: &Value) {
 }
 
 #[track_caller]
-pub(crate) fn project(value: &Value) {
+pub(crate) fn assert_project(value: &Value) {
     assert_fields(value, "Project", "project_id project_name owner backends members");
     assert_uuid_v4(&value["project_id"]);
-    user(&value["owner"]);
+    assert_user(&value["owner"]);
     for member in value["members"].as_array().unwrap() {
-        user(&member["user"]);
+        assert_user(&member["user"]);
         assert_one_of(&member["project_role"], "admin manager user");
         assert!(member["permissions"]["can_manage_ssh_fleets"].is_boolean());
     }

@@ -10,17 +10,20 @@ use windlass_api::agent::{
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 
-use super::{AgentApi, AgentError, Answer, Call, HostReport, Port, Pulled, Start, Wire, queue::QueueAgents};
-use crate::{app::App, job_orders::queued::Queued};
+use super::{
+    AgentApi, AgentError, AgentFuture, CallContext, HostReport, HttpAgents, JobProgress, JobStart,
+    PortStream, queue::QueueAgents,
+};
+use crate::{app::App, job_orders::queued::QueueRequest};
 
 /// Passes each call on to whoever answers for its instance.
 pub struct AgentRouter {
-    wire: Arc<Wire>,
+    wire: Arc<HttpAgents>,
     queue: QueueAgents,
 }
 
 impl AgentRouter {
-    pub fn new(app: &App, wire: Arc<Wire>) -> Self {
+    pub fn new(app: &App, wire: Arc<HttpAgents>) -> Self {
         Self { wire, queue: QueueAgents::new(app) }
     }
 
@@ -37,52 +40,63 @@ macro_rules! passed_on {
 }
 
 impl AgentApi for AgentRouter {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         passed_on!(self, instance, tasks(instance))
     }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         passed_on!(self, instance, host(instance))
     }
-    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+    fn submit_task<'a>(&'a self, call: CallContext, task: &'a TaskSpec) -> AgentFuture<'a, ()> {
         passed_on!(self, call.instance, submit_task(call, task))
     }
-    fn enqueue<'a>(&'a self, call: Call, order: &'a Queued) -> Answer<'a, ()> {
+    fn enqueue<'a>(&'a self, call: CallContext, order: &'a QueueRequest) -> AgentFuture<'a, ()> {
         passed_on!(self, call.instance, enqueue(call, order))
     }
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
         passed_on!(self, call.instance, task(call))
     }
-    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()> {
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        reason: &'a str,
+        timeout_secs: i64,
+    ) -> AgentFuture<'a, ()> {
         passed_on!(self, call.instance, terminate_task(call, reason, timeout_secs))
     }
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
         passed_on!(self, call.instance, remove_task(call))
     }
-    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+    fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>> {
         passed_on!(self, call.instance, start_job(call, job))
     }
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress> {
         passed_on!(self, call.instance, pull(call))
     }
-    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        stream: &'a str,
+        offset: u64,
+        limit: usize,
+    ) -> AgentFuture<'a, LogPart> {
         passed_on!(self, call.instance, log(call, stream, offset, limit))
     }
-    fn log_was_read<'a>(&'a self, call: Call, stream: &'a str, offset: u64) -> Answer<'a, ()> {
+    fn log_was_read<'a>(&'a self, call: CallContext, stream: &'a str, offset: u64) -> AgentFuture<'a, ()> {
         passed_on!(self, call.instance, log_was_read(call, stream, offset))
     }
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+    fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         passed_on!(self, call.instance, metrics(call))
     }
-    fn stop_job(&self, call: Call, grace_secs: u64) -> Answer<'_, ()> {
+    fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()> {
         passed_on!(self, call.instance, stop_job(call, grace_secs))
     }
-    fn open_gate(&self, call: Call) -> Answer<'_, ()> {
+    fn open_gate(&self, call: CallContext) -> AgentFuture<'_, ()> {
         passed_on!(self, call.instance, open_gate(call))
     }
-    fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a GroupHosts) -> Answer<'a, ()> {
+    fn tell_hosts<'a>(&'a self, call: CallContext, hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
         passed_on!(self, call.instance, tell_hosts(call, hosts))
     }
-    fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
+    fn connect(&self, call: CallContext, port: u16) -> AgentFuture<'_, PortStream> {
         passed_on!(self, call.instance, connect(call, port))
     }
     fn hears(&self, instance: InstanceId) -> bool {

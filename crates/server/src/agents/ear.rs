@@ -26,13 +26,13 @@ use windlass_model::{
 };
 
 use super::{
-    AgentApi, Call,
+    AgentApi, CallContext,
     lines::{AgentConnection, InstanceSlot},
-    wire::{Inner, Wire},
+    wire::{HttpAgents, Inner},
 };
 use crate::{
-    db::{Change, Unit, Written, agents as rows, agents::JobSelection},
-    logs::{Log, Stream},
+    db::{Change, Unit, WriteOutcome, agents as rows, agents::JobSelection},
+    logs::{Log, LogSource},
     pipelines,
 };
 
@@ -231,7 +231,7 @@ impl EventListener {
 
     /// Rows first, logs after them: copying takes its time.
     async fn deliver(&mut self, batch: &EventBatch) {
-        write(&self.inner, self.instance, batch).await;
+        mark_due(&self.inner, self.instance, batch).await;
         for (submission, stream) in &batch.logs {
             self.copy(*submission, STREAMS[usize::from(*stream)]).await;
         }
@@ -240,14 +240,14 @@ impl EventListener {
         }
     }
 
-    async fn copy(&mut self, submission: SubmissionId, stream: Stream) {
+    async fn copy(&mut self, submission: SubmissionId, stream: LogSource) {
         let Some(inner) = self.inner.upgrade() else { return };
         let Some((project, run)) = self.place(&inner, submission).await else { return };
         let log = Log { project, run, submission, stream };
         // Reading is not fenced.
-        let call = Call { instance: self.instance, submission, epoch: 0 };
+        let call = CallContext { instance: self.instance, submission, epoch: 0 };
         let copier = inner.copier.clone();
-        let agents: Arc<dyn AgentApi> = Arc::new(Wire::of(inner));
+        let agents: Arc<dyn AgentApi> = Arc::new(HttpAgents::of(inner));
         copier.heard(&agents, call, log);
     }
 
@@ -257,7 +257,7 @@ impl EventListener {
         {
             return *place;
         }
-        let place = rows::place_of(&inner.db, job, self.instance).await.ok()?;
+        let place = rows::owner_of(&inner.db, job, self.instance).await.ok()?;
         if self.places.len() >= OWNERS_MAX {
             self.places.clear();
         }
@@ -268,22 +268,22 @@ impl EventListener {
 
 /// Has the instance and its jobs looked at: its host was lost, or is back, or tells nothing any more.
 pub(super) async fn mark_all_due(inner: Weak<Inner>, instance: InstanceId) {
-    write(&inner, instance, &EventBatch { instance: true, all_jobs: true, ..EventBatch::default() }).await;
+    mark_due(&inner, instance, &EventBatch { instance: true, all_jobs: true, ..EventBatch::default() }).await;
 }
 
 /// Makes rows due in one transaction, and wakes their pipelines after it.
-async fn write(inner: &Weak<Inner>, instance: InstanceId, batch: &EventBatch) {
+async fn mark_due(inner: &Weak<Inner>, instance: InstanceId, batch: &EventBatch) {
     let changes = batch.changes(instance);
     if changes.is_empty() {
         return;
     }
     for _ in 0..WRITE_ATTEMPTS_MAX {
         let Some(inner) = inner.upgrade() else { return };
-        match inner.db.write(Unit::new().and(changes.clone())).await.and_then(Written::done) {
+        match inner.db.write(Unit::new().and(changes.clone())).await.and_then(WriteOutcome::done) {
             Ok((_, rows)) => {
                 let jobs = rows.iter().flatten().filter_map(|row| row.text(0).ok());
-                let mut wake: BTreeSet<_> = jobs.map(|status| pipelines::of_job(&status)).collect();
-                wake.extend(batch.instance.then_some(pipelines::INSTANCES));
+                let mut wake: BTreeSet<_> = jobs.map(|status| pipelines::pipeline_for_job(&status)).collect();
+                wake.extend(batch.instance.then_some(pipelines::INSTANCES_PIPELINE));
                 wake.into_iter().for_each(|pipeline| inner.hints.hint(pipeline));
                 return;
             }
@@ -312,7 +312,7 @@ impl EventBatch {
     }
 }
 
-const STREAMS: [Stream; 2] = [Stream::Job, Stream::Runner];
+const STREAMS: [LogSource; 2] = [LogSource::Job, LogSource::Runner];
 
 fn over(error: &ShimError) -> StreamEnd {
     match error {

@@ -27,7 +27,7 @@ use windlass_api::{
     agent::client::{ShimClient, ShimError},
     unix,
 };
-use windlass_backend::{AgentEndpoint, Machine};
+use windlass_backend::{AgentEndpoint, BackendInstance};
 use windlass_model::{causes::chain, id::InstanceId};
 use windlass_tunnel::{Backoff, Connection, SshPool, TunnelError};
 
@@ -263,13 +263,14 @@ impl Inner {
             why: ConnectError::Unreachable(said),
             next: RetryDelay::Immediate,
         };
-        let found = rows::reach(&self.db, instance).await.map_err(|error| silent(chain(&error)))?;
+        let found = rows::find_machine(&self.db, instance).await.map_err(|error| silent(chain(&error)))?;
         let (machine, finished) = found.ok_or_else(|| silent("there is no such instance".into()))?;
         if finished {
             return Err(silent("the instance is over".into()));
         }
         let machine = machine.ok_or_else(|| silent("it has no machine yet".into()))?;
-        let machine: Machine = serde_json::from_str(&machine).map_err(|error| silent(chain(&error)))?;
+        let machine: BackendInstance =
+            serde_json::from_str(&machine).map_err(|error| silent(chain(&error)))?;
         let reach = machine.reach.ok_or_else(|| silent("the way to its agent is not known yet".into()))?;
         let credential = enrol::credential(&self.db, &self.keys, instance).await;
         Ok((reach, credential.map_err(|error| silent(chain(&error)))?))
@@ -282,8 +283,8 @@ impl Inner {
         credential: &str,
     ) -> Result<(ShimClient, Option<Arc<Connection>>), ConnectFailure> {
         let hosts = &self.lines.hosts;
-        let site = site::site(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
-        let (below, _) = hosts.control_connection(&instance, &site.target).await.map_err(tunnel)?;
+        let site = site::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
+        let (below, _) = hosts.control_connection(&instance, &site.target).await.map_err(ssh_failure)?;
         // Not only what this call learned: the connection may have been made to bring the host up.
         if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
             // Nobody goes on over a connection to a host whose key could not be settled.
@@ -400,7 +401,7 @@ pub(super) fn failed(said: String) -> ConnectFailure {
     ConnectFailure { why: ConnectError::Unreachable(said), next: RetryDelay::Backoff }
 }
 
-pub(super) fn tunnel(error: TunnelError) -> ConnectFailure {
+pub(super) fn ssh_failure(error: TunnelError) -> ConnectFailure {
     let said = chain(&error);
     let why = if error.is_final() { ConnectError::Barred(said) } else { ConnectError::Unreachable(said) };
     let next = match error {

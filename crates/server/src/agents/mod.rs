@@ -24,17 +24,17 @@ use windlass_api::agent::{
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 
-use crate::job_orders::queued::Queued;
+use crate::job_orders::queued::QueueRequest;
 
 pub use self::{
     crew::AgentRouter,
-    ports::Port,
-    wire::{CALL_TIMEOUT, Wire},
+    ports::PortStream,
+    wire::{CALL_TIMEOUT, HttpAgents},
 };
 
 /// Who is asked, about which submission, under which take of its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct CallContext {
     pub instance: InstanceId,
     pub submission: SubmissionId,
     pub epoch: i64,
@@ -42,7 +42,7 @@ pub struct Call {
 
 /// Everything a runner needs to begin: its orders, and the files that go with them. Holds secrets: never log one.
 #[derive(Clone)]
-pub struct Start {
+pub struct JobStart {
     pub submit: SubmitBody,
     /// A git diff or a tar, as the job's repository says.
     pub code: Option<Arc<[u8]>>,
@@ -52,7 +52,7 @@ pub struct Start {
 
 /// What is known of the commands a runner runs, also after its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pulled {
+pub struct JobProgress {
     pub record: JobRecord,
     /// Seconds without a connection from a person, where the runner lives and can tell.
     pub no_connections_secs: Option<i64>,
@@ -100,7 +100,7 @@ impl AgentError {
 
 /// Ends a task and removes it. One the host does not know is removed all the same: that settles that no late
 /// copy of it starts.
-pub async fn discard(agents: &dyn AgentApi, call: Call, reason: &str) -> Result<(), AgentError> {
+pub async fn discard(agents: &dyn AgentApi, call: CallContext, reason: &str) -> Result<(), AgentError> {
     match agents.terminate_task(call, reason, 0).await {
         Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => {}
         Err(error) => return Err(error),
@@ -110,52 +110,63 @@ pub async fn discard(agents: &dyn AgentApi, call: Call, reason: &str) -> Result<
 
 /// No hosts are connected: nobody answers.
 #[derive(Debug)]
-pub struct Nobody;
+pub struct NoAgents;
 
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
+pub type AgentFuture<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
 
 /// One implementation speaks HTTP to real agents; the simulation's speaks to simulated hosts.
 pub trait AgentApi: Send + Sync + 'static {
     /// Is the host's shim there, and which tasks does it keep?
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>>;
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>>;
     /// What the host has and how it is.
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport>;
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport>;
 
     /// The claims of the specification are filled in from the call, and the whole is signed.
-    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()>;
+    fn submit_task<'a>(&'a self, call: CallContext, task: &'a TaskSpec) -> AgentFuture<'a, ()>;
     /// The same for a job as a whole, where the host is a queue.
-    fn enqueue<'a>(&'a self, call: Call, _order: &'a Queued) -> Answer<'a, ()> {
+    fn enqueue<'a>(&'a self, call: CallContext, _order: &'a QueueRequest) -> AgentFuture<'a, ()> {
         no_agent(call.instance)
     }
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo>;
-    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()>;
-    fn remove_task(&self, call: Call) -> Answer<'_, ()>;
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo>;
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        reason: &'a str,
+        timeout_secs: i64,
+    ) -> AgentFuture<'a, ()>;
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()>;
 
     /// Hands the job and its files to the runner and starts its commands.
-    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>>;
-    fn pull(&self, call: Call) -> Answer<'_, Pulled>;
+    fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>>;
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress>;
     /// Bytes of a log (`job` or `runner`) from an offset on; what is there, without waiting.
-    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart>;
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        stream: &'a str,
+        offset: u64,
+        limit: usize,
+    ) -> AgentFuture<'a, LogPart>;
     /// All before `offset` is kept elsewhere. A runner whose job is over waits a while for this before it goes.
-    fn log_was_read<'a>(&'a self, _call: Call, _stream: &'a str, _offset: u64) -> Answer<'a, ()> {
+    fn log_was_read<'a>(&'a self, _call: CallContext, _stream: &'a str, _offset: u64) -> AgentFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics>;
+    fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics>;
     /// Asks the commands to end; the runner kills them after so many seconds.
-    fn stop_job(&self, call: Call, grace_secs: u64) -> Answer<'_, ()>;
+    fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()>;
 
     /// Its other nodes are prepared too: the commands go on.
-    fn open_gate(&self, _call: Call) -> Answer<'_, ()> {
+    fn open_gate(&self, _call: CallContext) -> AgentFuture<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
     /// What the other tasks of its group are called, and where they are now. May be repeated.
-    fn tell_hosts<'a>(&'a self, _call: Call, _hosts: &'a GroupHosts) -> Answer<'a, ()> {
+    fn tell_hosts<'a>(&'a self, _call: CallContext, _hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
     /// A stream to a port of the task, for people; 0 is its SSH server. The epoch plays no part.
-    fn connect(&self, call: Call, _port: u16) -> Answer<'_, Port> {
+    fn connect(&self, call: CallContext, _port: u16) -> AgentFuture<'_, PortStream> {
         no_agent(call.instance)
     }
 
@@ -168,43 +179,54 @@ pub trait AgentApi: Send + Sync + 'static {
     fn forget(&self, instance: InstanceId);
 }
 
-impl AgentApi for Nobody {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+impl AgentApi for NoAgents {
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         no_agent(instance)
     }
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         no_agent(instance)
     }
-    fn submit_task<'a>(&'a self, call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
+    fn submit_task<'a>(&'a self, call: CallContext, _task: &'a TaskSpec) -> AgentFuture<'a, ()> {
         no_agent(call.instance)
     }
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
         no_agent(call.instance)
     }
-    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        _reason: &'a str,
+        _timeout_secs: i64,
+    ) -> AgentFuture<'a, ()> {
         no_agent(call.instance)
     }
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
         no_agent(call.instance)
     }
-    fn start_job<'a>(&'a self, call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+    fn start_job<'a>(&'a self, call: CallContext, _job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>> {
         no_agent(call.instance)
     }
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress> {
         no_agent(call.instance)
     }
-    fn log<'a>(&'a self, call: Call, _stream: &'a str, _offset: u64, _limit: usize) -> Answer<'a, LogPart> {
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        _stream: &'a str,
+        _offset: u64,
+        _limit: usize,
+    ) -> AgentFuture<'a, LogPart> {
         no_agent(call.instance)
     }
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+    fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         no_agent(call.instance)
     }
-    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
+    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
         no_agent(call.instance)
     }
     fn forget(&self, _instance: InstanceId) {}
 }
 
-fn no_agent<'a, T: Send + 'a>(instance: InstanceId) -> Answer<'a, T> {
+fn no_agent<'a, T: Send + 'a>(instance: InstanceId) -> AgentFuture<'a, T> {
     Box::pin(async move { Err(AgentError::silent(instance)) })
 }

@@ -21,19 +21,19 @@ use windlass_tunnel::Connection;
 
 use super::{
     CALL_TIMEOUT,
-    lines::{ConnectError, ConnectFailure, astray, failed, queue_failure, tunnel},
+    lines::{ConnectError, ConnectFailure, astray, failed, queue_failure, ssh_failure},
     site,
     wire::{CallError, Inner},
 };
 
 /// An open stream to a port of a job.
-pub struct Port {
+pub struct PortStream {
     stream: TokioIo<Upgraded>,
     /// Must live as long as the channel through it.
     _below: Option<Arc<Connection>>,
 }
 
-impl Port {
+impl PortStream {
     pub(crate) fn stream(&mut self) -> &mut TokioIo<Upgraded> {
         &mut self.stream
     }
@@ -44,7 +44,7 @@ impl Port {
     }
 }
 
-impl std::fmt::Debug for Port {
+impl std::fmt::Debug for PortStream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Port").finish_non_exhaustive()
     }
@@ -56,7 +56,7 @@ impl Inner {
         instance: InstanceId,
         task: SubmissionId,
         port: u16,
-    ) -> Result<Port, CallError> {
+    ) -> Result<PortStream, CallError> {
         let opened = async {
             let (reach, credential) = self.way(instance).await.map_err(no_line)?;
             match reach {
@@ -64,13 +64,14 @@ impl Inner {
                     let stream = unix::connect(&path).await;
                     let stream = stream.map_err(|error| no_line(failed(chain(&error))))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
-                    Ok(Port { stream: stream.map_err(CallError::Shim)?, _below: None })
+                    Ok(PortStream { stream: stream.map_err(CallError::Shim)?, _below: None })
                 }
                 AgentEndpoint::Ssh { socket } => {
                     let below = self.traffic(instance).await.map_err(no_line)?;
-                    let stream = below.open_unix(&socket).await.map_err(|error| no_line(tunnel(error)))?;
+                    let stream =
+                        below.open_unix(&socket).await.map_err(|error| no_line(ssh_failure(error)))?;
                     let stream = ports::connect(stream, &credential, task, port).await;
-                    Ok(Port { stream: stream.map_err(CallError::Shim)?, _below: Some(below) })
+                    Ok(PortStream { stream: stream.map_err(CallError::Shim)?, _below: Some(below) })
                 }
                 AgentEndpoint::Queue => Err(no_line(queue_failure())),
             }
@@ -80,8 +81,8 @@ impl Inner {
 
     async fn traffic(&self, instance: InstanceId) -> Result<Arc<Connection>, ConnectFailure> {
         let hosts = self.lines.hosts();
-        let site = site::site(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
-        let (below, _) = hosts.traffic_connection(&instance, &site.target).await.map_err(tunnel)?;
+        let site = site::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
+        let (below, _) = hosts.traffic_connection(&instance, &site.target).await.map_err(ssh_failure)?;
         if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
             // As for the other connection: nobody goes on to a host whose key could not be settled.
             hosts.forget(&instance);

@@ -15,7 +15,7 @@ use windlass_api::agent::{
     runner::{JobRecord, JobStarted, JobState, Metrics},
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
 };
-use windlass_backend::{AgentEndpoint, Machine};
+use windlass_backend::{AgentEndpoint, BackendInstance};
 use windlass_model::{
     causes::chain,
     container::Status,
@@ -24,12 +24,12 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::{AgentApi, AgentError, Answer, Call, HostReport, Pulled, Start};
+use super::{AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart};
 use crate::{
     app::{App, WeakApp},
     db::{agents as rows, containers, jobs},
     inventory,
-    job_orders::queued::Queued,
+    job_orders::queued::QueueRequest,
     services::queue::{self, Requester, ask, output, take},
 };
 
@@ -55,9 +55,10 @@ impl QueueAgents {
             return Ok(*known);
         }
         let app = self.app(instance)?;
-        let found = rows::reach(app.db(), instance).await.map_err(|error| silent(instance, &error))?;
+        let found = rows::find_machine(app.db(), instance).await.map_err(|error| silent(instance, &error))?;
         let machine = found.and_then(|(machine, _)| machine);
-        let Some(machine) = machine.and_then(|text| serde_json::from_str::<Machine>(&text).ok()) else {
+        let Some(machine) = machine.and_then(|text| serde_json::from_str::<BackendInstance>(&text).ok())
+        else {
             return Ok(false);
         };
         let is_queue = machine.reach == Some(AgentEndpoint::Queue);
@@ -77,7 +78,7 @@ impl QueueAgents {
     }
 
     /// The container of a submission; `None` where it never got one.
-    async fn container(&self, call: Call) -> Result<(App, Option<Container>), AgentError> {
+    async fn container(&self, call: CallContext) -> Result<(App, Option<Container>), AgentError> {
         let app = self.app(call.instance)?;
         let failed = |error| silent(call.instance, &error);
         let asked = containers::requests(app.db(), &[request_of(call.submission)]).await.map_err(failed)?;
@@ -88,22 +89,24 @@ impl QueueAgents {
         Ok((app, found.into_iter().next().map(|kept| kept.doc)))
     }
 
-    async fn known(&self, call: Call) -> Result<(App, Container), AgentError> {
+    async fn known(&self, call: CallContext) -> Result<(App, Container), AgentError> {
         let (app, found) = self.container(call).await?;
         let container = found.ok_or(AgentError::UnknownTask { submission: call.submission })?;
         Ok((app, container))
     }
 
     /// Refuses whoever held the job before somebody else did.
-    async fn check_epoch(&self, app: &App, call: Call) -> Result<(), AgentError> {
+    async fn check_epoch(&self, app: &App, call: CallContext) -> Result<(), AgentError> {
         let found = jobs::epoch(app.db(), call.submission).await;
         match found.map_err(|error| silent(call.instance, &error))? {
-            Some(seen) if call.epoch < seen => Err(AgentError::Fenced { epoch: call.epoch, seen }),
+            Some(seen) if call.epoch < seen => {
+                Err(AgentError::Fenced { epoch: call.epoch, seen })
+            }
             Some(_) | None => Ok(()),
         }
     }
 
-    async fn enqueue_job(&self, call: Call, order: &Queued) -> Result<(), AgentError> {
+    async fn enqueue_job(&self, call: CallContext, order: &QueueRequest) -> Result<(), AgentError> {
         let (app, found) = self.container(call).await?;
         self.check_epoch(&app, call).await?;
         match found {
@@ -119,7 +122,7 @@ impl QueueAgents {
     }
 
     /// What waits is cancelled here; what runs is ended by whoever runs it.
-    async fn stop(&self, call: Call) -> Result<(), AgentError> {
+    async fn stop(&self, call: CallContext) -> Result<(), AgentError> {
         let (app, container) = self.known(call).await?;
         self.check_epoch(&app, call).await?;
         if container.is_final() {
@@ -162,7 +165,7 @@ impl QueueAgents {
 
     async fn log_part(
         &self,
-        call: Call,
+        call: CallContext,
         stream: &str,
         offset: u64,
         limit: usize,
@@ -202,7 +205,7 @@ fn refused(instance: InstanceId, error: queue::Error) -> AgentError {
 }
 
 impl AgentApi for QueueAgents {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         async move {
             let app = self.app(instance)?;
             let failed = |error| silent(instance, &error);
@@ -215,27 +218,32 @@ impl AgentApi for QueueAgents {
         .boxed()
     }
 
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         self.host_report(instance).boxed()
     }
 
-    fn enqueue<'a>(&'a self, call: Call, order: &'a Queued) -> Answer<'a, ()> {
+    fn enqueue<'a>(&'a self, call: CallContext, order: &'a QueueRequest) -> AgentFuture<'a, ()> {
         self.enqueue_job(call, order).boxed()
     }
 
-    fn submit_task<'a>(&'a self, _call: Call, _task: &'a TaskSpec) -> Answer<'a, ()> {
+    fn submit_task<'a>(&'a self, _call: CallContext, _task: &'a TaskSpec) -> AgentFuture<'a, ()> {
         refuse_partial().boxed()
     }
 
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
         async move { self.known(call).await.map(|(_, container)| task_of(call, &container)) }.boxed()
     }
 
-    fn terminate_task<'a>(&'a self, call: Call, _reason: &'a str, _timeout_secs: i64) -> Answer<'a, ()> {
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        _reason: &'a str,
+        _timeout_secs: i64,
+    ) -> AgentFuture<'a, ()> {
         self.stop(call).boxed()
     }
 
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
         async move {
             match self.container(call).await? {
                 (_, Some(container)) if !container.is_final() => {
@@ -247,32 +255,42 @@ impl AgentApi for QueueAgents {
         .boxed()
     }
 
-    fn start_job<'a>(&'a self, _call: Call, _job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+    fn start_job<'a>(
+        &'a self,
+        _call: CallContext,
+        _job: &'a JobStart,
+    ) -> AgentFuture<'a, Option<JobStarted>> {
         refuse_partial().boxed()
     }
 
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress> {
         async move {
             let (app, container) = self.known(call).await?;
             let log_end = output::end(app.db(), &container.uuid, "stdout").await;
             let log_end = log_end.map_err(|error| silent(call.instance, &error))?;
             let record =
                 JobRecord { states: states(&container), log_end, log_complete: container.is_final() };
-            Ok(Pulled { record, no_connections_secs: None })
+            Ok(JobProgress { record, no_connections_secs: None })
         }
         .boxed()
     }
 
-    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        stream: &'a str,
+        offset: u64,
+        limit: usize,
+    ) -> AgentFuture<'a, LogPart> {
         self.log_part(call, stream, offset, limit).boxed()
     }
 
-    fn metrics(&self, _call: Call) -> Answer<'_, Metrics> {
+    fn metrics(&self, _call: CallContext) -> AgentFuture<'_, Metrics> {
         async { Err(AgentError::Refused { reason: "containers of the queue are not measured".to_owned() }) }
             .boxed()
     }
 
-    fn stop_job(&self, call: Call, _grace_secs: u64) -> Answer<'_, ()> {
+    fn stop_job(&self, call: CallContext, _grace_secs: u64) -> AgentFuture<'_, ()> {
         self.stop(call).boxed()
     }
 
@@ -290,7 +308,7 @@ async fn refuse_partial<T>() -> Result<T, AgentError> {
     Err(AgentError::Refused { reason: "a queue takes jobs as a whole".to_owned() })
 }
 
-fn task_of(call: Call, container: &Container) -> TaskInfo {
+fn task_of(call: CallContext, container: &Container) -> TaskInfo {
     let never_ran = container.started_at.is_none();
     let ended = ended(container);
     let status = match container.state {
@@ -411,8 +429,8 @@ mod tests {
         one
     }
 
-    fn seen(container: &Container) -> (TaskStatus, Option<(String, String)>) {
-        let call = Call {
+    fn observed_status(container: &Container) -> (TaskStatus, Option<(String, String)>) {
+        let call = CallContext {
             instance: InstanceId(uuid::Uuid::nil()),
             submission: SubmissionId(uuid::Uuid::nil()),
             epoch: 1,
@@ -428,10 +446,10 @@ mod tests {
     #[test]
     fn a_job_is_what_its_container_is() {
         let ran = |one: &mut Container| one.started_at = Some(Timestamp(2));
-        assert_eq!(seen(&container(Status::Queued, |_| {})), (TaskStatus::Queued, None));
-        assert_eq!(seen(&container(Status::Locked, |_| {})), (TaskStatus::Queued, None));
+        assert_eq!(observed_status(&container(Status::Queued, |_| {})), (TaskStatus::Queued, None));
+        assert_eq!(observed_status(&container(Status::Locked, |_| {})), (TaskStatus::Queued, None));
         assert_eq!(
-            seen(&container(Status::Running, ran)),
+            observed_status(&container(Status::Running, ran)),
             (TaskStatus::Running, expected_end("running", ""))
         );
         let done = container(Status::Complete, |one| {
@@ -439,11 +457,11 @@ mod tests {
             one.exit_code = Some(0);
         });
         assert_eq!(
-            seen(&done),
+            observed_status(&done),
             (TaskStatus::Running, expected_end("done", "")),
             "it is not over before that is told"
         );
-        assert_eq!(seen(&container(Status::Cancelled, |_| {})).0, TaskStatus::Terminated);
+        assert_eq!(observed_status(&container(Status::Cancelled, |_| {})).0, TaskStatus::Terminated);
     }
 
     #[test]
@@ -464,7 +482,7 @@ mod tests {
                     one.runtime_status.insert("reason".into(), reason.into());
                 }
             });
-            assert_eq!(seen(&one).1, expected_end(expect.0, expect.1), "{state} {reason}");
+            assert_eq!(observed_status(&one).1, expected_end(expect.0, expect.1), "{state} {reason}");
         }
     }
 }

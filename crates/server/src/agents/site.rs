@@ -3,8 +3,8 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use windlass_backend::remote::Site;
-use windlass_gateway::way::{Login, SshLoginError};
+use windlass_backend::remote::RemoteHost;
+use windlass_gateway::way::{SshLogin, SshLoginError};
 use windlass_model::{
     config::fleet::{ProxyJump, SshConfig, SshKey},
     event::Entity,
@@ -13,7 +13,7 @@ use windlass_model::{
 use windlass_tunnel::{HostKey, HostKeyEntry, KeyError as SshKeyError};
 
 use crate::{
-    db::{Db, DbError, Unit, Written, agents as rows},
+    db::{Db, DbError, Unit, WriteOutcome, agents as rows},
     events::{EventSubject, note},
     secrets::{AssociatedData, KeyError, Keyring},
 };
@@ -60,13 +60,17 @@ pub enum SshTargetError {
 }
 
 /// The way to a host, with all keys that are pinned so far.
-pub async fn site(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Site, SshTargetError> {
+pub async fn load_target(
+    db: &Db,
+    keys: &Keyring,
+    instance: InstanceId,
+) -> Result<RemoteHost, SshTargetError> {
     let (settings, pins) = settings(db, keys, instance).await?;
     build_target(&settings, &pins, instance)
 }
 
 /// The same, for somebody else who is to go there. Holds a private key.
-pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Login, SshTargetError> {
+pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<SshLogin, SshTargetError> {
     let (settings, pins) = settings(db, keys, instance).await?;
     build_login(&settings, &pins, instance)
 }
@@ -76,7 +80,7 @@ async fn settings(
     keys: &Keyring,
     instance: InstanceId,
 ) -> Result<(SshConfig, BTreeMap<String, String>), SshTargetError> {
-    let row = rows::site(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
+    let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
     let sealed = row.ssh_sealed.ok_or(SshTargetError::NotSsh { instance })?;
     let text = keys.open_sealed(&AssociatedData::row("instances", "ssh_sealed", instance.0), &sealed)?;
     let settings =
@@ -88,7 +92,7 @@ async fn settings(
 /// it was shown another one, nobody may go there.
 pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result<(), SshTargetError> {
     for _ in 0..PIN_ATTEMPTS_MAX {
-        let row = rows::site(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
+        let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
         let mut known = pins(row.host_key.as_deref());
         let fresh = unpinned(&known, seen)?;
         if fresh.is_empty() {
@@ -113,8 +117,8 @@ pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result
         let text = serde_json::to_string(&known).unwrap_or_default();
         let change = rows::pin(instance, row.host_key.as_deref(), &text);
         match db.write(Unit::new().and([change]).and(told)).await? {
-            Written::Done { .. } => return Ok(()),
-            Written::Stale { .. } => {}
+            WriteOutcome::Done { .. } => return Ok(()),
+            WriteOutcome::Stale { .. } => {}
         }
     }
     Err(SshTargetError::Contended { instance })
@@ -153,19 +157,23 @@ fn build_target(
     settings: &SshConfig,
     pins: &BTreeMap<String, String>,
     instance: InstanceId,
-) -> Result<Site, SshTargetError> {
+) -> Result<RemoteHost, SshTargetError> {
     let target = build_login(settings, pins, instance)?.target()?;
     let own = settings.hosts.first().and_then(|host| host.params());
     let internal_ip: Option<IpAddr> =
         own.and_then(|own| own.internal_ip.as_ref()).and_then(|ip| ip.0.parse().ok());
-    Ok(Site { target, internal_ip, network: settings.network.as_ref().map(|network| network.0.clone()) })
+    Ok(RemoteHost {
+        target,
+        internal_ip,
+        network: settings.network.as_ref().map(|network| network.0.clone()),
+    })
 }
 
 fn build_login(
     settings: &SshConfig,
     pins: &BTreeMap<String, String>,
     instance: InstanceId,
-) -> Result<Login, SshTargetError> {
+) -> Result<SshLogin, SshTargetError> {
     let host = settings.hosts.first().ok_or(SshTargetError::NotSsh { instance })?;
     let own = host.params();
     let name = host.hostname();
@@ -176,10 +184,10 @@ fn build_login(
     let via = jump.map(|jump| through(jump, pins)).transpose()?;
     let user = user.ok_or_else(|| missing(name, "user"))?;
     let login = login_to(name, port.map(|port| port.0), user, key, pins)?;
-    Ok(Login { via: via.map(Box::new), ..login })
+    Ok(SshLogin { via: via.map(Box::new), ..login })
 }
 
-fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<Login, SshTargetError> {
+fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<SshLogin, SshTargetError> {
     login_to(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
 }
 
@@ -189,9 +197,9 @@ fn login_to(
     user: &str,
     key: Option<&SshKey>,
     pins: &BTreeMap<String, String>,
-) -> Result<Login, SshTargetError> {
+) -> Result<SshLogin, SshTargetError> {
     let private = key.and_then(|key| key.private.as_deref()).ok_or_else(|| missing(host, "private key"))?;
-    let mut login = Login {
+    let mut login = SshLogin {
         host: host.to_owned(),
         port: port.and_then(|port| u16::try_from(port).ok()).unwrap_or(SSH_PORT),
         user: user.to_owned(),

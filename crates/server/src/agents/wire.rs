@@ -21,7 +21,7 @@ use windlass_model::{
 use windlass_tunnel::SshPool;
 
 use super::{
-    AgentApi, AgentError, Answer, Call, HostReport, Port, Pulled, Start,
+    AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart, PortStream,
     enrol::{EnrolmentError, Signer},
     fit,
     lines::{ConnectError, ConnectionPool},
@@ -41,7 +41,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Agents over sockets of this machine and over SSH. Cheap to clone; all clones are one.
 #[derive(Clone)]
-pub struct Wire(Arc<Inner>);
+pub struct HttpAgents(Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) db: Db,
@@ -59,7 +59,7 @@ pub(super) enum CallError {
     Timeout(Duration),
 }
 
-impl Wire {
+impl HttpAgents {
     /// `hosts` are the SSH connections, shared with whoever else goes to the same hosts.
     pub fn new(app: &App, hosts: Arc<SshPool<InstanceId>>) -> Arc<Self> {
         let inner = Arc::new(Inner {
@@ -108,7 +108,7 @@ impl Wire {
     }
 
     /// A call about one submission.
-    async fn call<T, F, Fut>(&self, call: Call, what: F) -> Result<T, AgentError>
+    async fn call<T, F, Fut>(&self, call: CallContext, what: F) -> Result<T, AgentError>
     where
         F: Fn(ShimClient) -> Fut,
         Fut: Future<Output = Result<T, ShimError>>,
@@ -120,7 +120,7 @@ impl Wire {
         self.0.signer.get_or_try_init(|| Signer::of(&self.0.db, &self.0.keys)).await
     }
 
-    async fn submit(&self, call: Call, task: &TaskSpec) -> Result<(), AgentError> {
+    async fn submit(&self, call: CallContext, task: &TaskSpec) -> Result<(), AgentError> {
         let refused = |error: EnrolmentError| AgentError::Refused { reason: chain(&error) };
         let signer = self.signer().await.map_err(refused)?;
         let now = self.0.db.now().await.map_err(|error| refused(error.into()))?;
@@ -135,7 +135,7 @@ impl Wire {
         self.call(call, |shim| async move { shim.submit(signed, call.epoch).await }).await
     }
 
-    async fn begin(&self, call: Call, job: &Start) -> Result<Option<JobStarted>, AgentError> {
+    async fn begin(&self, call: CallContext, job: &JobStart) -> Result<Option<JobStarted>, AgentError> {
         let (id, epoch) = (call.submission, call.epoch);
         let submit = &job.submit;
         let handed = self.call(call, |shim| async move { shim.submit_job(id, submit, epoch).await }).await;
@@ -149,7 +149,7 @@ impl Wire {
         Ok(started.map(fit::started))
     }
 
-    async fn upload(&self, call: Call, job: &Start) -> Result<(), AgentError> {
+    async fn upload(&self, call: CallContext, job: &JobStart) -> Result<(), AgentError> {
         let (instance, id, epoch) = (call.instance, call.submission, call.epoch);
         let failed = |trouble| about_task(call, trouble);
         for (archive, tar) in &job.archives {
@@ -164,7 +164,7 @@ impl Wire {
         Ok(())
     }
 
-    async fn job_progress(&self, call: Call) -> Result<Pulled, AgentError> {
+    async fn job_progress(&self, call: CallContext) -> Result<JobProgress, AgentError> {
         let id = call.submission;
         let record = self.call(call, |shim| async move { shim.job(id).await }).await?;
         let record = fit::record(record);
@@ -175,7 +175,7 @@ impl Wire {
         } else {
             None
         };
-        Ok(Pulled { record, no_connections_secs })
+        Ok(JobProgress { record, no_connections_secs })
     }
 }
 
@@ -192,8 +192,8 @@ async fn sweep(inner: Weak<Inner>) {
     }
 }
 
-impl AgentApi for Wire {
-    fn tasks(&self, instance: InstanceId) -> Answer<'_, Vec<SubmissionId>> {
+impl AgentApi for HttpAgents {
+    fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>> {
         Box::pin(async move {
             let asked =
                 self.call_shim(instance, CALL_TIMEOUT, |shim| async move { shim.tasks().await }).await;
@@ -202,7 +202,7 @@ impl AgentApi for Wire {
         })
     }
 
-    fn host(&self, instance: InstanceId) -> Answer<'_, HostReport> {
+    fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport> {
         Box::pin(async move {
             let asked = |shim: ShimClient| async move {
                 tokio::try_join!(shim.health(), shim.host(), shim.instance_health())
@@ -219,11 +219,11 @@ impl AgentApi for Wire {
         })
     }
 
-    fn submit_task<'a>(&'a self, call: Call, task: &'a TaskSpec) -> Answer<'a, ()> {
+    fn submit_task<'a>(&'a self, call: CallContext, task: &'a TaskSpec) -> AgentFuture<'a, ()> {
         Box::pin(self.submit(call, task))
     }
 
-    fn task(&self, call: Call) -> Answer<'_, TaskInfo> {
+    fn task(&self, call: CallContext) -> AgentFuture<'_, TaskInfo> {
         Box::pin(async move {
             let id = call.submission;
             let info = self.call(call, |shim| async move { shim.task(id).await }).await?;
@@ -235,7 +235,12 @@ impl AgentApi for Wire {
         })
     }
 
-    fn terminate_task<'a>(&'a self, call: Call, reason: &'a str, timeout_secs: i64) -> Answer<'a, ()> {
+    fn terminate_task<'a>(
+        &'a self,
+        call: CallContext,
+        reason: &'a str,
+        timeout_secs: i64,
+    ) -> AgentFuture<'a, ()> {
         Box::pin(async move {
             let how = TerminateRequest {
                 termination_reason: reason.to_owned(),
@@ -247,19 +252,25 @@ impl AgentApi for Wire {
         })
     }
 
-    fn remove_task(&self, call: Call) -> Answer<'_, ()> {
+    fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()> {
         Box::pin(self.call(call, move |shim| async move { shim.remove(call.submission, call.epoch).await }))
     }
 
-    fn start_job<'a>(&'a self, call: Call, job: &'a Start) -> Answer<'a, Option<JobStarted>> {
+    fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>> {
         Box::pin(self.begin(call, job))
     }
 
-    fn pull(&self, call: Call) -> Answer<'_, Pulled> {
+    fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress> {
         Box::pin(self.job_progress(call))
     }
 
-    fn log<'a>(&'a self, call: Call, stream: &'a str, offset: u64, limit: usize) -> Answer<'a, LogPart> {
+    fn log<'a>(
+        &'a self,
+        call: CallContext,
+        stream: &'a str,
+        offset: u64,
+        limit: usize,
+    ) -> AgentFuture<'a, LogPart> {
         Box::pin(async move {
             let id = call.submission;
             let asked =
@@ -268,36 +279,36 @@ impl AgentApi for Wire {
         })
     }
 
-    fn log_was_read<'a>(&'a self, call: Call, stream: &'a str, offset: u64) -> Answer<'a, ()> {
+    fn log_was_read<'a>(&'a self, call: CallContext, stream: &'a str, offset: u64) -> AgentFuture<'a, ()> {
         let id = call.submission;
         Box::pin(self.call(call, move |shim| async move { shim.acknowledge_log(id, stream, offset).await }))
     }
 
-    fn metrics(&self, call: Call) -> Answer<'_, Metrics> {
+    fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics> {
         Box::pin(async move {
             let id = call.submission;
             self.call(call, |shim| async move { shim.job_metrics(id).await }).await.map(fit::metrics)
         })
     }
 
-    fn stop_job(&self, call: Call, grace_secs: u64) -> Answer<'_, ()> {
+    fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()> {
         Box::pin(self.call(call, move |shim| async move {
             shim.stop_job(call.submission, call.epoch, Some(grace_secs)).await
         }))
     }
 
-    fn open_gate(&self, call: Call) -> Answer<'_, ()> {
+    fn open_gate(&self, call: CallContext) -> AgentFuture<'_, ()> {
         Box::pin(
             self.call(call, move |shim| async move { shim.open_gate(call.submission, call.epoch).await }),
         )
     }
 
-    fn tell_hosts<'a>(&'a self, call: Call, hosts: &'a HostNames) -> Answer<'a, ()> {
+    fn tell_hosts<'a>(&'a self, call: CallContext, hosts: &'a HostNames) -> AgentFuture<'a, ()> {
         let (id, epoch) = (call.submission, call.epoch);
         Box::pin(self.call(call, move |shim| async move { shim.send_hosts(id, epoch, hosts).await }))
     }
 
-    fn connect(&self, call: Call, port: u16) -> Answer<'_, Port> {
+    fn connect(&self, call: CallContext, port: u16) -> AgentFuture<'_, PortStream> {
         Box::pin(async move {
             let opened = self.0.port(call.instance, call.submission, port).await;
             opened.map_err(|trouble| about_task(call, trouble))
@@ -314,7 +325,7 @@ impl AgentApi for Wire {
 }
 
 fn about_host(instance: InstanceId, trouble: CallError) -> AgentError {
-    let call = Call { instance, submission: SubmissionId(uuid::Uuid::nil()), epoch: 0 };
+    let call = CallContext { instance, submission: SubmissionId(uuid::Uuid::nil()), epoch: 0 };
     match about_task(call, trouble) {
         AgentError::UnknownTask { .. } | AgentError::Gone { .. } => {
             AgentError::Refused { reason: "it does not know this call".into() }
@@ -328,8 +339,8 @@ fn about_host(instance: InstanceId, trouble: CallError) -> AgentError {
 }
 
 /// What a refusal means to whoever decides.
-fn about_task(call: Call, trouble: CallError) -> AgentError {
-    let Call { instance, submission, epoch } = call;
+fn about_task(call: CallContext, trouble: CallError) -> AgentError {
+    let CallContext { instance, submission, epoch } = call;
     let silent = |why: String| AgentError::Unreachable { instance, why: fit::message(why) };
     let error = match trouble {
         CallError::NoConnection(ConnectError::Unreachable(why)) => return silent(why),
@@ -361,7 +372,7 @@ fn about_task(call: Call, trouble: CallError) -> AgentError {
     }
 }
 
-impl std::fmt::Debug for Wire {
+impl std::fmt::Debug for HttpAgents {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Wire").field("connected", &self.connected()).finish_non_exhaustive()
     }

@@ -12,8 +12,8 @@ pub mod mounts;
 
 use windlass_api::agent::shim;
 use windlass_backend::{
-    BackendError, Backends, Machine,
-    volumes::{Attached, Attachment, Volumes},
+    BackendError, BackendInstance, Backends,
+    volumes::{Attachment, AttachmentState, VolumeBackend},
 };
 use windlass_engine::Lease;
 use windlass_model::{
@@ -26,20 +26,20 @@ use windlass_model::{
 use self::mounts::VolumeCatalog;
 use crate::{
     db::{
-        Db, Val, Written,
+        Db, Val, WriteOutcome,
         instances::{self, Instance},
         jobs::Job,
-        passes::volumes::{self as rows, Hold, Taken},
-        volumes::{self, Attachment as Fastening, Volume},
+        passes::volumes::{self as rows, VolumeClaim, VolumeHold},
+        volumes::{self, Volume, VolumeAttachment as Fastening},
     },
     pass_error::PassError,
 };
 
 /// How far the volumes of a job are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Attach {
+pub enum AttachProgress {
     /// All attached (a job without volumes is at once): what the task is told.
-    Ready(Mounts),
+    Ready(TaskMounts),
     /// Asked for, or about to be: look again.
     Coming { said: String },
     /// It will not be: the job ends with `volume_error`, and this is why.
@@ -48,7 +48,7 @@ pub enum Attach {
 
 /// The part of a task's specification that is about network volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mounts {
+pub struct TaskMounts {
     pub volumes: Vec<shim::Volume>,
     pub volume_mounts: Vec<shim::VolumeMount>,
 }
@@ -60,27 +60,27 @@ pub async fn attach(
     lease: &Lease,
     job: &Job,
     instance: &Instance,
-) -> Result<Attach, PassError> {
-    let wanted = mounts::of_job(job)?;
+) -> Result<AttachProgress, PassError> {
+    let wanted = mounts::for_job(job)?;
     if wanted.is_empty() {
-        return Ok(Attach::Ready(Mounts::default()));
+        return Ok(AttachProgress::Ready(TaskMounts::default()));
     }
     let Some(machine) = machine(instance)? else {
-        return Ok(Attach::Coming { said: "its instance has no machine yet".to_owned() });
+        return Ok(AttachProgress::Coming { said: "its instance has no machine yet".to_owned() });
     };
-    let mut holds = rows::holds(db, job.id).await?;
+    let mut holds = rows::list_holds(db, job.id).await?;
     if holds.len() < wanted.len() {
         let now = Timestamp(lease.now());
         let taken = match choose(db, backends, job, instance, &wanted, now).await? {
             VolumeChoice::Claim(taken) => taken,
-            VolumeChoice::Wait(said) => return Ok(Attach::Coming { said }),
-            VolumeChoice::Never(said) => return Ok(Attach::Failed { said }),
+            VolumeChoice::Wait(said) => return Ok(AttachProgress::Coming { said }),
+            VolumeChoice::Never(said) => return Ok(AttachProgress::Failed { said }),
         };
-        match rows::take(db, lease.key(), job.id, instance.id, taken).await? {
-            Written::Done { .. } => holds = rows::holds(db, job.id).await?,
+        match rows::claim(db, lease.key(), job.id, instance.id, taken).await? {
+            WriteOutcome::Done { .. } => holds = rows::list_holds(db, job.id).await?,
             // Ours no more, or somebody was faster: the next look says which.
-            Written::Stale { .. } => {
-                return Ok(Attach::Coming { said: "another job took one of its volumes".to_owned() });
+            WriteOutcome::Stale { .. } => {
+                return Ok(AttachProgress::Coming { said: "another job took one of its volumes".to_owned() });
             }
         }
     }
@@ -88,7 +88,7 @@ pub async fn attach(
 }
 
 enum VolumeChoice {
-    Claim(Vec<Taken>),
+    Claim(Vec<VolumeClaim>),
     Wait(String),
     Never(String),
 }
@@ -103,14 +103,14 @@ async fn choose(
     now: Timestamp,
 ) -> Result<VolumeChoice, PassError> {
     let catalogue = VolumeCatalog::of(db, job.project_id, wanted).await?;
-    let mut taken: Vec<Taken> = Vec::new();
+    let mut taken: Vec<VolumeClaim> = Vec::new();
     for mount in wanted {
         let (mut refusals, mut waits) = (Vec::new(), None);
         let mut chosen = None;
         for name in mount.name.as_slice() {
             match usable(db, backends, &catalogue, name, instance, now).await? {
                 Availability::Yes { volume, many } if taken.iter().all(|one| one.volume != volume) => {
-                    chosen = Some(Taken { volume, path: mount.path.clone(), many });
+                    chosen = Some(VolumeClaim { volume, path: mount.path.clone(), many });
                     break;
                 }
                 Availability::Yes { .. } => refusals.push(format!("volume `{name}` is mounted twice")),
@@ -204,14 +204,14 @@ async fn attach_claimed(
     backends: &Backends,
     lease: &Lease,
     job: &Job,
-    holds: &[Hold],
-    machine: &Machine,
-) -> Result<Attach, PassError> {
+    holds: &[VolumeHold],
+    machine: &BackendInstance,
+) -> Result<AttachProgress, PassError> {
     let ids: Vec<VolumeId> = holds.iter().map(|hold| hold.volume_id).collect();
     let known = volumes::by_ids(db, &ids).await?;
-    let mut told = Mounts::default();
+    let mut told = TaskMounts::default();
     let mut coming = None;
-    for attachment in rows::standing(db, job.id).await? {
+    for attachment in rows::list_attachments(db, job.id).await? {
         let Some(volume) = known.iter().find(|volume| volume.id == attachment.volume_id) else { continue };
         let shown = match &attachment.data {
             Some(data) => serde_json::from_str(data).map_err(PassError::document)?,
@@ -224,13 +224,13 @@ async fn attach_claimed(
                 }
                 AttachOutcome::Pending(said) if is_stuck(&attachment, Timestamp(lease.now())) => {
                     let said = format!("{said}, and was not within {} s", ATTACH_TIMEOUT.as_secs());
-                    return Ok(Attach::Failed { said });
+                    return Ok(AttachProgress::Failed { said });
                 }
                 AttachOutcome::Pending(said) => {
                     coming = Some(said);
                     continue;
                 }
-                AttachOutcome::Never(said) => return Ok(Attach::Failed { said }),
+                AttachOutcome::Never(said) => return Ok(AttachProgress::Failed { said }),
             },
         };
         told.volumes.push(shim::Volume {
@@ -247,8 +247,8 @@ async fn attach_claimed(
         );
     }
     Ok(match coming {
-        Some(said) => Attach::Coming { said },
-        None => Attach::Ready(told),
+        Some(said) => AttachProgress::Coming { said },
+        None => AttachProgress::Ready(told),
     })
 }
 
@@ -261,16 +261,18 @@ enum AttachOutcome {
 async fn attach_volume(
     backends: &Backends,
     volume: &Volume,
-    machine: &Machine,
+    machine: &BackendInstance,
 ) -> Result<AttachOutcome, PassError> {
     let (name, kind) = (&volume.name, mounts::backend(volume)?);
     let Some(id) = &volume.volume_id else {
         return Ok(AttachOutcome::Never(format!("volume `{name}` was never made")));
     };
-    let Some(backend) = of(backends, &kind) else { return Ok(AttachOutcome::Never(no_volumes(&kind))) };
+    let Some(backend) = volume_backend(backends, &kind) else {
+        return Ok(AttachOutcome::Never(no_volumes(&kind)));
+    };
     Ok(match backend.attach(id, machine).await {
-        Ok(Attached::Yes(shown)) => AttachOutcome::Yes(shown),
-        Ok(Attached::Coming | Attached::No) => {
+        Ok(AttachmentState::Yes(shown)) => AttachOutcome::Yes(shown),
+        Ok(AttachmentState::Coming | AttachmentState::No) => {
             AttachOutcome::Pending(format!("volume `{name}` is being attached"))
         }
         Err(error @ (BackendError::Unavailable { .. } | BackendError::NoCapacity { .. })) => {
@@ -282,24 +284,24 @@ async fn attach_volume(
     })
 }
 
-fn of<'a>(backends: &'a Backends, kind: &str) -> Option<&'a dyn Volumes> {
+fn volume_backend<'a>(backends: &'a Backends, kind: &str) -> Option<&'a dyn VolumeBackend> {
     backends.named(kind).and_then(|backend| backend.volumes())
 }
 
-fn machine(instance: &Instance) -> Result<Option<Machine>, PassError> {
+fn machine(instance: &Instance) -> Result<Option<BackendInstance>, PassError> {
     instance.provisioning.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
 }
 
 /// The volumes that a terminating job still has, as its brain wants them. Whatever the backend says is
 /// detached has left the list, and its row is gone.
-pub async fn standing(
+pub async fn remaining_volumes(
     db: &Db,
     backends: &Backends,
     lease: &Lease,
     job: &Job,
     instance: Option<&Instance>,
-) -> Result<Vec<ending::Volume>, PassError> {
-    let attachments = rows::standing(db, job.id).await?;
+) -> Result<Vec<ending::VolumeAttachment>, PassError> {
+    let attachments = rows::list_attachments(db, job.id).await?;
     if attachments.is_empty() {
         return Ok(Vec::new());
     }
@@ -313,10 +315,10 @@ pub async fn standing(
         if attachment.detach_asked_at.is_some()
             && is_detached(backends, volume, machine.as_ref(), forced).await?
         {
-            rows::gone(db, lease.key(), job.id, &attachment).await?;
+            rows::delete_attachment(db, lease.key(), job.id, &attachment).await?;
             continue;
         }
-        left.push(ending::Volume {
+        left.push(ending::VolumeAttachment {
             id: attachment.volume_id,
             asked_at: attachment.detach_asked_at,
             forced,
@@ -331,15 +333,15 @@ pub async fn standing(
 async fn is_detached(
     backends: &Backends,
     volume: Option<&Volume>,
-    machine: Option<&Machine>,
+    machine: Option<&BackendInstance>,
     force: bool,
 ) -> Result<bool, PassError> {
     let (Some(volume), Some(machine)) = (volume, machine) else { return Ok(true) };
     let Some(id) = &volume.volume_id else { return Ok(true) };
-    let Some(backend) = of(backends, &mounts::backend(volume)?) else { return Ok(false) };
+    let Some(backend) = volume_backend(backends, &mounts::backend(volume)?) else { return Ok(false) };
     match backend.attached(id, machine).await {
-        Ok(Attached::No) => return Ok(true),
-        Ok(Attached::Yes(_) | Attached::Coming) => {}
+        Ok(AttachmentState::No) => return Ok(true),
+        Ok(AttachmentState::Yes(_) | AttachmentState::Coming) => {}
         Err(error) => {
             tracing::debug!(volume = %volume.id, %error, "ask whether a volume is detached");
             return Ok(false);
@@ -349,7 +351,7 @@ async fn is_detached(
         tracing::debug!(volume = %volume.id, %error, "detach a volume");
         return Ok(false);
     }
-    Ok(matches!(backend.attached(id, machine).await, Ok(Attached::No)))
+    Ok(matches!(backend.attached(id, machine).await, Ok(AttachmentState::No)))
 }
 
 /// Lets go of these volumes, softly or by force, and says what is left. A volume that another job on the
@@ -362,14 +364,14 @@ pub async fn detach(
     instance: &Instance,
     volumes: &[VolumeId],
     force: bool,
-) -> Result<Vec<ending::Volume>, PassError> {
+) -> Result<Vec<ending::VolumeAttachment>, PassError> {
     let written = match force {
-        false => rows::let_go(db, lease.key(), job, instance.id, volumes.to_vec()).await?,
-        true => rows::force(db, lease.key(), job, instance.id, volumes).await?,
+        false => rows::release(db, lease.key(), job, instance.id, volumes.to_vec()).await?,
+        true => rows::force_detach(db, lease.key(), job, instance.id, volumes).await?,
     };
     match written {
-        Written::Done { .. } => standing(db, backends, lease, job, Some(instance)).await,
+        WriteOutcome::Done { .. } => remaining_volumes(db, backends, lease, job, Some(instance)).await,
         // Ours no more: nothing that is decided now will be written.
-        Written::Stale { .. } => Ok(Vec::new()),
+        WriteOutcome::Stale { .. } => Ok(Vec::new()),
     }
 }

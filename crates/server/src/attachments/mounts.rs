@@ -30,12 +30,12 @@ struct Document {
 }
 
 /// The mount points of a stored job that want a network volume.
-pub fn of_job(job: &Job) -> Result<Vec<VolumeMount>, PassError> {
+pub fn for_job(job: &Job) -> Result<Vec<VolumeMount>, PassError> {
     let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
     Ok(network_mounts(document.volumes.as_deref()))
 }
 
-pub fn of_spec(spec: &JobSpec) -> Vec<VolumeMount> {
+pub fn for_spec(spec: &JobSpec) -> Vec<VolumeMount> {
     network_mounts(spec.volumes.as_deref())
 }
 
@@ -63,7 +63,7 @@ impl VolumeCatalog {
             return Ok(Self::default());
         }
         let names: Vec<&str> = names.into_iter().collect();
-        let found = volumes::named(db, project, &names).await?;
+        let found = volumes::find_named(db, project, &names).await?;
         Ok(Self(found.into_iter().map(|volume| (volume.name.clone(), volume)).collect()))
     }
 

@@ -36,7 +36,7 @@ pub enum JobSelection {
 }
 
 /// The stored machine (JSON) and whether the instance is over. `None`: no such instance.
-pub async fn reach(db: &Db, instance: InstanceId) -> Result<Option<(Option<String>, bool)>, DbError> {
+pub async fn find_machine(db: &Db, instance: InstanceId) -> Result<Option<(Option<String>, bool)>, DbError> {
     let row = db.query_opt(REACH.as_str(), params![instance]).await?;
     row.map(|row| Ok((row.opt_text(0)?, row.bool(1)?))).transpose()
 }
@@ -51,7 +51,7 @@ pub struct SshTargetRow {
     pub project: ProjectId,
 }
 
-pub async fn site(db: &Db, instance: InstanceId) -> Result<Option<SshTargetRow>, DbError> {
+pub async fn ssh_target(db: &Db, instance: InstanceId) -> Result<Option<SshTargetRow>, DbError> {
     let row = db.query_opt(SITE.as_str(), params![instance]).await?;
     row.map(|row| {
         Ok(SshTargetRow {
@@ -90,7 +90,7 @@ pub async fn mark_hosts_due(db: &Db) -> Result<(), DbError> {
 }
 
 /// Where a job that lives on the instance belongs.
-pub async fn place_of(
+pub async fn owner_of(
     db: &Db,
     job: SubmissionId,
     instance: InstanceId,

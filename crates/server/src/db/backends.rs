@@ -58,7 +58,7 @@ pub fn grant(id: Uuid, project: ProjectId, kind: &str) -> Change {
 }
 
 /// The backends that the project may use.
-pub async fn granted(db: &Db, project: ProjectId) -> Result<BTreeSet<String>, DbError> {
+pub async fn list_granted(db: &Db, project: ProjectId) -> Result<BTreeSet<String>, DbError> {
     db.query(GRANTED.as_str(), params![project]).await?.iter().map(|row| row.text(0)).collect()
 }
 

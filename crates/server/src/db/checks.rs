@@ -38,4 +38,4 @@ pub const HELD_BY_FINISHED: &str = "SELECT j.id FROM jobs j WHERE j.finished AND
     (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id)) ORDER BY j.id";
 
 /// Writes the whole of an SQLite database to a new file.
-pub const KEEP: &str = "VACUUM INTO $1";
+pub const VACUUM_INTO: &str = "VACUUM INTO $1";

@@ -28,13 +28,13 @@ pub(super) struct Clock {
 }
 
 enum ClockSource {
-    Steady(Mutex<Steady>),
+    Steady(Mutex<SteadyClock>),
     External(Arc<dyn Fn() -> i64 + Send + Sync>),
 }
 
 impl Clock {
     pub(super) fn wall() -> Self {
-        let steady = Steady { at: wall(), uptime: uptime() };
+        let steady = SteadyClock { at: wall(), uptime: uptime() };
         Self::from(ClockSource::Steady(Mutex::new(steady)))
     }
 
@@ -85,13 +85,13 @@ fn uptime() -> i64 {
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
 }
 
-struct Steady {
+struct SteadyClock {
     at: i64,
     /// When that was.
     uptime: i64,
 }
 
-impl Steady {
+impl SteadyClock {
     fn step(&mut self, wall: i64, uptime: i64) -> i64 {
         let passed = (uptime - self.uptime).max(0);
         let expected = self.at + passed;
@@ -112,8 +112,8 @@ mod tests {
     const SECOND: i64 = 1_000_000;
     const START: i64 = 1_700_000_000 * SECOND;
 
-    fn steady() -> Steady {
-        Steady { at: START, uptime: 0 }
+    fn steady() -> SteadyClock {
+        SteadyClock { at: START, uptime: 0 }
     }
 
     /// Steps of one second each, with a wall that is so far from the truth.

@@ -4,7 +4,7 @@
 
 use uuid::Uuid;
 use windlass_model::{
-    queue::{Container, Request},
+    queue::{Container, ContainerRequest},
     time::Timestamp,
 };
 
@@ -78,22 +78,32 @@ pub async fn containers(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<Conta
     query_versioned(db, CONTAINERS.as_str(), params![Val::list(uuids)]).await
 }
 
-pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<Request>>, DbError> {
+pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<ContainerRequest>>, DbError> {
     query_versioned(db, REQUESTS.as_str(), params![Val::list(uuids)]).await
 }
 
 /// Those that wait, or waited, for these containers.
-pub async fn requests_for(db: &Db, containers: &[String]) -> Result<Vec<Versioned<Request>>, DbError> {
+pub async fn requests_for(
+    db: &Db,
+    containers: &[String],
+) -> Result<Vec<Versioned<ContainerRequest>>, DbError> {
     query_versioned(db, REQUESTS_OF.as_str(), params![Val::list(containers)]).await
 }
 
 /// Those that programs in these containers made, and that live.
-pub async fn requests_made_in(db: &Db, containers: &[String]) -> Result<Vec<Versioned<Request>>, DbError> {
+pub async fn requests_made_in(
+    db: &Db,
+    containers: &[String],
+) -> Result<Vec<Versioned<ContainerRequest>>, DbError> {
     query_versioned(db, REQUESTS_BY.as_str(), params![Val::list(containers)]).await
 }
 
 /// Containers of this user for the same work.
-pub async fn alike(db: &Db, owner: &str, identity: &str) -> Result<Vec<Versioned<Container>>, DbError> {
+pub async fn find_reusable(
+    db: &Db,
+    owner: &str,
+    identity: &str,
+) -> Result<Vec<Versioned<Container>>, DbError> {
     query_versioned(db, ALIKE.as_str(), params![owner, identity]).await
 }
 
@@ -133,15 +143,15 @@ pub fn insert_container(
 
 /// Which call made a request, and of what.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct RequestOrigin {
     pub by: String,
     pub of: String,
 }
 
 pub fn insert_request(
     id: Uuid,
-    request: &Request,
-    made: Option<&Made>,
+    request: &ContainerRequest,
+    made: Option<&RequestOrigin>,
     secrets: Option<Vec<u8>>,
 ) -> Result<Change, DbError> {
     Ok(Change::Insert {
@@ -187,7 +197,7 @@ pub fn update_container(container: &Container, revision: i64) -> Result<Change, 
     Ok(exec_one(UPDATE_CONTAINER.as_str(), params))
 }
 
-pub fn update_request(request: &Request, revision: i64) -> Result<Change, DbError> {
+pub fn update_request(request: &ContainerRequest, revision: i64) -> Result<Change, DbError> {
     let params = params![
         request.uuid.as_str(),
         revision,
@@ -269,6 +279,6 @@ pub fn append_output(container: &str, attempt: i64, stream: &str, at: i64, bytes
 }
 
 /// Some of what ended before that time: what containers wrote, and rows of the log. Comes again for more.
-pub fn forget(before: Timestamp) -> [Change; 2] {
+pub fn expire(before: Timestamp) -> [Change; 2] {
     [exec_any(OLD_OUTPUT.as_str(), params![before]), exec_any(OLD_LOGS.as_str(), params![before])]
 }

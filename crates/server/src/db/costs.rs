@@ -14,7 +14,7 @@ use crate::params;
 
 record! {
     /// One line of a bill. Dollars are of microseconds: price per hour by time.
-    pub struct Line {
+    pub struct CostLine {
         pub id: Uuid,
         pub name: String,
         pub user_name: Option<String>,
@@ -77,20 +77,20 @@ pub enum CostGroup {
 }
 
 /// The dearest lines.
-pub async fn lines(
+pub async fn top_lines(
     db: &Db,
     project: ProjectId,
     by: CostGroup,
     period: Period,
     limit: i64,
-) -> Result<Vec<Line>, DbError> {
+) -> Result<Vec<CostLine>, DbError> {
     let sql = match by {
         CostGroup::Run => &BY_RUN,
         CostGroup::User => &BY_USER,
         CostGroup::Fleet => &BY_FLEET,
     };
     let params = params![project, period.since, period.until, limit];
-    db.query(sql.as_str(), params).await?.into_iter().map(Line::read).collect()
+    db.query(sql.as_str(), params).await?.into_iter().map(CostLine::read).collect()
 }
 
 /// How many, for how long, for how much: of all of them.

@@ -34,7 +34,7 @@ statements! {
 }
 
 /// Stale when another one is heard under this name.
-pub fn seen(name: &str, kind: &str, token: &str, nodes: &str, silent_us: i64) -> Change {
+pub fn record_heartbeat(name: &str, kind: &str, token: &str, nodes: &str, silent_us: i64) -> Change {
     Change::Exec {
         sql: VIOLATIONS.as_str().into(),
         params: params![name, kind, token, nodes, silent_us],
@@ -43,7 +43,7 @@ pub fn seen(name: &str, kind: &str, token: &str, nodes: &str, silent_us: i64) ->
 }
 
 /// Stale when another process holds the token's lease.
-pub fn hold(token: &str, holder: &str, described: &str, for_us: i64) -> Change {
+pub fn claim_lease(token: &str, holder: &str, described: &str, for_us: i64) -> Change {
     Change::Exec {
         sql: HOLD.as_str().into(),
         params: params![token, holder, described, for_us],

@@ -14,7 +14,7 @@ use super::{
 
 /// A thing an event names, as it was called at that time.
 #[derive(Clone, Copy, Debug)]
-pub struct Target<'a> {
+pub struct EventTarget<'a> {
     pub entity: Entity,
     pub id: Uuid,
     pub name: &'a str,
@@ -22,16 +22,16 @@ pub struct Target<'a> {
 
 /// Where an event belongs, beside what it tells.
 #[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
+pub struct EventContext<'a> {
     pub project: Option<ProjectId>,
     pub user: Option<UserId>,
     /// The token of the lock under which it was written.
     pub lock_token: Option<Uuid>,
-    pub targets: &'a [Target<'a>],
+    pub targets: &'a [EventTarget<'a>],
 }
 
 /// The rows of one event, for the unit that makes it true.
-pub fn append(db: &Db, event: &Event, place: &Place<'_>) -> Result<Vec<Change>, DbError> {
+pub fn append(db: &Db, event: &Event, place: &EventContext<'_>) -> Result<Vec<Change>, DbError> {
     let id = db.next_id()?;
     let mut changes = vec![Change::Insert {
         table: "events",
@@ -86,18 +86,18 @@ pub struct EventTargetView {
 
 /// Where the thing looked for stands.
 #[derive(Clone, Copy, Debug)]
-pub enum Within {
+pub enum ParentKind {
     Project,
     Run,
     Fleet,
 }
 
 #[derive(Debug, Default)]
-pub struct Asked<'a> {
+pub struct EventQuery<'a> {
     /// `None`: everything. Else events of this user's projects, and of the user.
     pub visible_to: Option<UserId>,
     pub targets: Option<&'a [Uuid]>,
-    pub within: Option<(&'a [Uuid], Option<Within>)>,
+    pub within: Option<(&'a [Uuid], Option<ParentKind>)>,
     pub types: Option<&'a [String]>,
     /// Users, and whether the system is among the actors.
     pub actors: Option<(Vec<Uuid>, bool)>,
@@ -105,7 +105,7 @@ pub struct Asked<'a> {
 }
 
 /// Events in the order of their recording.
-pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<EventView>, DbError> {
+pub async fn list(db: &Db, asked: &EventQuery<'_>) -> Result<Vec<EventView>, DbError> {
     let mut filter = Filter::new();
     if let Some(user) = asked.visible_to {
         filter.is(
@@ -123,7 +123,7 @@ pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<Vec<EventView>, DbError>
     }
     match asked.within {
         // One project's events are read in the order of their index.
-        Some(([one], Some(Within::Project))) => filter.is("e.project_id = ?", *one),
+        Some(([one], Some(ParentKind::Project))) => filter.is("e.project_id = ?", *one),
         Some((ids, within)) => filter.is(parent_condition(within), Val::list(ids)),
         None => {}
     }
@@ -192,15 +192,15 @@ async fn load_targets(db: &Db, events: &mut [EventView]) -> Result<(), DbError> 
     Ok(())
 }
 
-fn parent_condition(within: Option<Within>) -> &'static str {
+fn parent_condition(within: Option<ParentKind>) -> &'static str {
     match within {
-        Some(Within::Project) => "e.project_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))",
-        Some(Within::Run) => {
+        Some(ParentKind::Project) => "e.project_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))",
+        Some(ParentKind::Run) => {
             "(e.entity_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
               OR e.entity_id IN (SELECT j.id FROM jobs j
                                  WHERE j.run_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))))"
         }
-        Some(Within::Fleet) => {
+        Some(ParentKind::Fleet) => {
             "(e.entity_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))
               OR e.entity_id IN (SELECT i.id FROM instances i
                                  WHERE i.fleet_id IN (SELECT value FROM json_each(CAST(? AS TEXT)))))"

@@ -94,7 +94,7 @@ pub async fn names(db: &Db, ids: &[FleetId]) -> Result<HashMap<FleetId, String>,
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
 }
 
-pub async fn sealed(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbError> {
+pub async fn sealed_column(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbError> {
     Ok(db.query_opt(SEALED.as_str(), params![id]).await?.map(|row| row.opt_bytes(0)).transpose()?.flatten())
 }
 
@@ -124,7 +124,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
 }
 
 /// Stores the wish to delete; the fleet's pipeline does it. Stale while a job runs there.
-pub fn ask_delete(id: FleetId) -> Change {
+pub fn request_delete(id: FleetId) -> Change {
     Change::Exec { sql: ASK_DELETE.as_str().into(), params: params![id], expect: Expect::One }
 }
 

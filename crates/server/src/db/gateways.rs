@@ -116,7 +116,7 @@ pub fn delete(id: GatewayId) -> Change {
 }
 
 /// Services that are published through it, the first few.
-pub async fn users(db: &Db, id: GatewayId) -> Result<Vec<String>, DbError> {
+pub async fn published_services(db: &Db, id: GatewayId) -> Result<Vec<String>, DbError> {
     db.query(USERS.as_str(), params![id]).await?.iter().map(|row| row.text(0)).collect()
 }
 
@@ -137,19 +137,19 @@ pub fn set_status(id: GatewayId, from: Status, to: Status) -> Change {
 
 /// A process of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Node {
+pub struct GatewayNode {
     pub id: String,
     pub address: Option<String>,
 }
 
 /// Those that were seen lately.
-pub async fn nodes(db: &Db, id: GatewayId) -> Result<Vec<Node>, DbError> {
+pub async fn live_nodes(db: &Db, id: GatewayId) -> Result<Vec<GatewayNode>, DbError> {
     let rows = db.query(NODES.as_str(), params![id, PROXY_LOST_AFTER.0]).await?;
-    rows.iter().map(|row| Ok(Node { id: row.text(0)?, address: row.opt_text(1)? })).collect()
+    rows.iter().map(|row| Ok(GatewayNode { id: row.text(0)?, address: row.opt_text(1)? })).collect()
 }
 
 /// A process of a gateway is there.
-pub fn seen(node: &str, gateway: GatewayId, address: Option<&str>) -> Change {
+pub fn record_node(node: &str, gateway: GatewayId, address: Option<&str>) -> Change {
     Change::Exec {
         sql: SEEN_NODE.as_str().into(),
         params: params![node, gateway, address],

@@ -168,7 +168,7 @@ pub async fn ssh_hosts<'a>(
 }
 
 /// The sealed SSH keys and the sealed agent credential.
-pub async fn sealed(db: &Db, id: InstanceId) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), DbError> {
+pub async fn sealed_columns(db: &Db, id: InstanceId) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), DbError> {
     let row = db.query_opt(SEALED.as_str(), params![id]).await?;
     row.map_or(Ok((None, None)), |row| Ok((row.opt_bytes(0)?, row.opt_bytes(1)?)))
 }

@@ -36,7 +36,7 @@ record! {
 
 record! {
     /// The last sample of a job that runs, and what people call it.
-    pub struct Active {
+    pub struct ActiveSample {
         pub project: String,
         pub run: String,
         pub replica_num: i64,
@@ -69,12 +69,12 @@ statements! {
 }
 
 /// Jobs that run and have no sample as young as `younger`.
-pub async fn due(db: &Db, younger: Span, limit: usize) -> Result<Vec<DueJob>, DbError> {
+pub async fn list_due(db: &Db, younger: Span, limit: usize) -> Result<Vec<DueJob>, DbError> {
     db.query(DUE.as_str(), params![younger.0, limit]).await?.into_iter().map(DueJob::read).collect()
 }
 
 /// Keeps a sample taken now, and none of the job that is older than `keep`.
-pub async fn keep(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> Result<(), DbError> {
+pub async fn insert(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> Result<(), DbError> {
     let values = params![
         job,
         sample.host_at,
@@ -106,6 +106,6 @@ pub async fn recent(
 }
 
 /// The last samples of jobs that run, if no older than `younger`.
-pub async fn active(db: &Db, younger: Span, limit: usize) -> Result<Vec<Active>, DbError> {
-    db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.into_iter().map(Active::read).collect()
+pub async fn list_active(db: &Db, younger: Span, limit: usize) -> Result<Vec<ActiveSample>, DbError> {
+    db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.into_iter().map(ActiveSample::read).collect()
 }

@@ -147,12 +147,12 @@ statements! {
 }
 
 /// Has its pipeline look at it at once.
-pub fn poke(id: SubmissionId) -> Change {
+pub fn mark_due(id: SubmissionId) -> Change {
     Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
 /// In a moment, together with what else comes until then.
-pub fn poke_soon(id: SubmissionId) -> Change {
+pub fn mark_due_soon(id: SubmissionId) -> Change {
     Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
@@ -196,13 +196,13 @@ pub async fn list_by_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result
 }
 
 /// What runs there, or is about to.
-pub async fn of_instance(db: &Db, instance: InstanceId) -> Result<Vec<Job>, DbError> {
+pub async fn list_by_instance(db: &Db, instance: InstanceId) -> Result<Vec<Job>, DbError> {
     db.query(OF_INSTANCE.as_str(), params![instance]).await?.into_iter().map(Job::read).collect()
 }
 
 record! {
     /// How a submission ended.
-    pub struct Ended {
+    pub struct SubmissionEnd {
         pub id: SubmissionId,
         pub status: Status,
         pub exit_status: Option<i64>,
@@ -211,8 +211,8 @@ record! {
 }
 
 /// Those of these that are over.
-pub async fn ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<Ended>, DbError> {
-    db.query(ENDED.as_str(), params![Val::list(ids)]).await?.into_iter().map(Ended::read).collect()
+pub async fn list_ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<SubmissionEnd>, DbError> {
+    db.query(ENDED.as_str(), params![Val::list(ids)]).await?.into_iter().map(SubmissionEnd::read).collect()
 }
 
 /// How many are in front of each job of a run that waits for a machine.

@@ -29,7 +29,7 @@ impl Db {
         let Store::Postgres(pool) = &*self.store else {
             let add = |unit: Unit, (sql, params): (Cow<'static, str>, Vec<Val>)| unit.query(sql, params);
             let unit = statements.into_iter().fold(Unit::new(), add);
-            let written = self.write_as(what, unit).await.and_then(super::Written::done);
+            let written = self.write_as(what, unit).await.and_then(super::WriteOutcome::done);
             return written.map(|(_, rows)| rows).map_err(failed);
         };
         self.before(what).await.map_err(failed)?;
@@ -220,9 +220,9 @@ const POLL_ATTEMPTS_MAX: usize = 5;
 /// No lock is held for longer without being renewed.
 const LOCK_TTL_MAX: Duration = Duration::from_secs(60);
 /// A row that was written so much later than now was written by a clock that was wrong.
-const ASTRAY_US: i64 = 5_000_000;
+const MISDATED_AFTER_US: i64 = 5_000_000;
 const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
-const TAKEN: &str = "id, lock_token, lock_epoch, now_us(), last_processed_at";
+const CLAIM_COLUMNS: &str = "id, lock_token, lock_epoch, now_us(), last_processed_at";
 
 fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
@@ -331,15 +331,15 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
         return format!(
             "WITH free AS MATERIALIZED ({free}), expired AS MATERIALIZED ({expired}), \
              c AS MATERIALIZED (SELECT id FROM (SELECT * FROM free UNION ALL SELECT * FROM expired) AS both_of \
-             ORDER BY late, last_processed_at, id LIMIT $1) {take} WHERE id IN (SELECT id FROM c) RETURNING {TAKEN}"
+             ORDER BY late, last_processed_at, id LIMIT $1) {take} WHERE id IN (SELECT id FROM c) RETURNING {CLAIM_COLUMNS}"
         );
     }
     match dialect {
         Dialect::Sqlite => {
-            format!("{take} WHERE id IN (SELECT id FROM ({free})) RETURNING {TAKEN}")
+            format!("{take} WHERE id IN (SELECT id FROM ({free})) RETURNING {CLAIM_COLUMNS}")
         }
         Dialect::Postgres => format!(
-            "WITH free AS MATERIALIZED ({free}) {take} WHERE id IN (SELECT id FROM free) RETURNING {TAKEN}"
+            "WITH free AS MATERIALIZED ({free}) {take} WHERE id IN (SELECT id FROM free) RETURNING {CLAIM_COLUMNS}"
         ),
     }
 }
@@ -394,11 +394,11 @@ fn astray(statuses: &str) -> [String; 2] {
     [
         format!(
             "lock_token IS NULL AND NOT finished AND status IN ({statuses}) \
-             AND last_processed_at > now_us() + {ASTRAY_US}"
+             AND last_processed_at > now_us() + {MISDATED_AFTER_US}"
         ),
         format!(
             "lock_token IS NOT NULL AND NOT finished AND status IN ({statuses}) \
-             AND lock_expires_at > now_us() + {ASTRAY_US}"
+             AND lock_expires_at > now_us() + {MISDATED_AFTER_US}"
         ),
     ]
 }
@@ -490,7 +490,7 @@ fn related_sql(dialect: Dialect, table: &str) -> String {
          (lock_owner IS NULL AND (lock_token IS NULL OR lock_expires_at <= now_us()))){}) \
          UPDATE {table} SET lock_token = new_uuid(), lock_expires_at = now_us() + $3, lock_owner = $2, \
          lock_epoch = lock_epoch + 1 WHERE id IN (SELECT id FROM open) \
-         AND (SELECT count(*) FROM open) = $4 RETURNING {TAKEN}",
+         AND (SELECT count(*) FROM open) = $4 RETURNING {CLAIM_COLUMNS}",
         row_locks(dialect)
     )
 }

@@ -77,7 +77,7 @@ record! {
 
 /// A job with its tasks and the names that answers show, all of one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Named {
+pub struct JobWithTasks {
     pub job: ManagedJob,
     /// In the order of their numbers.
     pub tasks: Vec<Task>,
@@ -158,9 +158,9 @@ pub(in crate::db) fn group_rows<T>(
     Ok(all)
 }
 
-fn named(rows: Vec<super::Row>) -> Result<Vec<Named>, DbError> {
+fn named(rows: Vec<super::Row>) -> Result<Vec<JobWithTasks>, DbError> {
     let all = group_rows(rows, |row| Ok((row.text(WIDTH)?, row.text(WIDTH + 1)?)))?;
-    let named = all.into_iter().map(|(job, tasks, (project_name, user_name))| Named {
+    let named = all.into_iter().map(|(job, tasks, (project_name, user_name))| JobWithTasks {
         job,
         tasks,
         project_name,
@@ -169,7 +169,7 @@ fn named(rows: Vec<super::Row>) -> Result<Vec<Named>, DbError> {
     Ok(named.collect())
 }
 
-pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<Named>, DbError> {
+pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<JobWithTasks>, DbError> {
     Ok(named(db.query(FIND.as_str(), params![project, number]).await?)?.pop())
 }
 
@@ -179,12 +179,12 @@ pub async fn find_by_key(
     project: ProjectId,
     user: UserId,
     key: &str,
-) -> Result<Option<Named>, DbError> {
+) -> Result<Option<JobWithTasks>, DbError> {
     Ok(named(db.query(BY_KEY.as_str(), params![project, user, key]).await?)?.pop())
 }
 
 /// The ids and numbers of the copies of one call, from the number of the first.
-pub async fn copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId, i64)>, DbError> {
+pub async fn list_copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId, i64)>, DbError> {
     let rows = db.query(COPIES.as_str(), params![first, first + count]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.int(1)?))).collect()
 }
@@ -276,7 +276,7 @@ impl Query {
     }
 }
 
-pub async fn list(db: &Db, query: &Query) -> Result<Vec<Named>, DbError> {
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<JobWithTasks>, DbError> {
     let (found, params) = query.filter().done();
     let (columns, limit) = (columns(), query.limit.max(0));
     let sql = format!(

@@ -64,12 +64,12 @@ use uuid::Uuid;
 
 use self::ids::Ids;
 #[cfg(feature = "testing")]
-pub use self::weather::{HookFuture, Weather};
+pub use self::weather::{FaultHook, HookFuture};
 pub use self::{
     error::DbError,
     filter::{Page, TieOrder},
     migrate::{Dialect, MigrateError},
-    unit::{Change, Expect, Guard, Unit, Values, Written},
+    unit::{Change, Expect, Guard, Unit, Values, WriteOutcome},
     value::{Row, Val},
 };
 
@@ -79,14 +79,14 @@ pub struct Db {
     store: Arc<Store>,
     ids: Ids,
     #[cfg(feature = "testing")]
-    weather: Option<Arc<dyn Weather>>,
+    weather: Option<Arc<dyn FaultHook>>,
     /// Kept so that a listener on SQLite waits instead of hearing an end.
     silence: tokio::sync::broadcast::Sender<String>,
 }
 
 enum Store {
-    File(sqlite::File),
-    Inline(sqlite::Inline),
+    File(sqlite::SqliteFile),
+    Inline(sqlite::InlineSqlite),
     Postgres(Box<postgres::Pool>),
 }
 
@@ -116,7 +116,7 @@ impl std::str::FromStr for DatabaseUrl {
 
 impl Db {
     /// Heard instead of a pipeline's name when some may have been missed.
-    pub const EVERYTHING: &'static str = postgres::EVERYTHING;
+    pub const EVERYTHING: &'static str = postgres::ALL_PIPELINES;
 
     /// Opens, and brings the schema up to date.
     pub async fn open(url: &DatabaseUrl) -> Result<Self, DbError> {
@@ -129,14 +129,14 @@ impl Db {
     }
 
     fn open_sqlite(path: &Path) -> Result<Self, DbError> {
-        Ok(Self::of(Store::File(sqlite::File::open(path, Ids::system())?), Ids::system()))
+        Ok(Self::of(Store::File(sqlite::SqliteFile::open(path, Ids::system())?), Ids::system()))
     }
 
     /// In memory, without threads, on the given clock (microseconds) and with ids from a seed: for the
     /// simulation. Replicas are clones of the handle.
     pub fn open_inline(clock: Arc<dyn Fn() -> i64 + Send + Sync>, seed: u64) -> Result<Self, DbError> {
         let ids = Ids::seeded(seed);
-        Ok(Self::of(Store::Inline(sqlite::Inline::open(clock, ids.clone())?), ids))
+        Ok(Self::of(Store::Inline(sqlite::InlineSqlite::open(clock, ids.clone())?), ids))
     }
 
     fn of(store: Store, ids: Ids) -> Self {
@@ -153,7 +153,7 @@ impl Db {
     /// The same database, with these faults around every call.
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn with_fault_hook(&self, weather: Arc<dyn Weather>) -> Self {
+    pub fn with_fault_hook(&self, weather: Arc<dyn FaultHook>) -> Self {
         Self { weather: Some(weather), ..self.clone() }
     }
 
@@ -238,11 +238,11 @@ impl Db {
     }
 
     /// A write: all of the unit, or nothing. Returns after the commit.
-    pub async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+    pub async fn write(&self, unit: Unit) -> Result<WriteOutcome, DbError> {
         self.write_as("write", unit).await
     }
 
-    async fn write_as(&self, what: &'static str, unit: Unit) -> Result<Written, DbError> {
+    async fn write_as(&self, what: &'static str, unit: Unit) -> Result<WriteOutcome, DbError> {
         self.before(what).await?;
         let written = match &*self.store {
             Store::File(file) => file.write(unit).await,

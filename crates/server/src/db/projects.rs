@@ -77,7 +77,7 @@ pub async fn find(
 
 /// Which projects a caller looks at.
 #[derive(Clone, Copy, Debug)]
-pub enum Seen {
+pub enum ProjectVisibility {
     All,
     /// Where this user is a member.
     Joined(UserId),
@@ -86,8 +86,8 @@ pub enum Seen {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
-    pub seen: Seen,
+pub struct ProjectQuery<'a> {
+    pub seen: ProjectVisibility,
     pub pattern: Option<&'a str>,
     /// Only where the user of this name is a member.
     pub member: Option<&'a str>,
@@ -95,15 +95,15 @@ pub struct Asked<'a> {
     pub page: Page,
 }
 
-impl Asked<'_> {
+impl ProjectQuery<'_> {
     fn filter(&self) -> Filter {
         const JOINED: &str = "EXISTS (SELECT 1 FROM members m WHERE m.project_id = p.id AND m.user_id = ?)";
         let mut filter = Filter::new();
         filter.and("NOT p.deleted");
         match self.seen {
-            Seen::All => {}
-            Seen::Joined(user) => filter.is(JOINED, user),
-            Seen::JoinedOrPublic(user) => filter.is(&format!("(p.is_public OR {JOINED})"), user),
+            ProjectVisibility::All => {}
+            ProjectVisibility::Joined(user) => filter.is(JOINED, user),
+            ProjectVisibility::JoinedOrPublic(user) => filter.is(&format!("(p.is_public OR {JOINED})"), user),
         }
         if let Some(pattern) = self.pattern {
             filter.is("lower(p.name) LIKE ? ESCAPE '!'", contains_pattern(pattern));
@@ -123,7 +123,7 @@ impl Asked<'_> {
 }
 
 /// Projects by time of creation, and how many there are in all.
-pub async fn list(db: &Db, asked: &Asked<'_>) -> Result<(Vec<Project>, i64), DbError> {
+pub async fn list(db: &Db, asked: &ProjectQuery<'_>) -> Result<(Vec<Project>, i64), DbError> {
     let (counted, params) = asked.filter().done();
     let count = db.query_opt(format!("SELECT count(*) FROM projects p{counted}"), params).await?;
     let mut filter = asked.filter();
@@ -161,7 +161,7 @@ pub async fn members(db: &Db, projects: &[ProjectId]) -> Result<Vec<Member>, DbE
 }
 
 /// Whether a project has this name, in whatever case it is written.
-pub async fn is_taken(db: &Db, name: &str) -> Result<bool, DbError> {
+pub async fn is_name_taken(db: &Db, name: &str) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM projects WHERE lower(name) = lower($1) AND NOT deleted LIMIT 1";
     Ok(db.query_opt(sql, params![name]).await?.is_some())
 }
@@ -274,7 +274,7 @@ pub fn delete(id: ProjectId) -> Change {
 }
 
 /// Projects of which the user is a member.
-pub async fn joined(db: &Db, user: UserId) -> Result<Vec<ProjectId>, DbError> {
+pub async fn list_joined(db: &Db, user: UserId) -> Result<Vec<ProjectId>, DbError> {
     let sql = "SELECT p.id FROM members m JOIN projects p ON p.id = m.project_id
                WHERE m.user_id = $1 AND NOT p.deleted";
     db.query(sql, params![user]).await?.iter().map(|row| row.id(0)).collect()

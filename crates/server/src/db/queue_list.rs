@@ -10,7 +10,7 @@ use super::{Db, DbError, Dialect, Row, Val, filter::Filter};
 
 /// Which list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ListKind {
     Containers,
     Requests,
     Logs,
@@ -30,7 +30,7 @@ pub enum QueueVisibility {
 }
 
 /// Condition for containers of requests that a container made.
-const IS_REQUESTED_INSIDE: &str = "IN (SELECT r.container_uuid FROM container_requests r \
+const IS_REQUESTED_BY_CONTAINER: &str = "IN (SELECT r.container_uuid FROM container_requests r \
      WHERE r.requesting_container_uuid = ? AND r.container_uuid IS NOT NULL)";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub struct Condition {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct ListQuery {
     pub conditions: Vec<Condition>,
     /// Attribute, and whether it descends.
     pub order: Vec<(String, bool)>,
@@ -51,7 +51,7 @@ pub struct Asked {
 }
 
 #[derive(Debug)]
-pub struct Found {
+pub struct ListPage {
     /// Documents; of logs with their id and the columns beside them.
     pub rows: Vec<Row>,
     pub available: Option<i64>,
@@ -76,10 +76,10 @@ enum AttributeType {
 }
 
 /// Columns, and parts of the document. Times of the document are text that sorts as it should.
-fn attribute(kind: Kind, name: &str) -> Option<(AttributeType, bool)> {
+fn attribute(kind: ListKind, name: &str) -> Option<(AttributeType, bool)> {
     use AttributeType::{Int, Json, Real, Text, Time};
     let found = match kind {
-        Kind::Containers => match name {
+        ListKind::Containers => match name {
             "uuid" | "owner_uuid" | "state" | "locked_by_uuid" => (Text, true),
             "priority" => (Int, true),
             "created_at" | "modified_at" => (Time, true),
@@ -104,7 +104,7 @@ fn attribute(kind: Kind, name: &str) -> Option<(AttributeType, bool)> {
             | "output_properties" => (Json, false),
             _ => return None,
         },
-        Kind::Requests => match name {
+        ListKind::Requests => match name {
             "uuid" | "owner_uuid" | "state" | "container_uuid" | "requesting_container_uuid" => (Text, true),
             "priority" => (Int, true),
             "created_at" | "modified_at" => (Time, true),
@@ -124,7 +124,7 @@ fn attribute(kind: Kind, name: &str) -> Option<(AttributeType, bool)> {
             }
             _ => return None,
         },
-        Kind::Logs => match name {
+        ListKind::Logs => match name {
             "id" => (Int, true),
             "uuid" | "object_uuid" | "object_owner_uuid" | "event_type" | "summary" => (Text, true),
             "created_at" | "modified_at" | "event_at" => (Time, true),
@@ -136,14 +136,19 @@ fn attribute(kind: Kind, name: &str) -> Option<(AttributeType, bool)> {
 }
 
 struct ListBuilder<'a> {
-    kind: Kind,
+    kind: ListKind,
     dialect: Dialect,
     filter: Filter,
-    asked: &'a Asked,
+    asked: &'a ListQuery,
 }
 
 /// The rows that a caller sees and asks for.
-pub async fn list(db: &Db, kind: Kind, sight: &QueueVisibility, asked: &Asked) -> Result<Found, ListError> {
+pub async fn list(
+    db: &Db,
+    kind: ListKind,
+    sight: &QueueVisibility,
+    asked: &ListQuery,
+) -> Result<ListPage, ListError> {
     let mut list = ListBuilder { kind, dialect: db.dialect(), filter: Filter::new(), asked };
     list.restrict(sight);
     for condition in &asked.conditions {
@@ -151,9 +156,9 @@ pub async fn list(db: &Db, kind: Kind, sight: &QueueVisibility, asked: &Asked) -
     }
     let order = list.order()?;
     let (table, columns) = match kind {
-        Kind::Containers => ("containers", "t.doc"),
-        Kind::Requests => ("container_requests", "t.doc"),
-        Kind::Logs => (
+        ListKind::Containers => ("containers", "t.doc"),
+        ListKind::Requests => ("container_requests", "t.doc"),
+        ListKind::Logs => (
             "queue_logs",
             "t.doc, t.id, t.uuid, t.object_uuid, t.object_owner_uuid, t.event_type, t.created_at, t.summary",
         ),
@@ -172,7 +177,7 @@ pub async fn list(db: &Db, kind: Kind, sight: &QueueVisibility, asked: &Asked) -
         let sql = format!("SELECT {columns} FROM {table} t{condition}{order} LIMIT {limit} OFFSET {offset}");
         db.query(sql, params).await?
     };
-    Ok(Found { rows, available })
+    Ok(ListPage { rows, available })
 }
 
 fn invalid_query<T>(why: impl Into<String>) -> Result<T, ListError> {
@@ -183,24 +188,26 @@ impl ListBuilder<'_> {
     fn restrict(&mut self, sight: &QueueVisibility) {
         match (sight, self.kind) {
             (QueueVisibility::All, _) => {}
-            (QueueVisibility::Owner(owner), Kind::Containers | Kind::Requests) => {
+            (QueueVisibility::Owner(owner), ListKind::Containers | ListKind::Requests) => {
                 self.filter.is("t.owner_uuid = ?", owner.as_str());
             }
-            (QueueVisibility::Owner(owner), Kind::Logs) => {
+            (QueueVisibility::Owner(owner), ListKind::Logs) => {
                 self.filter.is("t.object_owner_uuid = ?", owner.as_str())
             }
-            (QueueVisibility::One(uuid), Kind::Containers) => self.filter.is("t.uuid = ?", uuid.as_str()),
-            (QueueVisibility::One(uuid), Kind::Logs) => self.filter.is("t.object_uuid = ?", uuid.as_str()),
-            (QueueVisibility::One(_), Kind::Requests) => self.filter.and("FALSE"),
-            (QueueVisibility::Inside(uuid), Kind::Containers) => {
-                self.filter.is(&format!("(t.uuid = ? OR t.uuid {IS_REQUESTED_INSIDE})"), uuid.as_str());
+            (QueueVisibility::One(uuid), ListKind::Containers) => self.filter.is("t.uuid = ?", uuid.as_str()),
+            (QueueVisibility::One(uuid), ListKind::Logs) => {
+                self.filter.is("t.object_uuid = ?", uuid.as_str())
             }
-            (QueueVisibility::Inside(uuid), Kind::Requests) => {
+            (QueueVisibility::One(_), ListKind::Requests) => self.filter.and("FALSE"),
+            (QueueVisibility::Inside(uuid), ListKind::Containers) => {
+                self.filter.is(&format!("(t.uuid = ? OR t.uuid {IS_REQUESTED_BY_CONTAINER})"), uuid.as_str());
+            }
+            (QueueVisibility::Inside(uuid), ListKind::Requests) => {
                 self.filter.is("(t.requesting_container_uuid = ? OR t.container_uuid = ?)", uuid.as_str());
             }
-            (QueueVisibility::Inside(uuid), Kind::Logs) => {
+            (QueueVisibility::Inside(uuid), ListKind::Logs) => {
                 let seen = format!(
-                    "(t.object_uuid = ? OR t.object_uuid {IS_REQUESTED_INSIDE} OR t.object_uuid IN \
+                    "(t.object_uuid = ? OR t.object_uuid {IS_REQUESTED_BY_CONTAINER} OR t.object_uuid IN \
                      (SELECT r.uuid FROM container_requests r WHERE r.requesting_container_uuid = ?))"
                 );
                 self.filter.is(&seen, uuid.as_str());
@@ -210,17 +217,17 @@ impl ListBuilder<'_> {
 
     /// How an attribute is read, and as what.
     fn expression(&mut self, name: &str) -> Result<(String, AttributeType), ListError> {
-        if self.kind == Kind::Requests
+        if self.kind == ListKind::Requests
             && let Some(of) = name.strip_prefix("container.")
         {
-            let inner = attribute(Kind::Containers, of).filter(|(_, is_column)| *is_column);
+            let inner = attribute(ListKind::Containers, of).filter(|(_, is_column)| *is_column);
             let Some((kind, _)) = inner else { return invalid_query(format!("no attribute `{name}`")) };
             return Ok((format!("(SELECT c.{of} FROM containers c WHERE c.uuid = t.container_uuid)"), kind));
         }
         // A name of the first version of this API.
         let name = match (self.kind, name) {
-            (Kind::Containers, "dispatch_auth_uuid") => "locked_by_uuid",
-            (Kind::Logs, "event_at" | "modified_at") => "created_at",
+            (ListKind::Containers, "dispatch_auth_uuid") => "locked_by_uuid",
+            (ListKind::Logs, "event_at" | "modified_at") => "created_at",
             (_, name) => name,
         };
         if let Some((kind, is_column)) = attribute(self.kind, name) {

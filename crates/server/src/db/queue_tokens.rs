@@ -10,7 +10,7 @@ use super::{
 use crate::params;
 
 record! {
-    pub struct Token {
+    pub struct QueueToken {
         pub id: Uuid,
         pub uuid: String,
         /// `user`, `dispatcher`, `executor` or `container`.
@@ -36,11 +36,11 @@ const IS_GOOD: &str = "t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expir
 
 statements! {
     BY_UUID = "SELECT {} FROM queue_tokens t JOIN users u ON u.id = t.user_id \
-               WHERE t.uuid = $1 AND {} AND u.active AND NOT u.deleted", Token::columns("t"), IS_GOOD;
+               WHERE t.uuid = $1 AND {} AND u.active AND NOT u.deleted", QueueToken::columns("t"), IS_GOOD;
     BY_HASH = "SELECT {} FROM queue_tokens t JOIN users u ON u.id = t.user_id \
-               WHERE t.hash = $1 AND {} AND u.active AND NOT u.deleted", Token::columns("t"), IS_GOOD;
+               WHERE t.hash = $1 AND {} AND u.active AND NOT u.deleted", QueueToken::columns("t"), IS_GOOD;
     OF_USER = "SELECT {} FROM queue_tokens t WHERE t.user_id = $1 AND {} \
-               AND t.kind IN ('user', 'dispatcher') ORDER BY t.created_at LIMIT 1000", Token::columns("t"), IS_GOOD;
+               AND t.kind IN ('user', 'dispatcher') ORDER BY t.created_at LIMIT 1000", QueueToken::columns("t"), IS_GOOD;
     REVOKE = "UPDATE queue_tokens SET revoked_at = now_us(), secret_sealed = NULL \
               WHERE uuid = $1 AND user_id = $2 AND revoked_at IS NULL";
     REVOKE_OF = "UPDATE queue_tokens SET revoked_at = now_us(), secret_sealed = NULL \
@@ -48,20 +48,20 @@ statements! {
 }
 
 /// A token that is good now.
-pub async fn by_uuid(db: &Db, uuid: &str) -> Result<Option<Token>, DbError> {
-    db.query_opt(BY_UUID.as_str(), params![uuid]).await?.map(Token::read).transpose()
+pub async fn by_uuid(db: &Db, uuid: &str) -> Result<Option<QueueToken>, DbError> {
+    db.query_opt(BY_UUID.as_str(), params![uuid]).await?.map(QueueToken::read).transpose()
 }
 
-pub async fn by_hash(db: &Db, hash: &str) -> Result<Option<Token>, DbError> {
-    db.query_opt(BY_HASH.as_str(), params![hash]).await?.map(Token::read).transpose()
+pub async fn by_hash(db: &Db, hash: &str) -> Result<Option<QueueToken>, DbError> {
+    db.query_opt(BY_HASH.as_str(), params![hash]).await?.map(QueueToken::read).transpose()
 }
 
 /// Those that a user keeps; tokens of containers come and go by themselves.
-pub async fn of_user(db: &Db, user: UserId) -> Result<Vec<Token>, DbError> {
-    db.query(OF_USER.as_str(), params![user]).await?.into_iter().map(Token::read).collect()
+pub async fn list_by_user(db: &Db, user: UserId) -> Result<Vec<QueueToken>, DbError> {
+    db.query(OF_USER.as_str(), params![user]).await?.into_iter().map(QueueToken::read).collect()
 }
 
-pub fn create(token: Token) -> Change {
+pub fn create(token: QueueToken) -> Change {
     Change::Insert { table: "queue_tokens", values: token.into_values() }
 }
 

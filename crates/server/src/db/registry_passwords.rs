@@ -30,7 +30,7 @@ pub async fn find(db: &Db, id: Uuid) -> Result<Option<SealedPassword>, DbError> 
 }
 
 /// Those that a user wrote in a project, the newest first.
-pub async fn of_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<SealedPassword>, DbError> {
+pub async fn list_by_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<SealedPassword>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS} FROM registry_passwords WHERE project_id = $1 AND user_id = $2
          ORDER BY created_at DESC, id LIMIT 100"
@@ -106,11 +106,11 @@ pub fn replace(stored: &PasswordDocument, text: &str) -> Change {
     }
 }
 
-pub async fn is_done(db: &Db) -> Result<bool, DbError> {
+pub async fn is_migration_done(db: &Db) -> Result<bool, DbError> {
     Ok(db.query_opt("SELECT 1 FROM chores WHERE name = $1", params![MIGRATION_NAME]).await?.is_some())
 }
 
-pub fn done() -> Change {
+pub fn mark_migration_done() -> Change {
     Change::Exec {
         sql: "INSERT INTO chores (name, done_at) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING".into(),
         params: params![MIGRATION_NAME, Val::Now],

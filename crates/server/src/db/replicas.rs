@@ -9,7 +9,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{Change, Db, DbError, Unit, Written, record::statements, runs};
+use super::{Change, Db, DbError, Unit, WriteOutcome, record::statements, runs};
 use crate::params;
 
 /// Services and replicas that one look brings.
@@ -86,7 +86,7 @@ pub struct Service {
 
 /// A replica that takes requests.
 #[derive(Clone, Debug)]
-pub struct Ready {
+pub struct ReadyReplica {
     pub id: SubmissionId,
     pub run: RunId,
     pub instance: InstanceId,
@@ -97,7 +97,7 @@ pub struct Ready {
 
 /// A replica that runs.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct RunningReplica {
     pub id: SubmissionId,
     pub run: RunId,
     pub project: ProjectId,
@@ -126,14 +126,14 @@ pub async fn services(db: &Db) -> Result<Vec<Service>, DbError> {
 
 /// A service that a gateway publishes.
 #[derive(Clone, Debug)]
-pub struct Published {
+pub struct PublishedService {
     pub service: Service,
     pub domain: String,
     /// JSON: where it is reached.
     pub place: String,
 }
 
-pub async fn published(db: &Db, gateway: GatewayId) -> Result<Vec<Published>, DbError> {
+pub async fn published_services(db: &Db, gateway: GatewayId) -> Result<Vec<PublishedService>, DbError> {
     let rows = db.query(PUBLISHED.as_str(), params![SERVICES_MAX, gateway]).await?;
     let each = rows.iter().map(|row| {
         let service = Service {
@@ -143,13 +143,13 @@ pub async fn published(db: &Db, gateway: GatewayId) -> Result<Vec<Published>, Db
             spec: row.text(3)?,
             submitted_at: row.time(4)?,
         };
-        Ok(Published { service, domain: row.text(5)?, place: row.text(6)? })
+        Ok(PublishedService { service, domain: row.text(5)?, place: row.text(6)? })
     });
     each.collect()
 }
 
 /// The run of this name, if this gateway publishes it.
-pub async fn run_of(
+pub async fn find_published_run(
     db: &Db,
     gateway: GatewayId,
     project: &str,
@@ -159,10 +159,10 @@ pub async fn run_of(
     row.map(|row| row.id(0)).transpose()
 }
 
-pub async fn ready(db: &Db) -> Result<Vec<Ready>, DbError> {
+pub async fn ready_replicas(db: &Db) -> Result<Vec<ReadyReplica>, DbError> {
     let rows = db.query(READY.as_str(), params![REPLICAS_MAX]).await?;
     let each = rows.iter().map(|row| {
-        Ok(Ready {
+        Ok(ReadyReplica {
             id: row.id(0)?,
             run: row.id(1)?,
             instance: row.id(2)?,
@@ -179,10 +179,10 @@ pub async fn explain(db: &Db) -> Result<[String; 2], DbError> {
     Ok([ready, db.explain(WATCHED.as_str(), params![REPLICAS_MAX]).await?])
 }
 
-pub async fn watched(db: &Db) -> Result<Vec<Watched>, DbError> {
+pub async fn running_replicas(db: &Db) -> Result<Vec<RunningReplica>, DbError> {
     let rows = db.query(WATCHED.as_str(), params![REPLICAS_MAX]).await?;
     let each = rows.iter().map(|row| {
-        Ok(Watched {
+        Ok(RunningReplica {
             id: row.id(0)?,
             run: row.id(1)?,
             project: row.id(2)?,
@@ -200,7 +200,7 @@ pub async fn watched(db: &Db) -> Result<Vec<Watched>, DbError> {
 /// `told` are the events, when it became ready or is no longer.
 pub async fn set_ready(
     db: &Db,
-    replica: &Watched,
+    replica: &RunningReplica,
     probes: &str,
     registered: bool,
     told: Vec<Change>,
@@ -209,16 +209,16 @@ pub async fn set_ready(
     let mut unit =
         Unit::new().expect_one(SET_READY.as_str(), params![replica.id, before, probes, registered]);
     if registered != replica.registered {
-        unit = unit.and([runs::poke(replica.run)]);
+        unit = unit.and([runs::mark_due(replica.run)]);
     }
     match db.write(unit.and(told)).await? {
-        Written::Done { .. } => Ok(true),
-        Written::Stale { .. } => Ok(false),
+        WriteOutcome::Done { .. } => Ok(true),
+        WriteOutcome::Stale { .. } => Ok(false),
     }
 }
 
 /// A proxy is there, and takes seats at these replicas. Those that are gone lose theirs.
-pub async fn seen(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
+pub async fn record_proxy(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
     let mut unit = Unit::new().exec(VIOLATIONS.as_str(), params![proxy]);
     for job in taken {
         unit = unit.exec(TAKE_SEAT.as_str(), params![proxy, *job]);
@@ -251,14 +251,14 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
 }
 
 /// The last request was answered.
-pub async fn left(db: &Db, proxy: &str, job: SubmissionId) -> Result<(), DbError> {
+pub async fn release_seat(db: &Db, proxy: &str, job: SubmissionId) -> Result<(), DbError> {
     let unit =
         Unit::new().exec(LEAVE_SEAT.as_str(), params![proxy, job]).exec(POKE_ENDING.as_str(), params![job]);
     db.write(unit).await.map(drop)
 }
 
 /// A proxy ends, and all its seats with it.
-pub async fn gone(db: &Db, proxy: &str) -> Result<(), DbError> {
+pub async fn remove_proxy(db: &Db, proxy: &str) -> Result<(), DbError> {
     let unit = Unit::new().exec(GONE_SEATS.as_str(), params![proxy]).exec(GONE.as_str(), params![proxy]);
     db.write(unit).await.map(drop)
 }
@@ -273,7 +273,12 @@ pub struct ServiceTraffic {
 }
 
 /// What came, and runs that are to look at once.
-pub async fn count(db: &Db, proxy: &str, came: &[ServiceTraffic], woken: &[RunId]) -> Result<(), DbError> {
+pub async fn record_traffic(
+    db: &Db,
+    proxy: &str,
+    came: &[ServiceTraffic],
+    woken: &[RunId],
+) -> Result<(), DbError> {
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let mut unit = Unit::new();
     for ServiceTraffic { run, traffic, answers } in came {
@@ -285,7 +290,7 @@ pub async fn count(db: &Db, proxy: &str, came: &[ServiceTraffic], woken: &[RunId
         }
     }
     for run in woken {
-        unit = unit.and([runs::poke(*run)]);
+        unit = unit.and([runs::mark_due(*run)]);
     }
     db.write(unit).await.map(drop)
 }

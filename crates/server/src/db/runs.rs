@@ -80,7 +80,7 @@ record! {
 
 /// A run with the names that answers show.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Named {
+pub struct NamedRun {
     pub run: Run,
     pub project_name: String,
     pub user_name: String,
@@ -118,7 +118,7 @@ statements! {
     COUNT_ACTIVE = "SELECT count(*) FROM runs WHERE project_id = $1 AND NOT finished";
 }
 
-impl Named {
+impl NamedRun {
     fn read(mut row: super::Row) -> Result<Self, DbError> {
         Ok(Self {
             run: Run::read_from(&mut row, 0)?,
@@ -147,12 +147,12 @@ pub fn insert(run: NewRun) -> Change {
 }
 
 /// By id deleted runs are found too.
-pub async fn find(db: &Db, id: RunId) -> Result<Option<Named>, DbError> {
-    db.query_opt(FIND.as_str(), params![id]).await?.map(Named::read).transpose()
+pub async fn find(db: &Db, id: RunId) -> Result<Option<NamedRun>, DbError> {
+    db.query_opt(FIND.as_str(), params![id]).await?.map(NamedRun::read).transpose()
 }
 
-pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<Named>, DbError> {
-    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Named::read).transpose()
+pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Option<NamedRun>, DbError> {
+    db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(NamedRun::read).transpose()
 }
 
 /// The run that an earlier request with this key made; `idempotency_hash` tells whether it asked the same.
@@ -161,9 +161,9 @@ pub async fn find_by_key(
     project: ProjectId,
     user: UserId,
     key: &str,
-) -> Result<Option<Named>, DbError> {
+) -> Result<Option<NamedRun>, DbError> {
     let rows = db.query_opt(FIND_BY_KEY.as_str(), params![project, user, key]).await?;
-    rows.map(Named::read).transpose()
+    rows.map(NamedRun::read).transpose()
 }
 
 /// Which runs: newest first unless the page says otherwise, ties by id.
@@ -179,21 +179,21 @@ pub struct Query {
 
 record! {
     /// A line of a list, before the run itself is read.
-    pub struct Line {
+    pub struct RunListEntry {
         pub id: RunId,
         pub submitted_at: Timestamp,
         pub finished: bool,
     }
 }
 
-pub async fn list(db: &Db, query: &Query) -> Result<Vec<Line>, DbError> {
+pub async fn list(db: &Db, query: &Query) -> Result<Vec<RunListEntry>, DbError> {
     let (sql, params) = list_sql(query);
-    db.query(sql, params).await?.into_iter().map(Line::read).collect()
+    db.query(sql, params).await?.into_iter().map(RunListEntry::read).collect()
 }
 
 /// Those of these that there are, in no order.
-pub async fn find_all(db: &Db, ids: &[RunId]) -> Result<Vec<Named>, DbError> {
-    db.query(FIND_ALL.as_str(), params![Val::list(ids)]).await?.into_iter().map(Named::read).collect()
+pub async fn find_all(db: &Db, ids: &[RunId]) -> Result<Vec<NamedRun>, DbError> {
+    db.query(FIND_ALL.as_str(), params![Val::list(ids)]).await?.into_iter().map(NamedRun::read).collect()
 }
 
 fn list_sql(query: &Query) -> (String, Vec<Val>) {
@@ -216,7 +216,7 @@ fn list_sql(query: &Query) -> (String, Vec<Val>) {
     filter.after("r.submitted_at", "r.id", &query.page);
     let (found, params) = filter.done();
     let page = query.page.order("r.submitted_at", "r.id");
-    (format!("SELECT {} FROM runs r{found}{page}", Line::columns("r")), params)
+    (format!("SELECT {} FROM runs r{found}{page}", RunListEntry::columns("r")), params)
 }
 
 /// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
@@ -230,7 +230,7 @@ pub(super) fn request_stop_if_active(id: RunId, abort: bool, by: UserId) -> Chan
 }
 
 /// Has the run's pipeline look at it at once, unless it is finished.
-pub(super) fn poke(id: RunId) -> Change {
+pub(super) fn mark_due(id: RunId) -> Change {
     Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
@@ -241,7 +241,7 @@ pub(super) const DUE_SOON: &str = "CASE WHEN lock_token IS NOT NULL THEN NULL \
 
 /// The same in a moment. A job that has a place will run, and one that ends will have ended, mostly before the moment is
 /// over: then one look sees both.
-pub(super) fn poke_soon(id: RunId) -> Change {
+pub(super) fn mark_due_soon(id: RunId) -> Change {
     Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
 }
 

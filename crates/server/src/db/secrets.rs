@@ -47,7 +47,7 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Secret>, DbError> {
 }
 
 /// Those of these names that there are.
-pub async fn named(
+pub async fn find_named(
     db: &Db,
     project: ProjectId,
     names: impl IntoIterator<Item = &str>,

@@ -11,7 +11,7 @@ use crate::params;
 
 /// A token that is valid now.
 #[derive(Clone, Debug)]
-pub struct Valid {
+pub struct ValidToken {
     pub id: Uuid,
     pub hash: String,
     /// A use was written down less than a minute ago.
@@ -23,7 +23,7 @@ pub struct Valid {
 }
 
 /// Finds the token with this hash if it, and its user, are alive.
-pub async fn find(db: &Db, hash: &str) -> Result<Option<Valid>, DbError> {
+pub async fn find(db: &Db, hash: &str) -> Result<Option<ValidToken>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS}, t.id, t.hash, t.last_used_at IS NOT NULL AND t.last_used_at > now_us() - 60000000,
                 t.expires_at - now_us(), t.scope
@@ -32,7 +32,7 @@ pub async fn find(db: &Db, hash: &str) -> Result<Option<Valid>, DbError> {
            AND (t.expires_at IS NULL OR t.expires_at > now_us())"
     );
     let Some(row) = db.query_opt(sql, params![hash]).await? else { return Ok(None) };
-    Ok(Some(Valid {
+    Ok(Some(ValidToken {
         user: User::read(&row, 0)?,
         id: row.uuid(WIDTH)?,
         hash: row.text(WIDTH + 1)?,
@@ -43,7 +43,7 @@ pub async fn find(db: &Db, hash: &str) -> Result<Option<Valid>, DbError> {
 }
 
 /// Whether any of these hashes is that of a token of ours, of whatever kind.
-pub async fn is_any(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
+pub async fn is_known(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM tokens WHERE hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                UNION ALL \
                SELECT 1 FROM queue_tokens WHERE hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
@@ -54,7 +54,7 @@ pub async fn is_any(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
 
 /// One thing that rights of a stream rest on, as it stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct AccessState {
     /// `token`, `queue`, `project` or `member`.
     pub kind: String,
     /// The token's hash, the queue token's name, or the project's name.
@@ -64,13 +64,13 @@ pub struct Standing {
 }
 
 /// How tokens, projects and members stand now, of all that are named. What is not good any more is not among them.
-pub async fn standing(
+pub async fn access_states(
     db: &Db,
     hashes: &[String],
     queue_tokens: &[String],
     projects: &[String],
     users: &[UserId],
-) -> Result<Vec<Standing>, DbError> {
+) -> Result<Vec<AccessState>, DbError> {
     let sql = "SELECT 'token', t.hash, u.id, u.global_role || ' ' || t.scope \
                FROM tokens t JOIN users u ON u.id = t.user_id \
                WHERE t.hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND t.revoked_at IS NULL \
@@ -90,18 +90,18 @@ pub async fn standing(
     let rows = db.query(sql, params).await?;
     rows.iter()
         .map(|row| {
-            Ok(Standing { kind: row.text(0)?, key: row.text(1)?, user: row.text(2)?, state: row.text(3)? })
+            Ok(AccessState { kind: row.text(0)?, key: row.text(1)?, user: row.text(2)?, state: row.text(3)? })
         })
         .collect()
 }
 
 /// The first token of a user.
 pub fn create(id: Uuid, user: UserId, hash: &str, prefix: &str, lives_us: Option<i64>) -> Change {
-    insert(id, user, hash, prefix, EVERYTHING, None, lives_us)
+    insert(id, user, hash, prefix, FULL_SCOPE, None, lives_us)
 }
 
 /// What the column says of a token that is good for all that its user may do.
-pub const EVERYTHING: &str = "user";
+pub const FULL_SCOPE: &str = "user";
 
 fn insert(
     id: Uuid,
@@ -129,7 +129,7 @@ fn insert(
 
 /// A token with a name.
 #[derive(Clone, Debug)]
-pub struct Named {
+pub struct NamedToken {
     pub name: String,
     pub scope: String,
     pub prefix: String,
@@ -151,13 +151,13 @@ pub fn create_named(
 }
 
 /// Those of a user that were not revoked. Expired ones are among them until they are.
-pub async fn named(db: &Db, user: UserId) -> Result<Vec<Named>, DbError> {
+pub async fn list_named(db: &Db, user: UserId) -> Result<Vec<NamedToken>, DbError> {
     let sql = "SELECT name, scope, prefix, created_at, expires_at, last_used_at FROM tokens
                WHERE user_id = $1 AND name IS NOT NULL AND revoked_at IS NULL ORDER BY name";
     let rows = db.query(sql, params![user]).await?;
     rows.iter()
         .map(|row| {
-            Ok(Named {
+            Ok(NamedToken {
                 name: row.text(0)?,
                 scope: row.text(1)?,
                 prefix: row.text(2)?,
@@ -188,12 +188,12 @@ pub fn revoke_all(user: UserId) -> Change {
 }
 
 /// Whether the user has a first token that was not revoked.
-pub async fn any(db: &Db, user: UserId) -> Result<bool, DbError> {
+pub async fn has_first_token(db: &Db, user: UserId) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM tokens WHERE user_id = $1 AND name IS NULL AND revoked_at IS NULL LIMIT 1";
     Ok(db.query_opt(sql, params![user]).await?.is_some())
 }
 
-pub async fn used(db: &Db, ids: &[Uuid]) -> Result<(), DbError> {
+pub async fn mark_used(db: &Db, ids: &[Uuid]) -> Result<(), DbError> {
     let sql =
         "UPDATE tokens SET last_used_at = $2 WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     db.write(Unit::new().exec(sql, params![Val::list(ids), Val::Now])).await?;

@@ -134,14 +134,14 @@ pub(super) fn assign(column: &str, value: &str) -> String {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Written {
+pub enum WriteOutcome {
     /// Committed. `rows` has one entry per `Query` change, in order.
     Done { now: i64, rows: Vec<Vec<Row>> },
     /// The guard (`None`), or the change at this position, did not match: nothing was kept.
     Stale { at: Option<usize> },
 }
 
-impl Written {
+impl WriteOutcome {
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Done { .. })
     }

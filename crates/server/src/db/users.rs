@@ -4,7 +4,7 @@ use uuid::Uuid;
 use windlass_model::{id::UserId, time::Timestamp};
 
 use super::{
-    Change, Db, DbError, Row, Unit, Val, Written, filter::Filter, filter::Page, filter::contains_pattern,
+    Change, Db, DbError, Row, Unit, Val, WriteOutcome, filter::Filter, filter::Page, filter::contains_pattern,
 };
 use crate::params;
 
@@ -50,7 +50,7 @@ pub fn role(admin: bool) -> &'static str {
 
 /// What a new row holds.
 #[derive(Debug)]
-pub struct New<'a> {
+pub struct NewUser<'a> {
     pub id: UserId,
     pub name: &'a str,
     pub admin: bool,
@@ -61,7 +61,7 @@ pub struct New<'a> {
 }
 
 /// Conflicts on `users_name_key` when the name is taken.
-pub fn create(new: New<'_>) -> Change {
+pub fn create(new: NewUser<'_>) -> Change {
     Change::Insert {
         table: "users",
         values: vec![
@@ -83,7 +83,7 @@ pub async fn by_name(db: &Db, name: &str) -> Result<Option<User>, DbError> {
 }
 
 /// Whether somebody has this name, in whatever case it is written.
-pub async fn is_taken(db: &Db, name: &str) -> Result<bool, DbError> {
+pub async fn is_name_taken(db: &Db, name: &str) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM users WHERE lower(name) = lower($1) AND NOT deleted LIMIT 1";
     Ok(db.query_opt(sql, params![name]).await?.is_some())
 }
@@ -228,7 +228,7 @@ pub async fn add_public_key(
     })
 }
 
-pub async fn delete_public_keys(db: &Db, user: UserId, ids: &[Uuid]) -> Result<Written, DbError> {
+pub async fn delete_public_keys(db: &Db, user: UserId, ids: &[Uuid]) -> Result<WriteOutcome, DbError> {
     let sql = "DELETE FROM public_keys
                WHERE user_id = $1 AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT)))";
     db.write(Unit::new().exec(sql, params![user, Val::list(ids)])).await

@@ -53,7 +53,7 @@ record! {
 }
 
 record! {
-    pub struct Attachment {
+    pub struct VolumeAttachment {
         pub volume_id: VolumeId,
         pub instance_id: InstanceId,
         /// How it appears on its machine; none until the backend said so. JSON.
@@ -77,7 +77,7 @@ statements! {
              Volume::columns("v");
     ATTACHMENTS = "SELECT {} FROM volume_attachments a WHERE a.volume_id IN \
                    (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY a.volume_id, a.attached_at",
-                  Attachment::columns("a");
+                  VolumeAttachment::columns("a");
     /// Waits for whoever is about to attach it, so that the next statement sees what they did.
     QUEUE_UP = "UPDATE volumes SET due_at = NULL WHERE id = $1";
     /// A request that the pipeline reads; refused while the volume is attached.
@@ -125,16 +125,16 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Volume>, DbError> {
     db.query(sql, params).await?.into_iter().map(Volume::read).collect()
 }
 
-pub async fn attachments(db: &Db, volumes: &[VolumeId]) -> Result<Vec<Attachment>, DbError> {
+pub async fn attachments(db: &Db, volumes: &[VolumeId]) -> Result<Vec<VolumeAttachment>, DbError> {
     db.query(ATTACHMENTS.as_str(), vec![Val::list(volumes)])
         .await?
         .into_iter()
-        .map(Attachment::read)
+        .map(VolumeAttachment::read)
         .collect()
 }
 
 /// Those of a project's volumes that have one of these names.
-pub async fn named(db: &Db, project: ProjectId, names: &[&str]) -> Result<Vec<Volume>, DbError> {
+pub async fn find_named(db: &Db, project: ProjectId, names: &[&str]) -> Result<Vec<Volume>, DbError> {
     db.query(NAMED.as_str(), vec![project.into(), Val::list(names)])
         .await?
         .into_iter()
@@ -147,7 +147,7 @@ pub async fn by_ids(db: &Db, ids: &[VolumeId]) -> Result<Vec<Volume>, DbError> {
 }
 
 /// Stores the wish to delete; the volume's pipeline does it. Stale while it is attached.
-pub fn ask_delete(id: VolumeId) -> [Change; 2] {
+pub fn request_delete(id: VolumeId) -> [Change; 2] {
     [exec(&QUEUE_UP, params![id], Expect::Any), exec(&ASK_DELETE, params![id], Expect::One)]
 }
 

@@ -8,7 +8,7 @@ use super::error::DbError;
 pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<(), DbError>> + Send + 'a>>;
 
 /// Asked around every call. `what` names the call: `query`, `write`, `claim`, `extend`, …
-pub trait Weather: Send + Sync {
+pub trait FaultHook: Send + Sync {
     /// May delay; an error means that the call never reached the database.
     fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a>;
 

@@ -17,7 +17,7 @@ use windlass_api::agent::PORT_PROTOCOL;
 use windlass_model::id::UserId;
 
 use crate::{
-    agents::Port,
+    agents::PortStream,
     app::App,
     error::{Error, Result},
     open_counts::{OpenCounts, OpenGuard},
@@ -63,7 +63,7 @@ impl StreamSlot {
 pub(super) fn answer<A, R>(
     app: App,
     caller: OnUpgrade,
-    port: Port,
+    port: PortStream,
     place: StreamSlot,
     rights: StreamRegistration,
     allowed: A,

@@ -22,7 +22,7 @@ struct Series {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    values: fn(&rows::Active) -> Values,
+    values: fn(&rows::ActiveSample) -> Values,
 }
 
 const SERIES: &[Series] = &[
@@ -62,10 +62,10 @@ const SERIES: &[Series] = &[
 
 /// Everything, without the end mark.
 pub async fn text(db: &Db) -> Result<String, DbError> {
-    Ok(write(&rows::active(db, SAMPLE_AGE_MAX, JOBS_MAX).await?))
+    Ok(write(&rows::list_active(db, SAMPLE_AGE_MAX, JOBS_MAX).await?))
 }
 
-fn write(jobs: &[rows::Active]) -> String {
+fn write(jobs: &[rows::ActiveSample]) -> String {
     let mut out = String::new();
     for series in SERIES {
         let Series { name, kind, help, values } = series;
@@ -112,11 +112,11 @@ impl std::fmt::Display for Label<'_> {
 #[cfg(test)]
 mod tests {
     use super::write;
-    use crate::db::job_metrics::Active;
+    use crate::db::job_metrics::ActiveSample;
 
     #[test]
     fn each_gpu_is_a_series_and_names_cannot_break_out() {
-        let job = Active {
+        let job = ActiveSample {
             project: "ma\"in\n".into(),
             run: "train\\1".into(),
             replica_num: 0,

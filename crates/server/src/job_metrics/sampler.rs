@@ -12,7 +12,7 @@ use windlass_model::time::Span;
 
 use super::{KEEP_FINISHED, KEEP_RUNNING, SAMPLE_INTERVAL, sample};
 use crate::{
-    agents::{AgentApi, Call},
+    agents::{AgentApi, CallContext},
     db::{Db, job_metrics as rows},
 };
 
@@ -41,7 +41,7 @@ pub async fn run(db: Db, agents: Arc<dyn AgentApi>) {
 
 /// One round: every job that is due, and what is too old.
 pub async fn round(db: &Db, agents: &dyn AgentApi) {
-    let due = match rows::due(db, RECENT_SAMPLE_AGE, JOBS_MAX).await {
+    let due = match rows::list_due(db, RECENT_SAMPLE_AGE, JOBS_MAX).await {
         Ok(due) => due,
         Err(error) => {
             tracing::debug!(%error, "look which jobs are to be sampled");
@@ -56,9 +56,9 @@ pub async fn round(db: &Db, agents: &dyn AgentApi) {
 
 /// A job that cannot be asked has no sample; the passes over it say what is wrong.
 async fn take(db: &Db, agents: &dyn AgentApi, job: rows::DueJob) {
-    let call = Call { instance: job.instance_id, submission: job.id, epoch: job.lock_epoch };
+    let call = CallContext { instance: job.instance_id, submission: job.id, epoch: job.lock_epoch };
     let Ok(Ok(said)) = timeout(ANSWER_TIMEOUT, agents.metrics(call)).await else { return };
-    if let Err(error) = rows::keep(db, job.id, sample(&said), KEEP_RUNNING).await {
+    if let Err(error) = rows::insert(db, job.id, sample(&said), KEEP_RUNNING).await {
         tracing::debug!(%error, job = %job.id, "keep a sample");
     }
 }

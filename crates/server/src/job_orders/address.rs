@@ -12,13 +12,13 @@ struct MachineAddresses {
 }
 
 /// The private address, else the public one. `None` until the machine has any.
-pub fn of(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
+pub fn from_machine(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
     let machine: MachineAddresses =
         machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let known = machine.internal_ip.or(machine.hostname).or_else(|| hostname.map(str::to_owned));
     known.filter(|address| !address.is_empty())
 }
 
-pub fn of_instance(instance: &Instance) -> Option<String> {
-    of(instance.provisioning.as_deref(), instance.hostname.as_deref())
+pub fn for_instance(instance: &Instance) -> Option<String> {
+    from_machine(instance.provisioning.as_deref(), instance.hostname.as_deref())
 }

@@ -24,16 +24,16 @@ use windlass_model::{
     },
     explain::Shortfall,
     id::ManagedJobId,
-    managed_job::plan::Plan,
+    managed_job::plan::ManagedJobPlan,
     plan::{offers::Gpu, runs_in::ImageChoice},
 };
 
 use crate::{
-    agents::Start,
-    attachments::{self, Attach},
+    agents::JobStart,
+    attachments::{self, AttachProgress},
     db::{
         managed_jobs,
-        passes::{jobs::Loaded, orders as rows},
+        passes::{jobs::JobInputs, orders as rows},
         repos, secrets,
     },
     inventory,
@@ -48,10 +48,10 @@ use crate::{
 
 /// Why there are no orders.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
+pub enum PayloadError {
     /// The job can never be started as it is: it ends, and this is said.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    Unfit(#[from] UnstartableReason),
     /// Something it needs is on its way.
     #[error("{said}")]
     NotYet { said: String },
@@ -62,7 +62,7 @@ pub enum OrderError {
 
 /// What a job lacks. For the people who submitted it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unfit {
+pub enum UnstartableReason {
     #[error(
         "start the job: {} not in this project; hint: set it with `windlass secret set NAME`, then submit the run",
         missing(.names)
@@ -104,13 +104,13 @@ fn missing(names: &[String]) -> String {
     }
 }
 
-impl From<crate::db::DbError> for OrderError {
+impl From<crate::db::DbError> for PayloadError {
     fn from(error: crate::db::DbError) -> Self {
         Self::Pass(error.into())
     }
 }
 
-impl From<KeyError> for OrderError {
+impl From<KeyError> for PayloadError {
     fn from(error: KeyError) -> Self {
         Self::Pass(error.into())
     }
@@ -123,8 +123,8 @@ pub const STOP_MAX_SECS: i64 = 24 * 3600;
 pub async fn task(
     hands: &PipelineContext,
     lease: &Lease,
-    loaded: &Loaded,
-) -> Result<(TaskSpec, Option<String>), OrderError> {
+    loaded: &JobInputs,
+) -> Result<(TaskSpec, Option<String>), PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let spec = spec_with_secrets(hands, loaded).await?;
     // How many users there are may have changed since the job was placed.
@@ -134,22 +134,22 @@ pub async fn task(
     let runs_in = match choice.as_ref().map(|choice| choice.on(offer.host.runtimes.as_ref())).transpose() {
         Ok(runs_in) => runs_in,
         Err(short @ (Shortfall::NotConfined { .. } | Shortfall::ProcessesRefused)) => {
-            return Err(Unfit::NoProcess { short: short.to_string(), hint: short.cure() }.into());
+            return Err(UnstartableReason::NoProcess { short: short.to_string(), hint: short.cure() }.into());
         }
         Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
-            return Err(OrderError::NotYet { said: format!("the job {short}") });
+            return Err(PayloadError::NotYet { said: format!("the job {short}") });
         }
         // What does not suit the machine after all, its agent refuses.
         Err(_) => None,
     };
     let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
     let mounts = match attach.await? {
-        Attach::Ready(mounts) => mounts,
-        Attach::Coming { said } => return Err(OrderError::NotYet { said }),
-        Attach::Failed { said } => return Err(Unfit::NoVolume { said }.into()),
+        AttachProgress::Ready(mounts) => mounts,
+        AttachProgress::Coming { said } => return Err(PayloadError::NotYet { said }),
+        AttachProgress::Failed { said } => return Err(UnstartableReason::NoVolume { said }.into()),
     };
     let fleet = fleet_spec(loaded)?;
-    let login = shown::Login::of(instance, fleet.as_ref());
+    let login = shown::HostLogin::of(instance, fleet.as_ref());
     let built = task::build(&task::Inputs {
         job: &loaded.job,
         spec: &spec,
@@ -164,7 +164,7 @@ pub async fn task(
 }
 
 /// Everything the runner of a job needs to begin.
-pub async fn start(hands: &PipelineContext, loaded: &Loaded) -> Result<Start, OrderError> {
+pub async fn start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
     let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
     let spec = spec_with_secrets(hands, loaded).await?;
     let nodes = rows::nodes(&hands.db, loaded).await?;
@@ -188,11 +188,14 @@ pub async fn start(hands: &PipelineContext, loaded: &Loaded) -> Result<Start, Or
     for file in &submit.job_spec.file_archives {
         archives.push((file.id.clone(), archive(hands, loaded, &file.id).await?));
     }
-    Ok(Start { submit, code, archives })
+    Ok(JobStart { submit, code, archives })
 }
 
 /// The job as a container, where its instance is a place in the queue.
-pub async fn queued(hands: &PipelineContext, loaded: &Loaded) -> Result<queued::Queued, OrderError> {
+pub async fn container_request(
+    hands: &PipelineContext,
+    loaded: &JobInputs,
+) -> Result<queued::QueueRequest, PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let start = start(hands, loaded).await?;
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
@@ -211,7 +214,7 @@ pub async fn queued(hands: &PipelineContext, loaded: &Loaded) -> Result<queued::
 }
 
 /// Whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
-pub async fn addresses_known(hands: &PipelineContext, loaded: &Loaded) -> Result<bool, PassError> {
+pub async fn are_addresses_known(hands: &PipelineContext, loaded: &JobInputs) -> Result<bool, PassError> {
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let awaited = awaited_addresses(&spec);
     if awaited.is_empty() {
@@ -220,18 +223,18 @@ pub async fn addresses_known(hands: &PipelineContext, loaded: &Loaded) -> Result
     let shape = hands.shapes.of(&loaded.run)?;
     match addresses(hands, loaded, &shape, &spec).await {
         Ok(known) => Ok(awaited.iter().all(|(group, member, _)| known.contains_key(&(*group, *member)))),
-        Err(OrderError::Pass(error)) => Err(error),
-        Err(OrderError::Unfit(_) | OrderError::NotYet { .. }) => Ok(true),
+        Err(PayloadError::Pass(error)) => Err(error),
+        Err(PayloadError::Unfit(_) | PayloadError::NotYet { .. }) => Ok(true),
     }
 }
 
-async fn spec_with_secrets(hands: &PipelineContext, loaded: &Loaded) -> Result<JobSpec, OrderError> {
+async fn spec_with_secrets(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobSpec, PayloadError> {
     let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let names = resolve::secret_names(&spec);
     let (project, user) = (loaded.job.project_id, loaded.run.user_id);
     let withheld = services::secrets::withheld(&hands.db, project, user, &names).await?;
     if !withheld.is_empty() {
-        return Err(Unfit::WithheldSecrets { names: withheld }.into());
+        return Err(UnstartableReason::WithheldSecrets { names: withheld }.into());
     }
     let mut values = BTreeMap::new();
     for name in names {
@@ -249,19 +252,23 @@ async fn spec_with_secrets(hands: &PipelineContext, loaded: &Loaded) -> Result<J
     if let Some(job) = loaded.run.managed_job_id {
         spec.env.extend(managed_secrets(hands, job, &loaded.run.name).await?);
     }
-    let sealed = spec.registry_auth.as_ref().and_then(|auth| registry_passwords::reference(&auth.password));
+    let sealed =
+        spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
     if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
-        let opened = registry_passwords::open(&hands.db, &hands.keys, loaded.job.project_id, id).await;
+        let opened =
+            registry_passwords::open_password(&hands.db, &hands.keys, loaded.job.project_id, id).await;
         auth.password = opened
             .map_err(|error| match error {
-                OpenPasswordError::Db(error) => OrderError::from(error),
-                OpenPasswordError::Keys(error) => OrderError::from(error),
+                OpenPasswordError::Db(error) => PayloadError::from(error),
+                OpenPasswordError::Keys(error) => PayloadError::from(error),
             })?
-            .ok_or(Unfit::NoPassword)?;
+            .ok_or(UnstartableReason::NoPassword)?;
     }
     match resolve::insert_secrets(&mut spec, |name| values.get(name).cloned()) {
         Ok(()) => Ok(spec),
-        Err(resolve::Error::MissingSecrets { names }) => Err(Unfit::MissingSecrets { names }.into()),
+        Err(resolve::Error::MissingSecrets { names }) => {
+            Err(UnstartableReason::MissingSecrets { names }.into())
+        }
         // Only what is missing can fail here.
         Err(resolve::Error::Reference { .. } | resolve::Error::Unset { .. }) => Ok(spec),
     }
@@ -272,11 +279,11 @@ async fn managed_secrets(
     hands: &PipelineContext,
     job: ManagedJobId,
     run: &str,
-) -> Result<BTreeMap<String, String>, OrderError> {
+) -> Result<BTreeMap<String, String>, PayloadError> {
     let Some((plan, sealed)) = managed_jobs::secrets(&hands.db, job).await? else {
         return Ok(BTreeMap::new());
     };
-    let plan: Plan = serde_json::from_str(&plan).map_err(PassError::document)?;
+    let plan: ManagedJobPlan = serde_json::from_str(&plan).map_err(PassError::document)?;
     let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.0);
     let plain = hands.keys.open_sealed(&belongs, &sealed)?;
     let mut values: Vec<BTreeMap<String, String>> =
@@ -286,7 +293,7 @@ async fn managed_secrets(
 }
 
 /// The key of the user whose run it is.
-fn user_key(loaded: &Loaded) -> Result<Option<String>, PassError> {
+fn user_key(loaded: &JobInputs) -> Result<Option<String>, PassError> {
     #[derive(Deserialize)]
     struct Spec {
         ssh_key_pub: Option<String>,
@@ -298,10 +305,10 @@ fn user_key(loaded: &Loaded) -> Result<Option<String>, PassError> {
 /// Addresses by group and member: nodes of the replica, or replicas of the service.
 async fn addresses(
     hands: &PipelineContext,
-    loaded: &Loaded,
+    loaded: &JobInputs,
     shape: &ParsedRunSpec,
     spec: &JobSpec,
-) -> Result<BTreeMap<(u32, u32), String>, OrderError> {
+) -> Result<BTreeMap<(u32, u32), String>, PayloadError> {
     if awaited_addresses(spec).is_empty() {
         return Ok(BTreeMap::new());
     }
@@ -315,16 +322,16 @@ async fn addresses(
 }
 
 /// What is stored of the fleet of a job's instance; without private keys.
-pub fn fleet_spec(loaded: &Loaded) -> Result<Option<serde_json::Value>, PassError> {
+pub fn fleet_spec(loaded: &JobInputs) -> Result<Option<serde_json::Value>, PassError> {
     loaded.fleet_spec.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
 }
 
 /// How to clone the repository, and what was changed in it.
 async fn repo(
     hands: &PipelineContext,
-    loaded: &Loaded,
+    loaded: &JobInputs,
     spec: &JobSpec,
-) -> Result<(Option<RepoCredentials>, Option<Arc<[u8]>>), OrderError> {
+) -> Result<(Option<RepoCredentials>, Option<Arc<[u8]>>), PayloadError> {
     let kind = spec.repo_data.as_ref().and_then(|data| data["repo_type"].as_str()).unwrap_or("virtual");
     let hash = spec.repo_code_hash.as_deref();
     if kind == "virtual" && hash.is_none() {
@@ -332,13 +339,13 @@ async fn repo(
     }
     let id = loaded.run.repo_id.clone().unwrap_or_default();
     let Some(repo) = repos::find(&hands.db, loaded.job.project_id, &id).await? else {
-        return Err(Unfit::NoRepo { id }.into());
+        return Err(UnstartableReason::NoRepo { id }.into());
     };
     let code = match hash {
         None => None,
         Some(hash) => match repos::code(&hands.db, repo.id, hash).await? {
             Some(blob) => Some(blob.into()),
-            None => return Err(Unfit::NoCode { hash: hash.to_owned() }.into()),
+            None => return Err(UnstartableReason::NoCode { hash: hash.to_owned() }.into()),
         },
     };
     let user = loaded.run.user_id;
@@ -355,10 +362,10 @@ async fn repo(
     Ok((stored.or_else(|| start::public_repo(&loaded.run.spec)).filter(|_| kind == "remote"), code))
 }
 
-async fn archive(hands: &PipelineContext, loaded: &Loaded, id: &str) -> Result<Arc<[u8]>, OrderError> {
+async fn archive(hands: &PipelineContext, loaded: &JobInputs, id: &str) -> Result<Arc<[u8]>, PayloadError> {
     let id: Uuid = id.parse().unwrap_or_default();
     match repos::archive(&hands.db, id).await? {
         Some((owner, _, blob)) if owner == loaded.run.user_id => Ok(blob.into()),
-        Some(_) | None => Err(Unfit::NoArchive { id }.into()),
+        Some(_) | None => Err(UnstartableReason::NoArchive { id }.into()),
     }
 }

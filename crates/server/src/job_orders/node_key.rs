@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use windlass_api::agent::runner::SshKey;
 use windlass_model::id::SubmissionId;
 
-use super::OrderError;
+use super::PayloadError;
 use crate::{
     db::jobs::{self, Job},
     pass_error::PassError,
@@ -51,7 +51,7 @@ fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
 }
 
 /// The key of a job, where its replica has several.
-pub(super) async fn open(hands: &PipelineContext, job: &Job) -> Result<Option<SshKey>, OrderError> {
+pub(super) async fn open(hands: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
     let Some(sealed) = jobs::secrets(&hands.db, job.id).await? else { return Ok(None) };
     let plain = hands.keys.open_sealed(&node_key_aad(job.id), &sealed)?;
     let sealed: SealedNodeKey = serde_json::from_slice(&plain).map_err(PassError::document)?;

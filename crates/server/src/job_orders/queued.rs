@@ -14,11 +14,11 @@ use windlass_model::{
     queue::PRIORITY_MAX,
 };
 
-use super::Unfit;
-use crate::agents::Start;
+use super::UnstartableReason;
+use crate::agents::JobStart;
 
 /// Where the script is; below `$WINDLASS_ROOT` where the job is a plain process.
-const SCRIPT: &str = "/windlass/job";
+const SCRIPT_PATH: &str = "/windlass/job";
 const CODE: &str = "/windlass/code";
 const OUTPUT: &str = "/out";
 /// Files that travel with a container through the queue.
@@ -32,7 +32,7 @@ pub const JOB_VARIABLE: &str = "WINDLASS_JOB_ID";
 
 /// A request for a container. Holds secrets: never log one.
 #[derive(Clone)]
-pub struct Queued {
+pub struct QueueRequest {
     pub submission: SubmissionId,
     pub user: UserId,
     /// As the queue's API takes it.
@@ -45,7 +45,7 @@ pub(super) struct Inputs<'a> {
     pub(super) run_name: &'a str,
     pub(super) priority: i64,
     pub(super) spec: &'a JobSpec,
-    pub(super) start: &'a Start,
+    pub(super) start: &'a JobStart,
     /// The dispatcher, and the partition if there is one.
     pub(super) dispatcher: Option<&'a str>,
     pub(super) partition: Option<&'a str>,
@@ -54,7 +54,7 @@ pub(super) struct Inputs<'a> {
     pub(super) is_spot: bool,
 }
 
-pub(super) fn build(inputs: &Inputs<'_>) -> Result<Queued, Unfit> {
+pub(super) fn build(inputs: &Inputs<'_>) -> Result<QueueRequest, UnstartableReason> {
     let Inputs { spec, start, .. } = inputs;
     let orders = &start.submit.job_spec;
     if spec.jobs_per_replica > 1 {
@@ -93,12 +93,12 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<Queued, Unfit> {
         let much = format!("a job with {} MiB of files; {} are the most", bytes >> 20, FILES_MAX >> 20);
         return Err(not_in_queue(&much, "put them where the nodes of the cluster find them"));
     }
-    text(SCRIPT, script(&start.submit, &unpack));
-    Ok(Queued { submission: inputs.submission, user: inputs.user, request: request(inputs, secrets) })
+    text(SCRIPT_PATH, script(&start.submit, &unpack));
+    Ok(QueueRequest { submission: inputs.submission, user: inputs.user, request: request(inputs, secrets) })
 }
 
-fn not_in_queue(what: &str, hint: &str) -> Unfit {
-    Unfit::NotInQueue { what: what.to_owned(), hint: hint.to_owned() }
+fn not_in_queue(what: &str, hint: &str) -> UnstartableReason {
+    UnstartableReason::NotInQueue { what: what.to_owned(), hint: hint.to_owned() }
 }
 
 fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Value> {
@@ -129,7 +129,7 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
     if let Some(seconds) = spec.max_duration.filter(|seconds| *seconds > 0) {
         scheduling["max_run_time"] = seconds.into();
     }
-    let run = format!("sh=\"${{WINDLASS_ROOT:-}}{SCRIPT}\"; exec /bin/sh \"$sh\"");
+    let run = format!("sh=\"${{WINDLASS_ROOT:-}}{SCRIPT_PATH}\"; exec /bin/sh \"$sh\"");
     let description = format!("job of run {}", inputs.run_name);
     let fields = [
         ("name", json!(spec.job_name)),
@@ -248,14 +248,14 @@ mod tests {
         from_value(spec).unwrap()
     }
 
-    fn start(orders: Value) -> Start {
+    fn start(orders: Value) -> JobStart {
         let submit = json!({
             "run": {"id": "r"}, "job_submission": {"id": "s"}, "run_spec": {"run_name": "train"}, "job_spec": orders,
         });
-        Start { submit: from_value(submit).unwrap(), code: None, archives: Vec::new() }
+        JobStart { submit: from_value(submit).unwrap(), code: None, archives: Vec::new() }
     }
 
-    fn built(spec: &JobSpec, start: &Start) -> Result<Map<String, Value>, Unfit> {
+    fn built(spec: &JobSpec, start: &JobStart) -> Result<Map<String, Value>, UnstartableReason> {
         let inputs = Inputs {
             submission: SubmissionId(uuid::Uuid::from_u128(7)),
             user: UserId(uuid::Uuid::from_u128(8)),

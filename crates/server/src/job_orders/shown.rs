@@ -35,14 +35,14 @@ pub fn client_backend(backend: &str) -> &str {
 
 /// An account on a host that is reached over SSH.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Login {
+pub struct HostLogin {
     pub username: String,
     pub port: u16,
     /// The host before it, if any.
     pub proxy: Option<Value>,
 }
 
-impl Login {
+impl HostLogin {
     /// The host's own settings go before those of its fleet. `None`: it is not reached over SSH.
     pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Option<Self> {
         if instance.backend.as_deref() != Some("remote") {
@@ -72,7 +72,7 @@ impl Login {
 
 /// What clients call the runtime data of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Runtime {
+pub struct RuntimeData {
     pub network_mode: NetworkMode,
     /// Null where the job has the whole machine.
     pub cpu: Option<f64>,
@@ -99,7 +99,7 @@ pub struct Runtime {
     pub runs_in: Option<String>,
 }
 
-impl Runtime {
+impl RuntimeData {
     /// What is known of a job as soon as it has its instance.
     pub fn placed(job: &Job, spec: &JobSpec, instance: &Instance) -> Result<Self, PassError> {
         let offer = inventory::offer(instance)?;
@@ -175,7 +175,7 @@ fn instance_type(instance: &Instance) -> Value {
 }
 
 /// What clients call the provisioning data of a job: the machine, and the way there.
-pub fn provisioning(instance: &Instance, login: Option<&Login>, runtime: Option<&Runtime>) -> Value {
+pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Option<&RuntimeData>) -> Value {
     let own_port = runtime.and_then(|runtime| runtime.ports.as_ref()).and_then(|ports| ports.get(&SSH_PORT));
     // On this very machine nothing stands before the task's own SSH server.
     let is_here = instance.backend.as_deref() == Some("local");
@@ -192,7 +192,7 @@ pub fn provisioning(instance: &Instance, login: Option<&Login>, runtime: Option<
         "instance_type": instance_type(instance),
         "instance_id": instance.name,
         "hostname": hostname,
-        "internal_ip": address::of_instance(instance),
+        "internal_ip": address::for_instance(instance),
         "public_ip_enabled": true,
         "region": instance.region.as_deref().unwrap_or_default(),
         "availability_zone": instance.availability_zone,

@@ -15,7 +15,7 @@ use windlass_model::{
 
 use super::{STOP_MAX_SECS, address};
 use crate::{
-    db::{jobs::Job, passes::orders::Node, runs::Run},
+    db::{jobs::Job, passes::orders::JobNode, runs::Run},
     inventory,
     pass_error::PassError,
 };
@@ -32,7 +32,7 @@ pub(super) struct Inputs<'a> {
     /// Below the job's own.
     pub(super) fleet_env: BTreeMap<String, String>,
     /// All nodes of the replica, this one included, in order.
-    pub(super) nodes: &'a [Node],
+    pub(super) nodes: &'a [JobNode],
     /// What the commands may name.
     pub(super) addresses: &'a BTreeMap<(u32, u32), String>,
     pub(super) key: Option<SshKey>,
@@ -143,11 +143,11 @@ fn repo_data(sent: &Value) -> Option<RepoData> {
 }
 
 /// The nodes of a replica with their addresses and devices.
-pub(super) fn cluster(nodes: &[Node], wanted: &ResourcesSpec) -> Result<ClusterInfo, PassError> {
+pub(super) fn cluster(nodes: &[JobNode], wanted: &ResourcesSpec) -> Result<ClusterInfo, PassError> {
     let mut info = ClusterInfo::default();
     let mut gpus = Vec::with_capacity(nodes.len());
     for node in nodes {
-        let address = node.instance.as_ref().and_then(address::of_instance);
+        let address = node.instance.as_ref().and_then(address::for_instance);
         info.job_ips.push(address.unwrap_or_default());
         gpus.push(match &node.instance {
             Some(instance) => inventory::gpu_count(instance, node.blocks, wanted)?.into(),
@@ -162,7 +162,7 @@ pub(super) fn cluster(nodes: &[Node], wanted: &ResourcesSpec) -> Result<ClusterI
 
 /// Addresses by group and member. `groups` names those of a service, whose members are its replicas.
 pub(super) fn addresses_by_group(
-    nodes: &[Node],
+    nodes: &[JobNode],
     groups: Option<&[String]>,
 ) -> Result<BTreeMap<(u32, u32), String>, PassError> {
     let mut known = BTreeMap::new();
@@ -180,7 +180,8 @@ pub(super) fn addresses_by_group(
                 })
             }
         };
-        if let (Some(place), Some(address)) = (place, node.instance.as_ref().and_then(address::of_instance)) {
+        if let (Some(place), Some(address)) = (place, node.instance.as_ref().and_then(address::for_instance))
+        {
             known.insert(place, address);
         }
     }

@@ -3,7 +3,7 @@
 use windlass_api::agent::shim::{self, ProcessIsolation, TaskSpec};
 use windlass_model::{
     config::{
-        interpolate::{self, Answer, DollarEscape, Reference},
+        interpolate::{self, DollarEscape, Reference, Substitution},
         job_spec::JobSpec,
         mounts::Mount,
         run::RegistryAuth,
@@ -15,8 +15,8 @@ use windlass_model::{
     },
 };
 
-use super::shown::{Login, network};
-use crate::{attachments::Mounts, db::jobs::Job};
+use super::shown::{HostLogin, network};
+use crate::{attachments::TaskMounts, db::jobs::Job};
 
 const MIB: u64 = 1 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -30,11 +30,11 @@ pub(super) struct Inputs<'a> {
     /// `None`: what the job says; the agent refuses what it cannot run.
     pub(super) runs_in: Option<ExecutionMode<'a>>,
     /// Its network volumes, attached.
-    pub(super) mounts: Mounts,
+    pub(super) mounts: TaskMounts,
     pub(super) user_key: Option<&'a str>,
     pub(super) project_key: Option<&'a str>,
     /// The account on the host, where it is reached over SSH.
-    pub(super) login: Option<&'a Login>,
+    pub(super) login: Option<&'a HostLogin>,
 }
 
 pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
@@ -107,9 +107,9 @@ fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {
 fn with_variables(text: &str, spec: &JobSpec) -> String {
     let resolve = |reference: &Reference| match reference {
         Reference::Named { namespace, name } if namespace == "env" => {
-            Ok(spec.env.get(name).map_or(Answer::Keep, |value| Answer::Value(value.clone())))
+            Ok(spec.env.get(name).map_or(Substitution::Keep, |value| Substitution::Value(value.clone())))
         }
-        Reference::Named { .. } | Reference::Address { .. } => Ok(Answer::Keep),
+        Reference::Named { .. } | Reference::Address { .. } => Ok(Substitution::Keep),
     };
     interpolate::substitute(text, DollarEscape::Keep, resolve).unwrap_or_else(|_| text.to_owned())
 }

@@ -18,11 +18,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use windlass_model::id::{ProjectId, RunId};
 
-use super::{Answer, Log, Piece, Range, Store};
+use super::{Log, LogChunk, LogFuture, LogRange, LogStore};
 
 /// Cheap to share; one per process.
-pub struct Archive {
-    store: Arc<dyn Store>,
+pub struct NotifyingLogStore {
+    store: Arc<dyn LogStore>,
     open: Arc<OpenLogTable>,
 }
 
@@ -33,41 +33,41 @@ struct OpenLogState {
     copying: tokio::sync::Mutex<()>,
     /// Somebody heard of more since the last look.
     heard: AtomicBool,
-    news: watch::Sender<News>,
+    news: watch::Sender<LogStatus>,
 }
 
 /// What is known of an open log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct News {
+pub struct LogStatus {
     /// Where the log ended when it was last appended to, or looked at.
     pub end: u64,
     /// The job is over: nothing is added any more.
-    pub over: Option<Over>,
+    pub over: Option<JobResult>,
 }
 
 /// How a job ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Over {
+pub struct JobResult {
     pub status: &'static str,
     pub exit_status: Option<i64>,
     pub termination_reason: Option<String>,
 }
 
 /// An open log. It is closed with the last of them.
-pub(super) struct Open {
+pub(super) struct OpenLog {
     log: Log,
     state: Arc<OpenLogState>,
     table: Arc<OpenLogTable>,
 }
 
-impl std::fmt::Debug for Archive {
+impl std::fmt::Debug for NotifyingLogStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Archive").field("open", &self.open.lock().len()).finish_non_exhaustive()
     }
 }
 
-impl Archive {
-    pub fn new(store: Arc<dyn Store>) -> Self {
+impl NotifyingLogStore {
+    pub fn new(store: Arc<dyn LogStore>) -> Self {
         Self { store, open: Arc::default() }
     }
 
@@ -77,9 +77,9 @@ impl Archive {
     }
 
     /// Tells of this log from now on.
-    pub fn follow(&self, log: &Log) -> Follow {
+    pub fn follow(&self, log: &Log) -> LogSubscription {
         let open = self.open(log);
-        Follow { news: open.state.news.subscribe(), _open: open }
+        LogSubscription { news: open.state.news.subscribe(), _open: open }
     }
 
     /// The logs that somebody follows and whose end is not known.
@@ -90,7 +90,7 @@ impl Archive {
         table.iter().filter(|(_, state)| waited(state)).map(|(log, _)| *log).collect()
     }
 
-    pub(super) fn open(&self, log: &Log) -> Open {
+    pub(super) fn open(&self, log: &Log) -> OpenLog {
         let mut table = self.open.lock();
         let state = table.entry(*log).or_insert_with(|| {
             let news = watch::Sender::default();
@@ -100,7 +100,7 @@ impl Archive {
                 news,
             })
         });
-        Open { log: *log, state: Arc::clone(state), table: Arc::clone(&self.open) }
+        OpenLog { log: *log, state: Arc::clone(state), table: Arc::clone(&self.open) }
     }
 
     /// Tells whoever follows where the log ends.
@@ -115,14 +115,14 @@ impl Archive {
     }
 
     /// Tells whoever follows that nothing more will come.
-    pub(super) fn publish_job_result(&self, log: &Log, over: Over) {
+    pub(super) fn publish_job_result(&self, log: &Log, over: JobResult) {
         if let Some(state) = self.open.lock().get(log) {
             state.news.send_if_modified(|news| news.over.replace(over).is_none());
         }
     }
 }
 
-impl Open {
+impl OpenLog {
     pub(super) async fn copying(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.state.copying.lock().await
     }
@@ -138,7 +138,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenLog {
     fn drop(&mut self) {
         let mut table = self.table.lock();
         // The table's and this one; nobody can get another while the table is locked.
@@ -152,14 +152,14 @@ impl Drop for Open {
 }
 
 /// Hears of one log.
-pub struct Follow {
-    news: watch::Receiver<News>,
-    _open: Open,
+pub struct LogSubscription {
+    news: watch::Receiver<LogStatus>,
+    _open: OpenLog,
 }
 
-impl Follow {
+impl LogSubscription {
     /// What is known now; [`Follow::changed`] waits for more than this.
-    pub fn news(&mut self) -> News {
+    pub fn news(&mut self) -> LogStatus {
         self.news.borrow_and_update().clone()
     }
 
@@ -171,8 +171,8 @@ impl Follow {
     }
 }
 
-impl Store for Archive {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+impl LogStore for NotifyingLogStore {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
         Box::pin(async move {
             let end = self.store.append(log, offset, at, bytes).await?;
             self.tell(log, end);
@@ -180,19 +180,19 @@ impl Store for Archive {
         })
     }
 
-    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+    fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64> {
         self.store.end(log)
     }
 
-    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>> {
+    fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>> {
         self.store.read(log, range)
     }
 
-    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()> {
+    fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()> {
         self.store.sync(log)
     }
 
-    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
+    fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()> {
         self.store.remove(project, run)
     }
 

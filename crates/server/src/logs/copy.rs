@@ -10,9 +10,9 @@ use tokio::{sync::Semaphore, time::Instant};
 use windlass_api::agent::client::LogPart;
 use windlass_model::time::Timestamp;
 
-use super::{Log, LogError, Store, archive::Archive};
+use super::{Log, LogError, LogStore, archive::NotifyingLogStore};
 use crate::{
-    agents::{AgentApi, AgentError, Call},
+    agents::{AgentApi, AgentError, CallContext},
     db::Db,
 };
 
@@ -35,7 +35,7 @@ const GAPS_MAX: usize = 3;
 pub const TRUNCATION_NOTICE: &[u8] = b"\nwindlass: this log is too long, the rest was not kept\n";
 
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct CopyLimits {
     /// Of one call.
     pub bytes: u64,
     /// Of one call.
@@ -44,7 +44,7 @@ pub struct Limits {
     pub kept: u64,
 }
 
-impl Default for Limits {
+impl Default for CopyLimits {
     fn default() -> Self {
         Self { bytes: CALL_BYTES_MAX, time: CALL_TIME_MAX, kept: LOG_BYTES_MAX }
     }
@@ -52,7 +52,7 @@ impl Default for Limits {
 
 /// How far the store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct CopyProgress {
     /// Where the log ends in the store.
     pub end: u64,
     /// All there will ever be is in the store, and survives a power cut.
@@ -72,13 +72,13 @@ pub enum CopyError {
 /// Copies what the host has beyond the end of the store. A copy of the same log that is under way in this process
 /// is waited for first. `now` stands beside the bytes for those who look by time.
 pub async fn catch_up(
-    archive: &Archive,
+    archive: &NotifyingLogStore,
     agents: &dyn AgentApi,
-    call: Call,
+    call: CallContext,
     log: &Log,
     now: Timestamp,
-    limits: Limits,
-) -> Result<Progress, CopyError> {
+    limits: CopyLimits,
+) -> Result<CopyProgress, CopyError> {
     let open = archive.open(log);
     let _alone = open.copying().await;
     // What is heard of before the first read is seen by it.
@@ -102,7 +102,7 @@ pub async fn catch_up(
         let bytes = &part.bytes[..part.bytes.len().min(CHUNK_BYTES_MAX).min(room)];
         if bytes.is_empty() {
             if part.end > end {
-                return Ok(Progress { end, complete: false, more: true });
+                return Ok(CopyProgress { end, complete: false, more: true });
             }
             return finish_if_complete(archive, agents, call, log, &part, end).await;
         }
@@ -120,55 +120,55 @@ pub async fn catch_up(
             return finish_if_complete(archive, agents, call, log, &part, end).await;
         }
         if end.saturating_sub(first) >= limits.bytes || began.elapsed() >= limits.time {
-            return Ok(Progress { end, complete: false, more: end < part.end });
+            return Ok(CopyProgress { end, complete: false, more: end < part.end });
         }
     }
 }
 
 /// All that the host had is here.
 async fn finish_if_complete(
-    archive: &Archive,
+    archive: &NotifyingLogStore,
     agents: &dyn AgentApi,
-    call: Call,
+    call: CallContext,
     log: &Log,
     part: &LogPart,
     end: u64,
-) -> Result<Progress, CopyError> {
+) -> Result<CopyProgress, CopyError> {
     if part.is_complete {
         return finish_copy(archive, agents, call, log, end).await;
     }
-    Ok(Progress { end, complete: false, more: false })
+    Ok(CopyProgress { end, complete: false, more: false })
 }
 
 /// All is here. A runner that waits for that need wait no longer; one that does not hear it goes by itself.
 async fn finish_copy(
-    archive: &Archive,
+    archive: &NotifyingLogStore,
     agents: &dyn AgentApi,
-    call: Call,
+    call: CallContext,
     log: &Log,
     end: u64,
-) -> Result<Progress, CopyError> {
+) -> Result<CopyProgress, CopyError> {
     archive.sync(log).await?;
     let _ = agents.log_was_read(call, log.stream.name(), end).await;
-    Ok(Progress { end, complete: true, more: false })
+    Ok(CopyProgress { end, complete: true, more: false })
 }
 
 /// Copies because hosts told of more output: one copy per log at a time, and a bounded number in all.
 #[derive(Clone)]
 pub struct LogCopier {
-    archive: Arc<Archive>,
+    archive: Arc<NotifyingLogStore>,
     db: Db,
     places: Arc<Semaphore>,
 }
 
 impl LogCopier {
-    pub fn new(archive: Arc<Archive>, db: Db) -> Self {
+    pub fn new(archive: Arc<NotifyingLogStore>, db: Db) -> Self {
         Self { archive, db, places: Arc::new(Semaphore::new(COPIES_MAX)) }
     }
 
     /// A host told that a log grew. Returns at once; a copy that has not begun its look yet serves this one too.
     /// What fails here is made good by the passes over the job.
-    pub fn heard(&self, agents: &Arc<dyn AgentApi>, call: Call, log: Log) {
+    pub fn heard(&self, agents: &Arc<dyn AgentApi>, call: CallContext, log: Log) {
         let open = self.archive.open(&log);
         if !open.mark_grown() {
             return;
@@ -184,12 +184,12 @@ impl LogCopier {
         });
     }
 
-    async fn copy(&self, agents: &dyn AgentApi, call: Call, log: &Log) -> Result<(), CopyError> {
+    async fn copy(&self, agents: &dyn AgentApi, call: CallContext, log: &Log) -> Result<(), CopyError> {
         let mut before = None;
         for _ in 0..ROUNDS_MAX {
             // A log whose times are a little off is better than one that is late.
             let now = self.db.now().await.unwrap_or_default();
-            let progress = catch_up(&self.archive, agents, call, log, now, Limits::default()).await?;
+            let progress = catch_up(&self.archive, agents, call, log, now, CopyLimits::default()).await?;
             if !progress.more || before == Some(progress.end) {
                 break;
             }

@@ -13,19 +13,19 @@ use std::{
 
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
-use super::{Answer, Log, LogError, Piece, Range, Store};
-use crate::secrets::private_dirs;
+use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
+use crate::secrets::create_private_dirs;
 
 const RECORD_BYTES: u64 = 24;
 /// What one read of the index holds.
 const RECORDS_AT_ONCE: usize = 1024;
 
 #[derive(Debug)]
-pub struct Files {
+pub struct FileLogStore {
     root: PathBuf,
 }
 
-impl Files {
+impl FileLogStore {
     pub fn new(root: PathBuf) -> Self {
         Self { root }
     }
@@ -39,20 +39,20 @@ impl Files {
     }
 }
 
-impl Store for Files {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+impl LogStore for FileLogStore {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
         let (base, bytes, submission) = (self.base(log), bytes.to_vec(), log.submission);
         run_blocking("append to", submission, move || append(&base, offset, at, &bytes))
     }
 
-    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+    fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64> {
         let base = self.base(log);
         run_blocking("measure", log.submission, move || {
             Ok(LogFiles::read(&base)?.map_or(Ok(0), |open| open.end().map(|end| end.0))?)
         })
     }
 
-    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>> {
+    fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>> {
         let base = self.base(log);
         run_blocking("read", log.submission, move || match LogFiles::read(&base)? {
             Some(open) => Ok(open.read_range(range)?),
@@ -60,7 +60,7 @@ impl Store for Files {
         })
     }
 
-    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()> {
+    fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()> {
         let base = self.base(log);
         run_blocking("sync", log.submission, move || {
             let Some(open) = LogFiles::read(&base)? else { return Ok(()) };
@@ -71,7 +71,7 @@ impl Store for Files {
         })
     }
 
-    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
+    fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()> {
         let directory = self.run(project, run);
         run_blocking("remove", SubmissionId(run.0), move || match std::fs::remove_dir_all(&directory) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
@@ -96,7 +96,7 @@ fn run_blocking<T: Send + 'static>(
     what: &'static str,
     submission: SubmissionId,
     work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
-) -> Answer<'static, T> {
+) -> LogFuture<'static, T> {
     let failed = move |source| LogError::Io { what, submission, source };
     Box::pin(async move {
         match tokio::task::spawn_blocking(work).await {
@@ -149,7 +149,7 @@ impl LogFiles {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Err(_) => {}
         }
-        base.parent().map_or(Ok(()), private_dirs)?;
+        base.parent().map_or(Ok(()), create_private_dirs)?;
         Ok(Self { bytes: open("log")?, index: open("idx")? })
     }
 
@@ -196,7 +196,7 @@ impl LogFiles {
         Ok(low)
     }
 
-    fn read_range(&self, range: Range) -> io::Result<Vec<Piece>> {
+    fn read_range(&self, range: LogRange) -> io::Result<Vec<LogChunk>> {
         let (_, count) = self.end()?;
         let mut low = match range.after {
             Some(after) => self.seek(count, |record| record.at <= after)?,
@@ -245,14 +245,14 @@ impl LogFiles {
         Ok(taken)
     }
 
-    fn piece(&self, record: &IndexRecord) -> io::Result<Piece> {
+    fn piece(&self, record: &IndexRecord) -> io::Result<LogChunk> {
         let mut bytes = vec![0; record.len as usize];
         self.bytes.read_exact_at(&mut bytes, record.offset)?;
         if IndexRecord::new(record.offset, record.at, record.len, &bytes) != *record {
             let what = format!("the piece at {} is damaged", record.offset);
             return Err(io::Error::new(ErrorKind::InvalidData, what));
         }
-        Ok(Piece { offset: record.offset, at: record.at, bytes })
+        Ok(LogChunk { offset: record.offset, at: record.at, bytes })
     }
 }
 

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use windlass_model::id::ProjectId;
 
-use super::{Log, LogError, Piece, Range, Store};
+use super::{Log, LogChunk, LogError, LogRange, LogStore};
 use crate::{
     db::{Db, secrets},
     secrets::{AssociatedData, Keyring},
@@ -84,7 +84,12 @@ impl Mask {
     }
 
     /// Reads pieces with values hidden, those that reach beyond the range included.
-    pub async fn read(&self, store: &dyn Store, log: &Log, range: Range) -> Result<MaskedChunks, LogError> {
+    pub async fn read(
+        &self,
+        store: &dyn LogStore,
+        log: &Log,
+        range: LogRange,
+    ) -> Result<MaskedChunks, LogError> {
         let mut pieces = store.read(log, range).await?;
         let mut order: Vec<usize> = (0..pieces.len()).collect();
         order.sort_by_key(|at| pieces[*at].offset);
@@ -139,7 +144,7 @@ struct PartialValue {
 /// Pieces without the values of secrets.
 #[derive(Debug)]
 pub struct MaskedChunks {
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<LogChunk>,
     begun: PartialValue,
 }
 
@@ -165,7 +170,7 @@ impl MaskedChunks {
         if len < PARTIAL_BYTES_MIN || 2 * len < of {
             return;
         }
-        let mut newest: Vec<&mut Piece> = self.pieces.iter_mut().collect();
+        let mut newest: Vec<&mut LogChunk> = self.pieces.iter_mut().collect();
         newest.sort_by_key(|piece| std::cmp::Reverse(piece.offset));
         for piece in newest {
             let from = piece.bytes.len().saturating_sub(left);
@@ -182,7 +187,7 @@ fn begun(value: &[u8], text: &[u8]) -> usize {
 }
 
 /// What the log has from one offset up to another.
-async fn bytes(store: &dyn Store, log: &Log, from: u64, to: u64) -> Result<Vec<u8>, LogError> {
+async fn bytes(store: &dyn LogStore, log: &Log, from: u64, to: u64) -> Result<Vec<u8>, LogError> {
     let mut found = Vec::new();
     loop {
         let at = from + found.len() as u64;
@@ -190,7 +195,7 @@ async fn bytes(store: &dyn Store, log: &Log, from: u64, to: u64) -> Result<Vec<u
         if left == 0 {
             return Ok(found);
         }
-        let range = Range {
+        let range = LogRange {
             from: Some(at),
             after: None,
             until: None,
@@ -330,7 +335,7 @@ mod tests {
         let mut offset = 0;
         let mut pieces = Vec::new();
         for text in texts {
-            pieces.push(Piece { offset, at: 1, bytes: (*text).into() });
+            pieces.push(LogChunk { offset, at: 1, bytes: (*text).into() });
             offset += text.len() as u64;
         }
         MaskedChunks { pieces, begun }

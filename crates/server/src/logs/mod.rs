@@ -25,18 +25,18 @@ pub struct Log {
     pub project: ProjectId,
     pub run: RunId,
     pub submission: SubmissionId,
-    pub stream: Stream,
+    pub stream: LogSource,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stream {
+pub enum LogSource {
     /// The job's own output.
     Job,
     /// What the runner said about it.
     Runner,
 }
 
-impl Stream {
+impl LogSource {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Job => "job",
@@ -47,14 +47,14 @@ impl Stream {
 
 /// Bytes that came together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct LogChunk {
     pub offset: u64,
     /// Microseconds since 1970.
     pub at: i64,
     pub bytes: Vec<u8>,
 }
 
-impl Piece {
+impl LogChunk {
     /// The offset after its last byte.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
@@ -63,7 +63,7 @@ impl Piece {
 
 /// Which pieces are wanted: in order, newest first if `descending`, and no more than the two bounds.
 #[derive(Clone, Copy, Debug)]
-pub struct Range {
+pub struct LogRange {
     /// The first byte, be it in the middle of a piece; descending, the offset before which to begin. `None`: from
     /// the respective end.
     pub from: Option<u64>,
@@ -77,9 +77,9 @@ pub struct Range {
     pub bytes_max: usize,
 }
 
-impl Range {
+impl LogRange {
     /// The first piece of an ascending answer, as far as it was asked for.
-    pub(crate) fn cut(&self, piece: &mut Piece) {
+    pub(crate) fn cut(&self, piece: &mut LogChunk) {
         if self.descending {
             return;
         }
@@ -105,23 +105,23 @@ pub enum LogError {
     Gap { offset: u64, end: u64 },
 }
 
-pub type Answer<'a, T> = BoxFuture<'a, Result<T, LogError>>;
+pub type LogFuture<'a, T> = BoxFuture<'a, Result<T, LogError>>;
 
 /// Where logs are kept.
-pub trait Store: Send + Sync + 'static {
+pub trait LogStore: Send + Sync + 'static {
     /// Adds bytes that came at `at`, and says where the log ends now.
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64>;
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64>;
 
     /// The offset after the last byte; 0 for a log nobody has written.
-    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64>;
+    fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64>;
 
-    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>>;
+    fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>>;
 
     /// Returns when everything appended so far survives a power cut.
-    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()>;
+    fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()>;
 
     /// Forgets all logs of a run.
-    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()>;
+    fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()>;
 
     /// How often it may be asked whether other processes appended.
     fn look_every(&self) -> Duration {

@@ -4,7 +4,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use windlass_api::logs::{LogEvent, Page, PollRequest};
 use windlass_model::{terminal_codes::CodeStripper, time::Timestamp};
 
-use super::{Log, LogError, Piece, Range, Store, mask::Mask};
+use super::{Log, LogChunk, LogError, LogRange, LogStore, mask::Mask};
 
 /// Raw bytes of one page; base64 makes them a third longer.
 const BYTES_MAX: usize = 2 << 20;
@@ -15,12 +15,12 @@ const BYTES_MAX: usize = 2 << 20;
 pub struct InvalidPageToken(pub String);
 
 /// What the request asks for.
-pub fn range(asked: &PollRequest) -> Result<Range, InvalidPageToken> {
+pub fn range(asked: &PollRequest) -> Result<LogRange, InvalidPageToken> {
     let from = asked
         .next_token
         .as_deref()
         .map(|token| token.parse().map_err(|_| InvalidPageToken(token.to_owned())));
-    Ok(Range {
+    Ok(LogRange {
         from: from.transpose()?,
         after: asked.start_time.map(|time| time.0),
         until: asked.end_time.map(|time| time.0),
@@ -31,7 +31,12 @@ pub fn range(asked: &PollRequest) -> Result<Range, InvalidPageToken> {
 }
 
 /// With values of secrets hidden, where there is a mask.
-pub async fn read(store: &dyn Store, log: &Log, range: Range, mask: Option<&Mask>) -> Result<Page, LogError> {
+pub async fn read_page(
+    store: &dyn LogStore,
+    log: &Log,
+    range: LogRange,
+    mask: Option<&Mask>,
+) -> Result<Page, LogError> {
     let pieces = match mask {
         Some(mask) => {
             let mut masked = mask.read(store, log, range).await?;
@@ -48,7 +53,7 @@ pub async fn read(store: &dyn Store, log: &Log, range: Range, mask: Option<&Mask
     };
     let more = match next {
         Some(from) => !store
-            .read(log, Range { from: Some(from), pieces_max: 1, bytes_max: 0, ..range })
+            .read(log, LogRange { from: Some(from), pieces_max: 1, bytes_max: 0, ..range })
             .await?
             .is_empty(),
         None => false,
@@ -72,7 +77,7 @@ pub fn strip_terminal_codes(page: Page, descending: bool) -> Page {
     Page { logs: page.logs.into_iter().filter_map(strip).collect(), ..page }
 }
 
-fn event(piece: Piece) -> LogEvent {
+fn event(piece: LogChunk) -> LogEvent {
     LogEvent {
         timestamp: Timestamp(piece.at),
         log_source: "stdout".to_owned(),
@@ -90,7 +95,7 @@ mod tests {
         let logs = pieces
             .iter()
             .zip(1..)
-            .map(|(text, at)| event(Piece { offset: 0, at, bytes: text.as_bytes().to_vec() }));
+            .map(|(text, at)| event(LogChunk { offset: 0, at, bytes: text.as_bytes().to_vec() }));
         let page = Page { logs: logs.collect(), external_url: None, next_token: Some("9".to_owned()) };
         let shown = strip_terminal_codes(page, false);
         let texts: Vec<String> = shown

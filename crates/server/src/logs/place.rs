@@ -3,12 +3,12 @@
 use std::{io, path::PathBuf, str::FromStr, sync::Arc};
 
 use super::{
-    Store,
-    files::Files,
+    LogStore,
+    files::FileLogStore,
     objects::{
         ObjectLogStore,
-        dir::Dir,
-        s3::{self, Identity, S3},
+        dir::DirBucket,
+        s3::{self, S3Bucket, S3Credentials},
     },
 };
 
@@ -16,13 +16,13 @@ const DEFAULT_REGION: &str = "us-east-1";
 
 /// Files are for one server; the others for any number of them.
 #[derive(Clone, Debug, Default)]
-pub enum Place {
+pub enum LogLocation {
     /// In the data directory.
     #[default]
     Files,
     /// A directory that all servers see.
     Dir(PathBuf),
-    S3(s3::Place),
+    S3(s3::S3Location),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum LogLocationError {
     Check(#[source] io::Error),
 }
 
-impl FromStr for Place {
+impl FromStr for LogLocation {
     type Err = LogLocationError;
 
     fn from_str(text: &str) -> Result<Self, LogLocationError> {
@@ -58,7 +58,7 @@ impl FromStr for Place {
             rest.ok_or_else(|| wrong("want `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`"))?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
-        if bucket.is_empty() || !path.bytes().all(is_plain) {
+        if bucket.is_empty() || !path.bytes().all(is_unescaped) {
             return Err(wrong("want letters, digits, `-`, `_`, `.` and `/` in bucket and prefix"));
         }
         let (mut region, mut endpoint, mut roots) = (DEFAULT_REGION.to_owned(), None, None);
@@ -83,7 +83,7 @@ impl FromStr for Place {
             .parse()
             .map_err(|_| wrong("want an endpoint like `https://HOST:PORT`"))?;
         let prefix = prefix.trim_matches('/');
-        Ok(Self::S3(s3::Place {
+        Ok(Self::S3(s3::S3Location {
             bucket: bucket.to_owned(),
             prefix: if prefix.is_empty() { String::new() } else { format!("{prefix}/") },
             region,
@@ -96,24 +96,24 @@ impl FromStr for Place {
 }
 
 /// What needs no escape anywhere.
-fn is_plain(byte: u8) -> bool {
+fn is_unescaped(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_./".contains(&byte)
 }
 
-impl Place {
+impl LogLocation {
     /// `files` is where files go; who asks an object store is taken from the environment, as its own tools do.
-    pub fn open(&self, files: PathBuf) -> Result<Arc<dyn Store>, LogLocationError> {
+    pub fn open(&self, files: PathBuf) -> Result<Arc<dyn LogStore>, LogLocationError> {
         Ok(match self {
-            Self::Files => Arc::new(Files::new(files)),
-            Self::Dir(path) => Arc::new(ObjectLogStore::new(Arc::new(Dir::new(path.clone())))),
+            Self::Files => Arc::new(FileLogStore::new(files)),
+            Self::Dir(path) => Arc::new(ObjectLogStore::new(Arc::new(DirBucket::new(path.clone())))),
             Self::S3(place) => {
                 let must = |name| std::env::var(name).map_err(|_| LogLocationError::NoCredentials { name });
-                let identity = Identity {
+                let identity = S3Credentials {
                     key: must("AWS_ACCESS_KEY_ID")?,
                     secret: must("AWS_SECRET_ACCESS_KEY")?,
                     session: std::env::var("AWS_SESSION_TOKEN").ok(),
                 };
-                let bucket = S3::new(place.clone(), identity).map_err(LogLocationError::Open)?;
+                let bucket = S3Bucket::new(place.clone(), identity).map_err(LogLocationError::Open)?;
                 Arc::new(ObjectLogStore::new(Arc::new(bucket)))
             }
         })
@@ -126,11 +126,12 @@ mod tests {
 
     #[test]
     fn places_are_read_and_what_is_wrong_is_said() {
-        assert!(matches!("files".parse(), Ok(Place::Files)));
+        assert!(matches!("files".parse(), Ok(LogLocation::Files)));
         assert!(
-            matches!("dir:/mnt/logs".parse(), Ok(Place::Dir(path)) if path.to_str() == Some("/mnt/logs"))
+            matches!("dir:/mnt/logs".parse(), Ok(LogLocation::Dir(path)) if path.to_str() == Some("/mnt/logs"))
         );
-        let Ok(Place::S3(place)) = "s3://jobs/a/b/?endpoint=http://[::1]:9000&region=eu-1".parse() else {
+        let Ok(LogLocation::S3(place)) = "s3://jobs/a/b/?endpoint=http://[::1]:9000&region=eu-1".parse()
+        else {
             panic!("an object store")
         };
         assert_eq!(
@@ -138,12 +139,12 @@ mod tests {
             ("jobs", "a/b/", "eu-1")
         );
         assert_eq!((place.host.as_str(), place.port, place.tls), ("::1", 9000, false));
-        let Ok(Place::S3(place)) = "s3://jobs".parse() else { panic!("an object store") };
+        let Ok(LogLocation::S3(place)) = "s3://jobs".parse() else { panic!("an object store") };
         assert_eq!((place.host.as_str(), place.port, place.tls), ("s3.us-east-1.amazonaws.com", 443, true));
         for wrong in
             ["", "dir:logs", "s3://", "s3:///x", "s3://b?colour=red", "s3://b?endpoint=ftp://h", "s3://b c"]
         {
-            let error = wrong.parse::<Place>().unwrap_err().to_string();
+            let error = wrong.parse::<LogLocation>().unwrap_err().to_string();
             assert!(error.contains("want"), "{error}");
         }
     }

@@ -8,11 +8,11 @@ use std::{sync::Arc, time::Duration};
 
 use windlass_model::time::{Span, Timestamp};
 
-use super::{Store, archive::Archive};
+use super::{LogStore, archive::NotifyingLogStore};
 use crate::db::{Db, DbError, Unit, containers, runs};
 
 /// How long logs are kept after the end of their run, unless told otherwise.
-pub const KEEP: Span = Span::days(30);
+pub const DEFAULT_RETENTION: Span = Span::days(30);
 /// Logs of a deleted run stay this long after its end: somebody may still be copying its last lines.
 const DELETED_RUN_RETENTION: Span = Span::hours(1);
 const ROUND_INTERVAL: Duration = Duration::from_secs(600);
@@ -20,12 +20,12 @@ const ROUND_INTERVAL: Duration = Duration::from_secs(600);
 const RUNS_MAX: usize = 200;
 
 /// Removes for ever; ends when it is dropped. `keep` of `None`: only logs of deleted runs are removed.
-pub async fn run(db: Db, archive: Arc<Archive>, keep: Option<Span>) {
+pub async fn run(db: Db, archive: Arc<NotifyingLogStore>, keep: Option<Span>) {
     loop {
         // Replicas that were started together must not remove in step.
         let jitter = u64::from(getrandom::u32().unwrap_or(0)) % ROUND_INTERVAL.as_secs();
         tokio::time::sleep(ROUND_INTERVAL / 2 + Duration::from_secs(jitter)).await;
-        if let Err(error) = round(&db, &archive, keep).await {
+        if let Err(error) = run_round(&db, &archive, keep).await {
             tracing::warn!(%error, "look which logs are old");
         }
         if let Some(keep) = keep
@@ -39,12 +39,12 @@ pub async fn run(db: Db, archive: Arc<Archive>, keep: Option<Span>) {
 /// One round over the container queue: its log, and what containers that are over wrote. Records stay.
 pub async fn delete_container_logs(db: &Db, keep: Span) -> Result<(), DbError> {
     let before = Timestamp(db.now().await?.0.saturating_sub(keep.0));
-    db.write(Unit::new().and(containers::forget(before))).await?;
+    db.write(Unit::new().and(containers::expire(before))).await?;
     Ok(())
 }
 
 /// One round; says of how many runs the logs were removed.
-pub async fn round(db: &Db, archive: &Archive, keep: Option<Span>) -> Result<usize, DbError> {
+pub async fn run_round(db: &Db, archive: &NotifyingLogStore, keep: Option<Span>) -> Result<usize, DbError> {
     let old =
         runs::list_with_old_logs(db, keep.unwrap_or(Span(i64::MAX / 4)), DELETED_RUN_RETENTION, RUNS_MAX)
             .await?;

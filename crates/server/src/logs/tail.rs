@@ -21,8 +21,8 @@ use windlass_engine::Hints;
 use windlass_model::{id::SubmissionId, job::Status};
 
 use super::{
-    Log, LogError, Piece, Range, Store,
-    archive::{Archive, Follow, Over},
+    Log, LogChunk, LogError, LogRange, LogStore,
+    archive::{JobResult, LogSubscription, NotifyingLogStore},
     mask::MaskCache,
 };
 use crate::db::{Db, jobs};
@@ -52,7 +52,7 @@ pub struct LogReaders(Arc<Inner>);
 
 struct Inner {
     db: Db,
-    archive: Arc<Archive>,
+    archive: Arc<NotifyingLogStore>,
     hints: Hints,
     masks: MaskCache,
     places: Arc<Semaphore>,
@@ -61,7 +61,7 @@ struct Inner {
 
 /// Where a reader begins, and whether it waits for more.
 #[derive(Clone, Copy, Debug)]
-pub struct Start {
+pub struct ReadStart {
     pub offset: u64,
     /// Exclusive.
     pub after: Option<i64>,
@@ -69,17 +69,17 @@ pub struct Start {
 }
 
 impl LogReaders {
-    pub fn new(db: Db, archive: Arc<Archive>, hints: Hints, masks: MaskCache) -> Self {
+    pub fn new(db: Db, archive: Arc<NotifyingLogStore>, hints: Hints, masks: MaskCache) -> Self {
         let places = Arc::new(Semaphore::new(READERS_MAX));
         Self(Arc::new(Inner { db, archive, hints, masks, places, is_looking: AtomicBool::new(false) }))
     }
 
     /// `None`: there are too many readers already.
-    pub fn read(&self, log: Log, start: Start) -> Option<Reader> {
+    pub fn read(&self, log: Log, start: ReadStart) -> Option<LogReader> {
         let place = Arc::clone(&self.0.places).try_acquire_owned().ok()?;
         let follow = self.0.archive.follow(&log);
         self.ensure_polling();
-        Some(Reader {
+        Some(LogReader {
             tails: self.clone(),
             log,
             start,
@@ -128,7 +128,7 @@ impl LogReaders {
 
     async fn poll_logs(&self, followed: &[Log], store_too: bool) {
         let ids: Vec<SubmissionId> = followed.iter().map(|log| log.submission).collect();
-        let ended = match jobs::ended(&self.0.db, &ids).await {
+        let ended = match jobs::list_ended(&self.0.db, &ids).await {
             Ok(ended) => ended,
             Err(error) => {
                 tracing::debug!(%error, "look which jobs ended");
@@ -145,8 +145,8 @@ impl LogReaders {
     }
 }
 
-fn over(job: jobs::Ended) -> Over {
-    Over {
+fn over(job: jobs::SubmissionEnd) -> JobResult {
+    JobResult {
         status: job.status.as_str(),
         exit_status: job.exit_status,
         termination_reason: job.termination_reason,
@@ -154,12 +154,12 @@ fn over(job: jobs::Ended) -> Over {
 }
 
 /// One who reads a log from a place on.
-pub struct Reader {
+pub struct LogReader {
     tails: LogReaders,
     log: Log,
-    start: Start,
-    follow: Follow,
-    ready: VecDeque<Piece>,
+    start: ReadStart,
+    follow: LogSubscription,
+    ready: VecDeque<LogChunk>,
     /// Whether the job was looked at.
     known: bool,
     /// What may be the beginning of a secret is kept back: not for ever.
@@ -170,14 +170,14 @@ pub struct Reader {
 /// What a reader comes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadEvent {
-    Piece(Piece),
+    Piece(LogChunk),
     /// Nothing new for a while.
     Quiet,
     /// Nothing more will come: all was read.
-    End(Over),
+    End(JobResult),
 }
 
-impl Reader {
+impl LogReader {
     /// The next byte that is wanted.
     pub fn offset(&self) -> u64 {
         self.start.offset
@@ -195,7 +195,7 @@ impl Reader {
             }
             // What is known before the read is all in it.
             let news = self.follow.news();
-            let range = Range {
+            let range = LogRange {
                 from: Some(self.start.offset),
                 after: self.start.after,
                 until: None,
@@ -243,7 +243,7 @@ impl Reader {
 
     /// Whether the job was over before anybody followed.
     async fn check_already_ended(&mut self) {
-        if let Ok(ended) = jobs::ended(&self.tails.0.db, &[self.log.submission]).await {
+        if let Ok(ended) = jobs::list_ended(&self.tails.0.db, &[self.log.submission]).await {
             self.known = true;
             for job in ended {
                 self.tails.0.archive.publish_job_result(&self.log, over(job));
@@ -252,12 +252,12 @@ impl Reader {
     }
 
     /// How the job is, for one who does not wait for its end.
-    async fn current_job_result(&self) -> Over {
+    async fn current_job_result(&self) -> JobResult {
         let job = jobs::find(&self.tails.0.db, self.log.submission).await.ok().flatten();
         let status = job.as_ref().map_or(Status::Running, |job| job.status).as_str();
         let (exit_status, termination_reason) =
             job.map_or((None, None), |job| (job.exit_status, job.termination_reason));
-        Over { status, exit_status, termination_reason }
+        JobResult { status, exit_status, termination_reason }
     }
 
     /// A store may fail for a moment. `None`: it went on failing; who reads comes back later.

@@ -9,7 +9,7 @@
 
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::fleets::{self as brain, Member, Plan},
+    decide::fleets::{self as brain, FleetMember, Plan},
     event::{self, Event},
     fleet::{self, Status},
     id::InstanceId,
@@ -24,31 +24,31 @@ use windlass_model::{
 use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     db::{
-        Change, Val, Written, backends,
-        events::{self, Place, Target},
+        Change, Val, WriteOutcome, backends,
+        events::{self, EventContext, EventTarget},
         instances::{self, Instance, NewInstance},
-        passes::fleets::{self as rows, Loaded, Moved},
+        passes::fleets::{self as rows, FleetInputs, FleetUpdate},
     },
     fleet_shape::{self, ParsedFleetSpec},
     instance_facts::{OfferAttempts, OrderProfile, type_of_offer},
-    market::{Market, Seen},
+    market::{OfferCache, OfferSnapshot},
     pass_error::PassError,
 };
 
 pub(super) struct FleetsPipeline {
     pub(super) hands: PipelineContext,
-    pub(super) market: Market,
+    pub(super) market: OfferCache,
 }
 
 pub(crate) const QUEUE: Queue =
     Queue { pipeline: "fleets", table: "fleets", statuses: &["submitted", "active", "terminating"] };
 
 pub(crate) struct Row {
-    loaded: Loaded,
+    loaded: FleetInputs,
     shape: std::sync::Arc<ParsedFleetSpec>,
 }
 
-pub(crate) struct Next {
+pub(crate) struct FleetPassPlan {
     plan: Plan,
     /// What each new instance may become.
     offers: Vec<Offer>,
@@ -59,7 +59,7 @@ pub(crate) struct Next {
 impl Pipeline for FleetsPipeline {
     type Row = Row;
     type Observation = ();
-    type Plan = Next;
+    type Plan = FleetPassPlan;
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -77,17 +77,17 @@ impl Pipeline for FleetsPipeline {
         Ok(())
     }
 
-    fn decide(row: &Row, (): (), now: DbTime) -> Next {
+    fn decide(row: &Row, (): (), now: DbTime) -> FleetPassPlan {
         let plan = brain::decide(&view(row), Timestamp(now));
-        Next { plan, offers: Vec::new(), said: None }
+        FleetPassPlan { plan, offers: Vec::new(), said: None }
     }
 
-    async fn act(&self, _lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+    async fn act(&self, _lease: &Lease, row: &Row, next: &mut FleetPassPlan) -> Result<(), PassError> {
         if next.plan.create.is_empty() {
             return Ok(());
         }
         let all = self.market.seen().await;
-        let seen = all.granted(&backends::granted(&self.hands.db, row.loaded.fleet.project_id).await?);
+        let seen = all.granted(&backends::list_granted(&self.hands.db, row.loaded.fleet.project_id).await?);
         next.offers = seen.for_fleet(&row.shape);
         next.offers.truncate(OFFERS_MAX);
         if next.offers.is_empty() {
@@ -101,16 +101,16 @@ impl Pipeline for FleetsPipeline {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: FleetPassPlan) -> Result<ApplyOutcome, PassError> {
         let due_in_us = Some(due_in(lease, next.plan.due));
         let fleet = &row.loaded.fleet;
-        let mut moved = Moved {
+        let mut moved = FleetUpdate {
             set: vec![
                 ("consolidation_attempt", i64::from(next.plan.attempts).into()),
                 ("last_consolidated_at", next.plan.tried_at.into()),
             ],
             end: next.plan.end.clone(),
-            ..Moved::default()
+            ..FleetUpdate::default()
         };
         for num in &next.plan.create {
             moved.create.extend(self.member(lease, &row, *num, &next.offers)?);
@@ -118,7 +118,7 @@ impl Pipeline for FleetsPipeline {
         let message = said(&row, &next);
         if let Some(change) = &next.plan.change {
             let why = pipeline_cause(event::Pipeline::Fleet, lease, change.reason, &change.message);
-            let step = event::transition::<fleet::Fleet>(fleet.id, fleet.status, change.event, why)?;
+            let step = event::transition::<fleet::FleetLifecycle>(fleet.id, fleet.status, change.event, why)?;
             moved.set.push(("status", step.status.into()));
             if step.status == Status::Terminated {
                 moved.set.extend([
@@ -142,8 +142,8 @@ impl Pipeline for FleetsPipeline {
         };
         let written = rows::apply(&self.hands.db, lease.key(), fleet, moved, due_in_us).await;
         match written {
-            Ok(Written::Done { .. }) => Ok(ApplyOutcome::Written { due_in_us, wake }),
-            Ok(Written::Stale { .. }) => Ok(ApplyOutcome::LeaseLost),
+            Ok(WriteOutcome::Done { .. }) => Ok(ApplyOutcome::Written { due_in_us, wake }),
+            Ok(WriteOutcome::Stale { .. }) => Ok(ApplyOutcome::LeaseLost),
             // A job's placeholder took the number in the same moment: look again.
             Err(error) if error.is_conflict_on("instances_num_key") => Ok(ApplyOutcome::RelatedBusy),
             Err(error) => Err(error.into()),
@@ -158,7 +158,7 @@ impl FleetsPipeline {
         let id = InstanceId(db.new_id()?);
         let name = format!("{}-{num}", fleet.name);
         let tags = row.shape.tags(None);
-        let new = NewInstance { idle_seconds_max: row.shape.idle(), ..wish(id, offers, tags)? };
+        let new = NewInstance { idle_seconds_max: row.shape.idle(), ..new_instance(id, offers, tags)? };
         let new = NewInstance {
             project_id: fleet.project_id,
             fleet_id: Some(fleet.id),
@@ -168,9 +168,9 @@ impl FleetsPipeline {
         };
         let message = format!("the fleet keeps at least {} nodes", row.shape.nodes().map_or(0, |n| n.min));
         let why = pipeline_cause(event::Pipeline::Fleet, lease, "nodes_min", message);
-        let created = Event::created::<instance::Instance>(id, instance::Status::Pending, why);
-        let targets = [Target { entity: created.entity, id: id.0, name: &name }];
-        let place = Place {
+        let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
+        let targets = [EventTarget { entity: created.entity, id: id.0, name: &name }];
+        let place = EventContext {
             project: Some(fleet.project_id),
             user: None,
             lock_token: Some(lease.token),
@@ -183,7 +183,7 @@ impl FleetsPipeline {
 }
 
 /// An instance that is to be made from one of these offers; where it belongs is left to the caller.
-pub(super) fn wish(
+pub(super) fn new_instance(
     id: InstanceId,
     offers: &[Offer],
     tags: std::collections::BTreeMap<String, String>,
@@ -216,7 +216,7 @@ pub(super) fn wish(
 }
 
 /// Why there is nothing to make.
-fn describe_no_offers(seen: &Seen, shape: &ParsedFleetSpec, left_out: bool) -> String {
+fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: bool) -> String {
     let mut said = vec!["no backend offers what the fleet asks for".to_owned()];
     said.extend(seen.silent.iter().cloned());
     if seen.offers.is_empty() && seen.silent.is_empty() {
@@ -240,7 +240,7 @@ fn describe_no_offers(seen: &Seen, shape: &ParsedFleetSpec, left_out: bool) -> S
 }
 
 /// Where the fleet stands, for people: nothing while all is well.
-fn said(row: &Row, next: &Next) -> Option<String> {
+fn said(row: &Row, next: &FleetPassPlan) -> Option<String> {
     let mut said: Vec<String> = next.plan.note.iter().chain(&next.said).cloned().collect();
     if next.said.is_some() {
         said.retain(|text| Some(text) != next.plan.note.as_ref());
@@ -263,10 +263,10 @@ fn said(row: &Row, next: &Next) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }
 
-fn view(row: &Row) -> brain::Fleet {
+fn view(row: &Row) -> brain::FleetView {
     let (fleet, nodes) = (&row.loaded.fleet, row.shape.nodes());
     let creates = row.shape.creates();
-    brain::Fleet {
+    brain::FleetView {
         status: fleet.status,
         is_ssh: !creates,
         delete_asked: fleet.termination_asked_at.is_some(),
@@ -279,10 +279,10 @@ fn view(row: &Row) -> brain::Fleet {
     }
 }
 
-fn of_member(member: &Instance, shape: &ParsedFleetSpec) -> Member {
+fn of_member(member: &Instance, shape: &ParsedFleetSpec) -> FleetMember {
     // By what its backend promised, not by what it turned out to have: a replacement would be no other.
     let offered = OfferAttempts::of(member).and_then(|tries| tries.current().cloned());
-    Member {
+    FleetMember {
         id: member.id,
         instance_num: u32::try_from(member.instance_num).unwrap_or_default(),
         status: member.status,

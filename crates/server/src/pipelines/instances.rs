@@ -17,11 +17,11 @@ use std::sync::Arc;
 
 use futures_util::future::try_join;
 use serde_json::Value;
-use windlass_backend::{Backend, BackendError, Backends, Found, Machine, local};
+use windlass_backend::{Backend, BackendError, BackendInstance, Backends, InstanceState, local};
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
-        instances::{self as brain, Action, DELETE_MAX, Kind, Plan, Seen},
+        instances::{self as brain, Action, DELETE_MAX, InstanceKind, InstanceObservation, Plan},
         jobs_running::provisioning_max,
     },
     event,
@@ -32,11 +32,11 @@ use windlass_model::{
 
 use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
-    agents::{self, Call, HostReport},
+    agents::{self, CallContext, HostReport},
     db::{
-        Val, Values, Written,
+        Val, Values, WriteOutcome,
         instances::{self, Instance},
-        passes::instances::{self as rows, FleetSummary, Moved, OrphanTask},
+        passes::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
     },
     fleet_shape::{self, ParsedFleetSpec},
     instance_facts::{
@@ -62,7 +62,7 @@ const SSH_BACKEND: &str = "remote";
 pub(crate) struct Row {
     instance: Instance,
     fleet: Option<FleetContext>,
-    machine: Option<Machine>,
+    machine: Option<BackendInstance>,
 }
 
 struct FleetContext {
@@ -82,8 +82,8 @@ impl Row {
 
 /// What the world answered, what was learned of it, and what on the host should not be there.
 #[derive(Default)]
-pub(crate) struct Learned {
-    machine: Option<Machine>,
+pub(crate) struct InstanceFindings {
+    machine: Option<BackendInstance>,
     news: Option<HostReport>,
     /// The offers, with the one that was granted.
     granted: Option<OfferAttempts>,
@@ -95,26 +95,26 @@ pub(crate) struct Learned {
     answered_until: Option<Timestamp>,
 }
 
-pub(crate) struct Look {
-    seen: Seen,
-    learned: Learned,
+pub(crate) struct InstanceReport {
+    seen: InstanceObservation,
+    learned: InstanceFindings,
 }
 
-impl Look {
-    fn from_observation(seen: Seen) -> Self {
-        Self { seen, learned: Learned::default() }
+impl InstanceReport {
+    fn from_observation(seen: InstanceObservation) -> Self {
+        Self { seen, learned: InstanceFindings::default() }
     }
 }
 
-pub(crate) struct Next {
+pub(crate) struct InstancePassPlan {
     plan: Plan,
-    learned: Learned,
+    learned: InstanceFindings,
 }
 
 impl Pipeline for InstancesPipeline {
     type Row = Row;
-    type Observation = Look;
-    type Plan = Next;
+    type Observation = InstanceReport;
+    type Plan = InstancePassPlan;
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -124,8 +124,8 @@ impl Pipeline for InstancesPipeline {
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let fleet = match instance.fleet_id.filter(|_| asks_fleet(&instance)) {
-            Some(id) => rows::of_fleet(&self.0.db, id).await?.map(|FleetSummary { spec, members }| {
-                FleetContext { shape: fleet_shape::of_spec(id, &spec), members }
+            Some(id) => rows::fleet_summary(&self.0.db, id).await?.map(|FleetSummary { spec, members }| {
+                FleetContext { shape: fleet_shape::for_spec(id, &spec), members }
             }),
             None => None,
         };
@@ -133,35 +133,41 @@ impl Pipeline for InstancesPipeline {
         Ok(Some(Row { instance, fleet, machine }))
     }
 
-    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+    async fn observe(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let (view, now) = (view(row), Timestamp(lease.now()));
-        if !brain::is_wanted(&view, now) {
-            return Ok(Look::from_observation(Seen::NotAsked));
+        if !brain::should_probe(&view, now) {
+            return Ok(InstanceReport::from_observation(InstanceObservation::NotAsked));
         }
-        let answered_until = brain::answered_until(&view, row.instance.seen_at, self.poll(row), now);
+        let answered_until = brain::answer_valid_until(&view, row.instance.seen_at, self.poll(row), now);
         if answered_until.is_some() {
-            let learned = Learned { answered_until, ..Learned::default() };
-            return Ok(Look { seen: Seen::Answers { health: view.health }, learned });
+            let learned = InstanceFindings { answered_until, ..InstanceFindings::default() };
+            return Ok(InstanceReport {
+                seen: InstanceObservation::Answers { health: view.health },
+                learned,
+            });
         }
         match row.instance.status {
             Status::Provisioning => Ok(self.observe_starting(row).await),
             Status::Idle | Status::Busy => self.observe_ready(row).await,
             // Nothing to look at: what is done shows how it is.
             Status::Pending | Status::Terminating | Status::Terminated => {
-                Ok(Look::from_observation(Seen::NotAsked))
+                Ok(InstanceReport::from_observation(InstanceObservation::NotAsked))
             }
         }
     }
 
-    fn decide(row: &Row, look: Look, now: DbTime) -> Next {
-        Next { plan: brain::decide(&view(row), &look.seen, Timestamp(now)), learned: look.learned }
+    fn decide(row: &Row, look: InstanceReport, now: DbTime) -> InstancePassPlan {
+        InstancePassPlan {
+            plan: brain::decide(&view(row), &look.seen, Timestamp(now)),
+            learned: look.learned,
+        }
     }
 
-    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) -> Result<(), PassError> {
         let look = match next.plan.action {
             Some(Action::Create) => self.create(lease, row).await?,
             Some(Action::Deploy) => self.deploy(lease, row).await?,
-            Some(Action::Delete) => Look::from_observation(self.delete_machine(row).await),
+            Some(Action::Delete) => InstanceReport::from_observation(self.delete_machine(row).await),
             Some(Action::Check) => self.observe_starting(row).await,
             None => {
                 self.remove_strays(lease, row, next).await;
@@ -173,8 +179,13 @@ impl Pipeline for InstancesPipeline {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
-        let Next { mut plan, learned } = next;
+    async fn apply(
+        &self,
+        lease: &Lease,
+        row: Row,
+        next: InstancePassPlan,
+    ) -> Result<ApplyOutcome, PassError> {
+        let InstancePassPlan { mut plan, learned } = next;
         if learned.machine.is_some() && plan.change.is_none() {
             // How to reach it is known now: the next pass does.
             plan.due = Timestamp(lease.now());
@@ -196,10 +207,10 @@ impl Pipeline for InstancesPipeline {
             self.0.agents.forget(row.instance.id);
         }
         Ok(match written {
-            Written::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
+            WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
             // A job came in the same moment.
-            Written::Stale { at: Some(_) } if ends_idle => ApplyOutcome::RelatedBusy,
-            Written::Stale { .. } => ApplyOutcome::LeaseLost,
+            WriteOutcome::Stale { at: Some(_) } if ends_idle => ApplyOutcome::RelatedBusy,
+            WriteOutcome::Stale { .. } => ApplyOutcome::LeaseLost,
         })
     }
 }
@@ -207,30 +218,38 @@ impl Pipeline for InstancesPipeline {
 impl InstancesPipeline {
     /// How long an answer of a host counts.
     fn poll(&self, row: &Row) -> Span {
-        if self.0.agents.hears(row.instance.id) { brain::POLL_TOLD } else { brain::POLL }
+        if self.0.agents.hears(row.instance.id) { brain::POLL_WITH_EVENTS } else { brain::POLL_INTERVAL }
     }
 
     /// One that exists and is not ready: its agent is asked, and its backend where that is silent.
-    async fn observe_starting(&self, row: &Row) -> Look {
+    async fn observe_starting(&self, row: &Row) -> InstanceReport {
         let reachable = row.machine.as_ref().is_none_or(|machine| machine.reach.is_some());
         if reachable && let Ok(news) = self.0.agents.host(row.instance.id).await {
-            let seen = Seen::Answers { health: host_health(&news).0 };
-            return Look { seen, learned: Learned { news: Some(news), ..Learned::default() } };
+            let seen = InstanceObservation::Answers { health: host_health(&news).0 };
+            return InstanceReport {
+                seen,
+                learned: InstanceFindings { news: Some(news), ..InstanceFindings::default() },
+            };
         }
         self.query_backend(row).await
     }
 
     /// One that was ready: how it is, and which tasks are on it.
-    async fn observe_ready(&self, row: &Row) -> Result<Look, PassError> {
+    async fn observe_ready(&self, row: &Row) -> Result<InstanceReport, PassError> {
         let id = row.instance.id;
         match try_join(self.0.agents.tasks(id), self.0.agents.host(id)).await {
             Ok((tasks, news)) => {
-                let strays = rows::strays(&self.0.db, id.0, &tasks).await?;
-                let seen = Seen::Answers { health: host_health(&news).0 };
+                let strays = rows::orphan_tasks(&self.0.db, id.0, &tasks).await?;
+                let seen = InstanceObservation::Answers { health: host_health(&news).0 };
                 let machine = self.update_agent(row).await;
-                Ok(Look {
+                Ok(InstanceReport {
                     seen,
-                    learned: Learned { news: Some(news), strays, machine, ..Learned::default() },
+                    learned: InstanceFindings {
+                        news: Some(news),
+                        strays,
+                        machine,
+                        ..InstanceFindings::default()
+                    },
                 })
             }
             Err(error) => {
@@ -241,14 +260,14 @@ impl InstancesPipeline {
     }
 
     /// The machine as it is after its agent was replaced by the one it should have. Its tasks go on meanwhile.
-    async fn update_agent(&self, row: &Row) -> Option<Machine> {
+    async fn update_agent(&self, row: &Row) -> Option<BackendInstance> {
         let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
         if !backend.is_outdated(machine).await {
             return None;
         }
         match self.find(row).await? {
-            Ok(Found::Running(found)) => (found != *machine).then_some(found),
-            Ok(Found::Starting(_) | Found::Gone { .. } | Found::Unknown) => None,
+            Ok(InstanceState::Running(found)) => (found != *machine).then_some(found),
+            Ok(InstanceState::Starting(_) | InstanceState::Gone { .. } | InstanceState::Unknown) => None,
             Err(error) => {
                 tracing::debug!(instance = %row.instance.id, %error, "not brought up to date");
                 None
@@ -257,35 +276,46 @@ impl InstancesPipeline {
     }
 
     /// Its agent is silent. The backend knows whether there is anything to wait for.
-    async fn query_backend(&self, row: &Row) -> Look {
-        let learned = |machine: Machine| Learned {
+    async fn query_backend(&self, row: &Row) -> InstanceReport {
+        let learned = |machine: BackendInstance| InstanceFindings {
             machine: (row.machine.as_ref() != Some(&machine)).then_some(machine),
-            ..Learned::default()
+            ..InstanceFindings::default()
         };
         match self.find(row).await {
-            Some(Ok(Found::Starting(machine))) => Look { seen: Seen::Starting, learned: learned(machine) },
-            Some(Ok(Found::Running(machine))) => Look { seen: Seen::Silent, learned: learned(machine) },
-            Some(Ok(Found::Gone { said })) => Look::from_observation(Seen::Gone { said }),
-            Some(Ok(Found::Unknown)) => Look::from_observation(Seen::Unknown),
+            Some(Ok(InstanceState::Starting(machine))) => {
+                InstanceReport { seen: InstanceObservation::Starting, learned: learned(machine) }
+            }
+            Some(Ok(InstanceState::Running(machine))) => {
+                InstanceReport { seen: InstanceObservation::Silent, learned: learned(machine) }
+            }
+            Some(Ok(InstanceState::Gone { said })) => {
+                InstanceReport::from_observation(InstanceObservation::Gone { said })
+            }
+            Some(Ok(InstanceState::Unknown)) => {
+                InstanceReport::from_observation(InstanceObservation::Unknown)
+            }
             Some(Err(error @ BackendError::HostKeyChanged { .. })) => {
-                Look::from_observation(Seen::Untrusted { said: error.to_string() })
+                InstanceReport::from_observation(InstanceObservation::Untrusted { said: error.to_string() })
             }
             Some(Err(error)) => {
                 tracing::debug!(instance = %row.instance.id, %error, "not found");
-                Look::from_observation(Seen::Silent)
+                InstanceReport::from_observation(InstanceObservation::Silent)
             }
-            None => Look::from_observation(Seen::Silent),
+            None => InstanceReport::from_observation(InstanceObservation::Silent),
         }
     }
 
     /// What a dead job left on the host goes before the host is called reachable again.
-    async fn remove_strays(&self, lease: &Lease, row: &Row, next: &mut Next) {
+    async fn remove_strays(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) {
         for stray in &next.learned.strays {
-            let call =
-                Call { instance: InstanceId(lease.id), submission: stray.submission, epoch: stray.epoch };
+            let call = CallContext {
+                instance: InstanceId(lease.id),
+                submission: stray.submission,
+                epoch: stray.epoch,
+            };
             if let Err(error) = agents::discard(&*self.0.agents, call, "terminated_by_server").await {
                 tracing::debug!(instance = %row.instance.id, stray = %stray.submission, %error, "not removed yet");
-                next.plan = brain::decide(&view(row), &Seen::Silent, Timestamp(lease.now()));
+                next.plan = brain::decide(&view(row), &InstanceObservation::Silent, Timestamp(lease.now()));
                 return;
             }
         }
@@ -303,21 +333,31 @@ fn asks_fleet(instance: &Instance) -> bool {
 }
 
 /// What the pass writes.
-fn moved(lease: &Lease, row: &Row, plan: &Plan, learned: &Learned) -> Result<Moved, PassError> {
+fn moved(
+    lease: &Lease,
+    row: &Row,
+    plan: &Plan,
+    learned: &InstanceFindings,
+) -> Result<InstanceUpdate, PassError> {
     let instance = &row.instance;
-    let mut moved = Moved { set: machine_columns(row, learned)?, ..Moved::default() };
+    let mut moved = InstanceUpdate { set: machine_columns(row, learned)?, ..InstanceUpdate::default() };
     health_columns(instance, plan, learned, &mut moved.set);
     let mut message = plan.note.clone();
     if let Some(change) = &plan.change {
         let why = pipeline_cause(event::Pipeline::Instance, lease, change.reason, &change.message);
-        let step = event::transition::<instance::Instance>(instance.id, instance.status, change.event, why)?;
+        let step = event::transition::<instance::InstanceLifecycle>(
+            instance.id,
+            instance.status,
+            change.event,
+            why,
+        )?;
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
         message = status(row, plan, step.status, &change.message, &mut moved);
     } else if let Some(word) = occupancy_event(instance) {
         let said = format!("{} of its blocks are in use", instance.busy_blocks);
         let why = pipeline_cause(event::Pipeline::Instance, lease, word.as_str(), said);
-        let step = event::transition::<instance::Instance>(instance.id, instance.status, word, why)?;
+        let step = event::transition::<instance::InstanceLifecycle>(instance.id, instance.status, word, why)?;
         moved.set.push(("status", step.status.into()));
         moved.event = step.record;
         message = None;
@@ -351,7 +391,7 @@ fn is_ready(status: Status) -> bool {
 }
 
 /// The columns that go with a new status; the answer is what to say of it from now on.
-fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut Moved) -> Option<String> {
+fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut InstanceUpdate) -> Option<String> {
     let instance = &row.instance;
     moved.pokes_fleet = true;
     match to {
@@ -401,7 +441,7 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut Moved) -> 
 }
 
 /// How it is, for one that is watched.
-fn health_columns(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut Values) {
+fn health_columns(instance: &Instance, plan: &Plan, learned: &InstanceFindings, set: &mut Values) {
     let becomes_ready = plan.change.as_ref().is_some_and(|change| {
         matches!(change.event, instance::Event::ReadyIdle | instance::Event::ReadyBusy)
     });
@@ -425,7 +465,7 @@ fn health_columns(instance: &Instance, plan: &Plan, learned: &Learned, set: &mut
 }
 
 /// What was learned of the machine.
-fn machine_columns(row: &Row, learned: &Learned) -> Result<Values, PassError> {
+fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, PassError> {
     let (instance, mut set) = (&row.instance, Values::new());
     if let Some(tries) = &learned.tries {
         set.push(("offer", Val::json(tries)?));
@@ -521,7 +561,7 @@ fn occupancy_event(row: &Instance) -> Option<instance::Event> {
     }
 }
 
-fn view(row: &Row) -> brain::Instance {
+fn view(row: &Row) -> brain::InstanceView {
     let instance = &row.instance;
     let backend = instance.backend.as_deref().unwrap_or_default();
     let kind = OfferAttempts::of(instance).and_then(|tries| Some(tries.current()?.instance_type.clone()));
@@ -529,8 +569,8 @@ fn view(row: &Row) -> brain::Instance {
         let reason = instance.end_reason.as_deref().and_then(|word| word.parse().ok());
         reason.unwrap_or(TerminationReason::TerminatedByUser)
     });
-    brain::Instance {
-        kind: if row.is_ssh() { Kind::Ssh } else { Kind::Cloud },
+    brain::InstanceView {
+        kind: if row.is_ssh() { InstanceKind::Ssh } else { InstanceKind::Cloud },
         status: instance.status,
         created_at: instance.created_at,
         started_at: instance.started_at,
@@ -548,6 +588,9 @@ fn view(row: &Row) -> brain::Instance {
         health: instance.health.parse().unwrap_or(Health::Healthy),
         terminating_since: instance.termination_deadline_at.map(|deadline| deadline - DELETE_MAX),
         is_forced: instance.end_reason.as_deref() == Some(instances::FORCED),
-        delete_told: instance.status_message.as_deref().is_some_and(|said| said.starts_with(brain::TOLD)),
+        delete_told: instance
+            .status_message
+            .as_deref()
+            .is_some_and(|said| said.starts_with(brain::DELETE_FAILED_MESSAGE)),
     }
 }

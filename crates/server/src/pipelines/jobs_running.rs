@@ -18,7 +18,7 @@ use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     decide::{
         change::Change,
-        jobs_running::{self as brain, Action, Plan, Seen},
+        jobs_running::{self as brain, Action, Plan, RunningJobObservation},
     },
     event,
     id::InstanceId,
@@ -26,24 +26,24 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use self::record::Learned;
+use self::record::JobFindings;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{PipelineContext, applied, due_in, pipeline_cause};
 use crate::{
-    agents::{AgentError, Call},
+    agents::{AgentError, CallContext},
     db::{
         Val, Values,
         instances::Instance,
         jobs::Job,
-        passes::jobs::{self as rows, Loaded, Moved},
+        passes::jobs::{self as rows, JobInputs, JobUpdate},
     },
     job_facts::{JobSpecView, Utilization},
     job_metrics,
-    job_orders::{self, OrderError, Unfit, names},
+    job_orders::{self, PayloadError, UnstartableReason, names},
     logs::{
-        Log, Stream,
-        copy::{self, Limits},
+        Log, LogSource,
+        copy::{self, CopyLimits},
     },
     pass_error::PassError,
     queue_backend,
@@ -56,35 +56,35 @@ pub(crate) const QUEUE: Queue =
     Queue { pipeline: "jobs_running", table: "jobs", statuses: &["provisioning", "pulling", "running"] };
 
 pub(crate) struct Row {
-    loaded: Loaded,
+    loaded: JobInputs,
     utilization: Option<Utilization>,
     shape: Arc<ParsedRunSpec>,
-    job: brain::Job,
+    job: brain::RunningJobView,
 }
 
 /// What was seen, unless somebody asked for the end: then there is nothing to look at.
-pub(crate) enum Look {
+pub(crate) enum JobReport {
     Asked(job::Ending),
-    Seen(Box<Seen>, Box<Learned>),
+    Seen(Box<RunningJobObservation>, Box<JobFindings>),
 }
 
-pub(crate) enum Next {
+pub(crate) enum JobPassPlan {
     End(job::Ending),
-    Continue(Box<Way>),
+    Continue(Box<JobPassState>),
 }
 
 /// What becomes of a job in one pass.
-pub(crate) struct Way {
+pub(crate) struct JobPassState {
     /// Made on the way, each of them done.
     before: Vec<Change<job::Event>>,
     plan: Plan,
-    learned: Learned,
+    learned: JobFindings,
 }
 
 impl Pipeline for JobsRunningPipeline {
     type Row = Row;
-    type Observation = Look;
-    type Plan = Next;
+    type Observation = JobReport;
+    type Plan = JobPassPlan;
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -96,37 +96,42 @@ impl Pipeline for JobsRunningPipeline {
         let facts = JobSpecView::of(&loaded.job)?;
         let shape = self.0.shapes.of(&loaded.run)?;
         let is_new = loaded.job.status == job::Status::Provisioning;
-        let known = !is_new || job_orders::addresses_known(&self.0, &loaded).await?;
-        let job = brain::Job { lost_after: self.0.lost_after, ..look::view(&loaded, &facts, &shape, known) };
+        let known = !is_new || job_orders::are_addresses_known(&self.0, &loaded).await?;
+        let job = brain::RunningJobView {
+            lost_after: self.0.lost_after,
+            ..look::view(&loaded, &facts, &shape, known)
+        };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
     }
 
-    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+    async fn observe(&self, lease: &Lease, row: &Row) -> Result<JobReport, PassError> {
         if let Some(ending) = row.loaded.job.end_asked() {
-            return Ok(Look::Asked(ending));
+            return Ok(JobReport::Asked(ending));
         }
-        let mut learned = Learned::default();
+        let mut learned = JobFindings::default();
         let seen = self.look(lease, row, &row.job, &mut learned).await?;
-        Ok(Look::Seen(Box::new(seen), Box::new(learned)))
+        Ok(JobReport::Seen(Box::new(seen), Box::new(learned)))
     }
 
-    fn decide(row: &Row, look: Look, now: DbTime) -> Next {
+    fn decide(row: &Row, look: JobReport, now: DbTime) -> JobPassPlan {
         match look {
-            Look::Asked(ending) => Next::End(ending),
-            Look::Seen(seen, learned) => {
+            JobReport::Asked(ending) => JobPassPlan::End(ending),
+            JobReport::Seen(seen, learned) => {
                 let plan = brain::decide(&row.job, &seen, Timestamp(now));
-                Next::Continue(Box::new(Way { before: Vec::new(), plan, learned: *learned }))
+                JobPassPlan::Continue(Box::new(JobPassState { before: Vec::new(), plan, learned: *learned }))
             }
         }
     }
 
     /// Does what is planned. A task that a host took may be further by the time it has answered: the pass goes on
     /// from there instead of coming round again.
-    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
-        let (Next::Continue(way), Some(call)) = (next, call(lease, &row.loaded)) else { return Ok(()) };
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut JobPassPlan) -> Result<(), PassError> {
+        let (JobPassPlan::Continue(way), Some(call)) = (next, call(lease, &row.loaded)) else {
+            return Ok(());
+        };
         self.perform_actions(lease, row, call, &row.job, way).await?;
         let now = Timestamp(lease.now());
-        let further = way.plan.change.as_ref().and_then(|change| brain::goes_on(&row.job, change, now));
+        let further = way.plan.change.as_ref().and_then(|change| brain::next_in_pass(&row.job, change, now));
         if let Some(job) = further {
             way.before.extend(way.plan.change.take());
             let seen = self.look(lease, row, &job, &mut way.learned).await?;
@@ -136,16 +141,16 @@ impl Pipeline for JobsRunningPipeline {
         self.send_peer_hosts(row, call, way).await
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: JobPassPlan) -> Result<ApplyOutcome, PassError> {
         let job = &row.loaded.job;
         let (changes, ending, mut set, due) = match &next {
-            Next::End(ending) => {
+            JobPassPlan::End(ending) => {
                 let message = ending.said().unwrap_or("the run asked for its end");
                 let change = Change::why(job::Event::StopAsked, ending.reason().as_str(), message);
                 (vec![change], Some(ending), vec![], None)
             }
-            Next::Continue(way) => {
-                let Way { before, plan, learned } = &**way;
+            JobPassPlan::Continue(way) => {
+                let JobPassState { before, plan, learned } = &**way;
                 let changes = before.iter().chain(&plan.change).cloned().collect();
                 let waits = plan.waits_for.map(|what| match &learned.waits {
                     Some(said) => format!("waits: {said}"),
@@ -157,27 +162,27 @@ impl Pipeline for JobsRunningPipeline {
             }
         };
         let gate = match &next {
-            Next::Continue(way) => way.plan.gate,
-            Next::End(_) => None,
+            JobPassPlan::Continue(way) => way.plan.gate,
+            JobPassPlan::End(_) => None,
         };
         set.extend(gate.map(|gate| ("gate", gate.as_str().into())));
         let reached_gate = gate.is_some() && job.gate.is_none();
         let (mut events, mut status) = (Vec::new(), job.status);
         for Change { event, reason, message } in changes {
             let why = pipeline_cause(event::Pipeline::JobRunning, lease, reason, message);
-            let moved = event::transition::<job::Job>(job.id, status, event, why)?;
+            let moved = event::transition::<job::JobLifecycle>(job.id, status, event, why)?;
             events.extend(moved.record);
-            set.extend(entered(status, moved.status));
+            set.extend(status_columns(status, moved.status));
             status = moved.status;
         }
         let came_to = Some(status).filter(|status| *status != job.status);
         let pokes_group = came_to.filter(|to| *to == job::Status::Running && names::are_wanted(&row.loaded));
         let pokes_group = pokes_group.and(row.loaded.run.managed_job_id);
-        if let Next::Continue(way) = &next {
+        if let JobPassPlan::Continue(way) = &next {
             set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
         }
         if let Some(ending) = ending {
-            set.extend(rows::ending(ending));
+            set.extend(rows::ending_columns(ending));
             if is_planted(Bug::FinishOutsideTerminating) {
                 finish_too_early(&mut set, events.last_mut(), ending);
             }
@@ -191,7 +196,8 @@ impl Pipeline for JobsRunningPipeline {
             false => vec![super::runs::QUEUE.pipeline, QUEUE.pipeline],
         };
         let pokes_siblings = row.job.several;
-        let moved = Moved { set: dedup_columns(set), events, due_in_us: due, pokes_siblings, pokes_group };
+        let moved =
+            JobUpdate { set: dedup_columns(set), events, due_in_us: due, pokes_siblings, pokes_group };
         let written = rows::apply(&self.0.db, lease.key(), job, moved).await?;
         Ok(applied(&written, due, wake))
     }
@@ -211,33 +217,33 @@ impl JobsRunningPipeline {
         &self,
         lease: &Lease,
         row: &Row,
-        job: &brain::Job,
-        learned: &mut Learned,
-    ) -> Result<Seen, PassError> {
-        let mut seen = Seen {
-            host: look::host(&row.loaded),
-            shim: brain::Shim::NotAsked,
-            runner: brain::Runner::NotAsked,
+        job: &brain::RunningJobView,
+        learned: &mut JobFindings,
+    ) -> Result<RunningJobObservation, PassError> {
+        let mut seen = RunningJobObservation {
+            host: look::host_state(&row.loaded),
+            shim: brain::ShimState::NotAsked,
+            runner: brain::RunnerState::NotAsked,
             gpu_idle: self.is_gpu_idle(lease, row).await?,
             is_told: self.is_told(row),
         };
         let answers = row.loaded.instance.as_ref().is_some_and(look::may_have_agent);
-        let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::Host::Fine)
+        let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::HostState::Fine)
         else {
             return Ok(seen);
         };
-        let ask = brain::asks(job);
+        let ask = brain::probe_targets(job);
         if ask.shim {
             seen.shim = self.shim(call, learned).await;
         }
         let runner_may_be_there =
-            !ask.shim || matches!(&seen.shim, brain::Shim::Task(brain::Task::Running { .. }));
+            !ask.shim || matches!(&seen.shim, brain::ShimState::Task(brain::TaskState::Running { .. }));
         if ask.runner && runner_may_be_there {
             let pulled = self.0.agents.pull(call).await;
             learned.answered |= pulled.is_ok();
-            seen.runner = look::runner(pulled);
+            seen.runner = look::runner_state(pulled);
         }
-        if let brain::Runner::Pulled(pulled) = &seen.runner {
+        if let brain::RunnerState::Pulled(pulled) = &seen.runner {
             learned.no_connections = pulled.no_connections;
         }
         if job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
@@ -253,9 +259,9 @@ impl JobsRunningPipeline {
         &self,
         lease: &Lease,
         row: &Row,
-        call: Call,
-        job: &brain::Job,
-        way: &mut Way,
+        call: CallContext,
+        job: &brain::RunningJobView,
+        way: &mut JobPassState,
     ) -> Result<(), PassError> {
         for action in way.plan.actions.clone() {
             let done = match action {
@@ -286,15 +292,20 @@ impl JobsRunningPipeline {
 
     /// A task of a group that runs, or begins to, is told where the others are. Told again with each pass: so it hears
     /// of those that moved, and of what a call before did not bring.
-    async fn send_peer_hosts(&self, row: &Row, call: Call, way: &Way) -> Result<(), PassError> {
-        let Way { plan, learned, .. } = way;
+    async fn send_peer_hosts(
+        &self,
+        row: &Row,
+        call: CallContext,
+        way: &JobPassState,
+    ) -> Result<(), PassError> {
+        let JobPassState { plan, learned, .. } = way;
         let begins = plan.actions.contains(&Action::SubmitJob) && plan.change.is_some();
         let runs = row.loaded.job.status == job::Status::Running && plan.ending.is_none();
         // Who does not answer is not asked twice.
         if !(begins || runs && learned.answered) {
             return Ok(());
         }
-        let Some(hosts) = names::of(&self.0, &row.loaded).await? else { return Ok(()) };
+        let Some(hosts) = names::for_job(&self.0, &row.loaded).await? else { return Ok(()) };
         if let Err(error) = self.0.agents.tell_hosts(call, &hosts).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "tell the names of a group");
         }
@@ -318,18 +329,18 @@ impl JobsRunningPipeline {
         Ok(job_metrics::is_gpu_idle(&self.0.db, id, policy.min_gpu_utilization, window, now).await?)
     }
 
-    async fn shim(&self, call: Call, learned: &mut Learned) -> brain::Shim {
+    async fn shim(&self, call: CallContext, learned: &mut JobFindings) -> brain::ShimState {
         let answer = self.0.agents.task(call).await;
-        let seen = look::shim(&answer);
-        learned.answered |= seen != brain::Shim::Silent;
+        let seen = look::shim_state(&answer);
+        learned.answered |= seen != brain::ShimState::Silent;
         match answer {
             Ok(task) => {
-                if seen == brain::Shim::Task(brain::Task::Queued) {
+                if seen == brain::ShimState::Task(brain::TaskState::Queued) {
                     learned.waits = Some(task.termination_message.clone());
                 }
                 learned.task = Some(task);
             }
-            Err(error) if seen == brain::Shim::Silent => learned.waits = Some(error.to_string()),
+            Err(error) if seen == brain::ShimState::Silent => learned.waits = Some(error.to_string()),
             Err(_) => {}
         }
         seen
@@ -339,12 +350,12 @@ impl JobsRunningPipeline {
         &self,
         lease: &Lease,
         row: &Row,
-        call: Call,
-        learned: &mut Learned,
+        call: CallContext,
+        learned: &mut JobFindings,
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
-        if row.loaded.instance.as_ref().is_some_and(is_queue) {
-            return match job_orders::queued(&self.0, &row.loaded).await {
+        if row.loaded.instance.as_ref().is_some_and(is_queue_instance) {
+            return match job_orders::container_request(&self.0, &row.loaded).await {
                 Ok(order) => Ok(call_outcome(self.0.agents.enqueue(call, &order).await, now)),
                 Err(error) => order_outcome(error, now),
             };
@@ -362,8 +373,8 @@ impl JobsRunningPipeline {
         &self,
         lease: &Lease,
         row: &Row,
-        call: Call,
-        learned: &mut Learned,
+        call: CallContext,
+        learned: &mut JobFindings,
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
         match job_orders::start(&self.0, &row.loaded).await {
@@ -376,9 +387,9 @@ impl JobsRunningPipeline {
     }
 
     /// A log that does not come now is copied by a later pass, at the latest by the one that drains it.
-    async fn pull_logs(&self, lease: &Lease, row: &Row, call: Call) {
-        let log = job_log(&row.loaded.job, Stream::Job);
-        let (now, limits) = (Timestamp(lease.now()), Limits::default());
+    async fn pull_logs(&self, lease: &Lease, row: &Row, call: CallContext) {
+        let log = job_log(&row.loaded.job, LogSource::Job);
+        let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
         if let Err(error) = copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "copy a log");
         }
@@ -386,7 +397,7 @@ impl JobsRunningPipeline {
 }
 
 /// Whether jobs there are containers of the queue.
-fn is_queue(instance: &Instance) -> bool {
+fn is_queue_instance(instance: &Instance) -> bool {
     instance.backend.as_deref() == Some(queue_backend::NAME)
 }
 
@@ -394,10 +405,10 @@ fn call_outcome(answer: Result<(), AgentError>, now: Timestamp) -> ActionOutcome
     match answer {
         Ok(()) => ActionOutcome::Completed,
         Err(AgentError::Refused { reason }) => {
-            ActionOutcome::Impossible(Box::new(brain::refused(&reason, now)))
+            ActionOutcome::Impossible(Box::new(brain::end_as_refused(&reason, now)))
         }
         Err(error @ AgentError::Gone { .. }) => {
-            ActionOutcome::Impossible(Box::new(brain::refused(&error.to_string(), now)))
+            ActionOutcome::Impossible(Box::new(brain::end_as_refused(&error.to_string(), now)))
         }
         Err(
             error @ (AgentError::Unreachable { .. }
@@ -409,15 +420,15 @@ fn call_outcome(answer: Result<(), AgentError>, now: Timestamp) -> ActionOutcome
     }
 }
 
-fn order_outcome(error: OrderError, now: Timestamp) -> Result<ActionOutcome, PassError> {
+fn order_outcome(error: PayloadError, now: Timestamp) -> Result<ActionOutcome, PassError> {
     match error {
-        OrderError::Pass(error) => Err(error),
-        OrderError::NotYet { said } => Ok(ActionOutcome::NotYet(said)),
-        OrderError::Unfit(unfit @ Unfit::NoVolume { .. }) => {
+        PayloadError::Pass(error) => Err(error),
+        PayloadError::NotYet { said } => Ok(ActionOutcome::NotYet(said)),
+        PayloadError::Unfit(unfit @ UnstartableReason::NoVolume { .. }) => {
             Ok(ActionOutcome::Impossible(Box::new(brain::end_without_volume(&unfit.to_string(), now))))
         }
-        OrderError::Unfit(unfit) => {
-            Ok(ActionOutcome::Impossible(Box::new(brain::unfit(&unfit.to_string(), now))))
+        PayloadError::Unfit(unfit) => {
+            Ok(ActionOutcome::Impossible(Box::new(brain::end_as_unstartable(&unfit.to_string(), now))))
         }
     }
 }
@@ -444,7 +455,7 @@ fn dedup_columns(set: Values) -> Values {
 }
 
 /// The columns that a new status brings along.
-fn entered(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
+fn status_columns(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
     if from == to {
         return Vec::new();
     }
@@ -462,12 +473,12 @@ fn entered(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
     }
 }
 
-pub(super) fn call(lease: &Lease, loaded: &Loaded) -> Option<Call> {
+pub(super) fn call(lease: &Lease, loaded: &JobInputs) -> Option<CallContext> {
     let instance: InstanceId = loaded.job.instance_id?;
-    Some(Call { instance, submission: loaded.job.id, epoch: lease.epoch })
+    Some(CallContext { instance, submission: loaded.job.id, epoch: lease.epoch })
 }
 
 /// One of a job's logs.
-pub(super) fn job_log(job: &Job, stream: Stream) -> Log {
+pub(super) fn job_log(job: &Job, stream: LogSource) -> Log {
     Log { project: job.project_id, run: job.run_id, submission: job.id, stream }
 }

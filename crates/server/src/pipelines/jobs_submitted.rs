@@ -17,13 +17,16 @@ use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, BatchPipeline, Lease, Queue};
 use windlass_model::{
     config::job_spec::JobSpec,
-    decide::jobs_submitted::{self as brain, Plan, Seen, Stage},
+    decide::jobs_submitted::{self as brain, AssignmentStage, Plan, SubmittedJobObservation},
     event::{self, Event},
     id::{FleetId, InstanceId, ProjectId, RunId},
     instance, job,
     plan::{
-        offers::{Location, Needs, Offer},
-        place::{FleetChoice, Inventory, Node, Outcome, Placement, Seat, Waiting, Why, place},
+        offers::{InstanceNeeds, Location, Offer},
+        place::{
+            FleetChoice, Inventory, NodePlacement, PlacementOutcome, RefusalReport, ReplicaPlacement,
+            WaitingNode, WaitingReplica, place,
+        },
     },
     time::{Span, Timestamp},
 };
@@ -33,20 +36,20 @@ use crate::{
     attachments::mounts::{self, VolumeCatalog},
     attempts::PlacementPreferences,
     db::{
-        Val, Written,
+        Val, WriteOutcome,
         fleets::Fleet,
         instances::{Instance, NewInstance},
         jobs::Job,
         passes::{
-            jobs::{self as rows, Moved},
-            placing::{self, NodePlacement, SeatTarget, TargetFleet},
+            jobs::{self as rows, JobUpdate},
+            placing::{self, NodeAssignment, SeatTarget, TargetFleet},
         },
         runs::Run,
     },
     fleet_shape,
     instance_facts::OfferAttempts,
     inventory,
-    market::Market,
+    market::OfferCache,
     pass_error::PassError,
     plain_processes::ProcessRights,
     run_shape::ParsedRunSpec,
@@ -54,7 +57,7 @@ use crate::{
 
 pub(super) struct JobsSubmittedPipeline {
     pub(super) hands: PipelineContext,
-    pub(super) market: Market,
+    pub(super) market: OfferCache,
 }
 
 pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
@@ -88,10 +91,10 @@ impl BatchPipeline for JobsSubmittedPipeline {
     async fn process(&self, leases: Vec<Lease>) -> Result<Outcomes, PassError> {
         let mut outcomes: BTreeMap<Uuid, ApplyOutcome> =
             leases.iter().map(|lease| (lease.id, ApplyOutcome::LeaseLost)).collect();
-        let (jobs, runs) = placing::leased(&self.hands.db, &leases).await?;
+        let (jobs, runs) = placing::leased_jobs(&self.hands.db, &leases).await?;
         let leases: BTreeMap<Uuid, Lease> = leases.into_iter().map(|lease| (lease.id, lease)).collect();
         let mut waiting = Vec::new();
-        let places = placing::places(&self.hands.db, &jobs).await?;
+        let places = placing::assigned_instances(&self.hands.db, &jobs).await?;
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
             if let Some(ending) = job.end_asked() {
@@ -153,9 +156,9 @@ impl JobsSubmittedPipeline {
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
-        let stock = placing::stock(&self.hands.db, first.project).await?;
+        let stock = placing::load_inventory(&self.hands.db, first.project).await?;
         let allowed = ProcessRights::now(&self.hands.db, self.hands.local_processes).await?;
-        let inventory = inventory::of(&stock, &self.market.seen().await.offers, allowed)?;
+        let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
         let volumes = self.volumes(first.project, &replicas).await?;
         let full = self.full(&replicas).await?;
         let mut queue = Vec::with_capacity(replicas.len());
@@ -194,7 +197,7 @@ impl JobsSubmittedPipeline {
         let again = replicas.iter().filter(|one| one.nodes.len() > 1 && one.nodes[0].submission_num > 0);
         let runs: Vec<RunId> = again.map(|one| one.run).collect();
         let mut full: BTreeMap<(RunId, i64), Vec<Location>> = BTreeMap::new();
-        for (replica, tries) in placing::full(&self.hands.db, &runs).await? {
+        for (replica, tries) in placing::failed_offers(&self.hands.db, &runs).await? {
             let tries: Option<OfferAttempts> = serde_json::from_str(&tries).ok();
             let Some(offer) = tries.and_then(|tries| tries.offers.into_iter().next()) else { continue };
             let place = Location { backend: offer.backend, region: offer.region, zone: None };
@@ -213,7 +216,7 @@ impl JobsSubmittedPipeline {
         replicas: &[LeasedReplica],
     ) -> Result<VolumeCatalog, PassError> {
         let specs = replicas.iter().flat_map(|replica| &replica.specs);
-        let wanted: Vec<_> = specs.flat_map(mounts::of_spec).collect();
+        let wanted: Vec<_> = specs.flat_map(mounts::for_spec).collect();
         Ok(VolumeCatalog::of(&self.hands.db, project, &wanted).await?)
     }
 
@@ -221,7 +224,7 @@ impl JobsSubmittedPipeline {
     async fn write(
         &self,
         replica: &LeasedReplica,
-        placement: &Placement,
+        placement: &ReplicaPlacement,
         site: &PlacementContext<'_>,
     ) -> Result<Outcomes, PassError> {
         let mut seated = Vec::new();
@@ -231,7 +234,14 @@ impl JobsSubmittedPipeline {
             .iter()
             .enumerate()
             .map(|(n, job)| {
-                (job, brain::decide(&unassigned_view(job), Seen::of(&placement.outcome, n), site.now))
+                (
+                    job,
+                    brain::decide(
+                        &unassigned_view(job),
+                        SubmittedJobObservation::of(&placement.outcome, n),
+                        site.now,
+                    ),
+                )
             })
             .collect();
         let mut fleet_of = None;
@@ -241,10 +251,11 @@ impl JobsSubmittedPipeline {
                 Plan::Provision { assign: Some((fleet, seat)), change, .. } => {
                     let why =
                         pipeline_cause(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
-                    let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
+                    let moved =
+                        event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
                     let Some(event) = moved.record else { continue };
                     fleet_of = Some(*fleet);
-                    seated.push(NodePlacement {
+                    seated.push(NodeAssignment {
                         held: lease.key(),
                         job,
                         seat: SeatTarget::There { seat, event },
@@ -253,7 +264,7 @@ impl JobsSubmittedPipeline {
                 Plan::Assign { fleet, seat, message, .. } => {
                     fleet_of = Some(*fleet);
                     let seat = self.new_placeholder(lease, job, *fleet, seat, message, site)?;
-                    seated.extend(seat.map(|seat| NodePlacement { held: lease.key(), job, seat }));
+                    seated.extend(seat.map(|seat| NodeAssignment { held: lease.key(), job, seat }));
                 }
                 Plan::End { ending, change } => {
                     let why = rejection_reason(&placement.outcome).map(serde_json::to_string);
@@ -295,7 +306,7 @@ impl JobsSubmittedPipeline {
         &self,
         site: &PlacementContext<'_>,
         fleet: FleetId,
-        seated: Vec<NodePlacement<'_>>,
+        seated: Vec<NodeAssignment<'_>>,
     ) -> Result<ApplyOutcome, PassError> {
         let makes = seated.iter().any(|one| matches!(one.seat, SeatTarget::New { .. }));
         let room = site.inventory.fleets.iter().find(|one| one.id == fleet);
@@ -304,7 +315,7 @@ impl JobsSubmittedPipeline {
             chooses: site.run.fleet_id.is_none(),
             nodes_max: room.and_then(|room| room.nodes_max),
         };
-        let written = match placing::seat(&self.hands.db, &into, seated).await {
+        let written = match placing::place_replica(&self.hands.db, &into, seated).await {
             Ok(written) => written,
             // Somebody else took the number of the new instance: look again.
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
@@ -315,10 +326,10 @@ impl JobsSubmittedPipeline {
             wake.push(super::instances::QUEUE.pipeline);
         }
         Ok(match written {
-            Written::Done { .. } => ApplyOutcome::Written { due_in_us: None, wake },
-            Written::Stale { at: None } => ApplyOutcome::LeaseLost,
+            WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us: None, wake },
+            WriteOutcome::Stale { at: None } => ApplyOutcome::LeaseLost,
             // Somebody else took the blocks, the slot, or one of the nodes: look again.
-            Written::Stale { at: Some(_) } => ApplyOutcome::RelatedBusy,
+            WriteOutcome::Stale { at: Some(_) } => ApplyOutcome::RelatedBusy,
         })
     }
 
@@ -328,11 +339,11 @@ impl JobsSubmittedPipeline {
         lease: &Lease,
         job: &Job,
         fleet: FleetId,
-        seat: &Seat,
+        seat: &NodePlacement,
         message: &str,
         site: &PlacementContext<'_>,
     ) -> Result<Option<SeatTarget<'a>>, PassError> {
-        let Seat::New { instance_num, offers, .. } = seat else { return Ok(None) };
+        let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
         let (shape, run) = (fleet_shape::of(fleet), self.hands.shapes.of(site.run)?);
         // The job sits on its blocks from now on, so whatever is granted must be as many.
@@ -346,8 +357,8 @@ impl JobsSubmittedPipeline {
         let id = InstanceId(self.hands.db.new_id()?);
         let why = format!("{} needs it", job.job_name);
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, "job", why);
-        let created = Event::created::<instance::Instance>(id, instance::Status::Pending, why);
-        let wish = super::fleets::wish(id, &offers, shape.tags(run.tags()))?;
+        let created = Event::created::<instance::InstanceLifecycle>(id, instance::Status::Pending, why);
+        let wish = super::fleets::new_instance(id, &offers, shape.tags(run.tags()))?;
         let instance = NewInstance {
             project_id: fleet.project_id,
             fleet_id: Some(fleet.id),
@@ -373,22 +384,22 @@ impl JobsSubmittedPipeline {
         instance: Option<&Instance>,
     ) -> Result<ApplyOutcome, PassError> {
         let since = instance.map_or(job.submitted_at, |instance| instance.created_at);
-        let view = brain::Job {
+        let view = brain::SubmittedJobView {
             submitted_at: job.submitted_at,
-            stage: Stage::Placeholder { since },
+            stage: AssignmentStage::Placeholder { since },
             has_volumes: false,
         };
         match brain::decide(&view, placeholder_observation(instance), Timestamp(lease.now())) {
             Plan::Provision { change, .. } => {
                 let why =
                     pipeline_cause(event::Pipeline::JobSubmitted, lease, change.reason, &change.message);
-                let step = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
+                let step = event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
                 let set = vec![
                     ("status", step.status.into()),
                     ("provisioned_at", Val::Now),
                     ("status_message", Val::Null),
                 ];
-                let moved = Moved {
+                let moved = JobUpdate {
                     set,
                     events: step.record.into_iter().collect(),
                     due_in_us: None,
@@ -403,7 +414,7 @@ impl JobsSubmittedPipeline {
                 let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
                 let is_full = ending.reason() == job::TerminationReason::FailedToStartDueToNoCapacity
                     && spec.jobs_per_replica > 1;
-                let ending = if is_full { ending.with(job::Detail::RegionFull) } else { ending };
+                let ending = if is_full { ending.with(job::TerminationDetail::RegionFull) } else { ending };
                 self.end(lease, job, &ending, change.event, None).await
             }
             Plan::Assign { due, .. }
@@ -425,7 +436,8 @@ impl JobsSubmittedPipeline {
         due: Timestamp,
     ) -> Result<ApplyOutcome, PassError> {
         let due_in_us = Some(due_in(lease, due));
-        let moved = Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
+        let moved =
+            JobUpdate { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
         let written = rows::apply(&self.hands.db, lease.key(), job, moved).await?;
         Ok(applied(&written, due_in_us, vec![]))
     }
@@ -440,10 +452,10 @@ impl JobsSubmittedPipeline {
     ) -> Result<ApplyOutcome, PassError> {
         let message = ending.said().unwrap_or("the run asked for its end");
         let why = pipeline_cause(event::Pipeline::JobSubmitted, lease, ending.reason().as_str(), message);
-        let moved = event::transition::<job::Job>(job.id, job.status, event, why)?;
-        let mut set = rows::ending(ending);
+        let moved = event::transition::<job::JobLifecycle>(job.id, job.status, event, why)?;
+        let mut set = rows::ending_columns(ending);
         set.extend(shortfalls.map(|why| ("shortfalls", why.into())));
-        let moved = Moved {
+        let moved = JobUpdate {
             set,
             events: moved.record.into_iter().collect(),
             due_in_us: None,
@@ -460,10 +472,10 @@ impl JobsSubmittedPipeline {
 }
 
 /// Where a replica did not fit.
-fn rejection_reason(outcome: &Outcome) -> Option<&Why> {
+fn rejection_reason(outcome: &PlacementOutcome) -> Option<&RefusalReport> {
     match outcome {
-        Outcome::Placed { .. } => None,
-        Outcome::Waits { why, .. } | Outcome::Never { why } => Some(why),
+        PlacementOutcome::Placed { .. } => None,
+        PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => Some(why),
     }
 }
 
@@ -473,21 +485,27 @@ fn next_whole_second(after: Timestamp) -> Timestamp {
 }
 
 /// Volumes are attached when the instance is there; placement only has to find one where they can be.
-fn unassigned_view(job: &Job) -> brain::Job {
-    brain::Job { submitted_at: job.submitted_at, stage: Stage::Unassigned, has_volumes: false }
+fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
+    brain::SubmittedJobView {
+        submitted_at: job.submitted_at,
+        stage: AssignmentStage::Unassigned,
+        has_volumes: false,
+    }
 }
 
 /// How the making of an instance went, for the job it is made for.
-fn placeholder_observation(instance: Option<&Instance>) -> Seen {
+fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservation {
     let Some(instance) = instance else {
-        return Seen::Refused { said: "its instance is gone".to_owned() };
+        return SubmittedJobObservation::Refused { said: "its instance is gone".to_owned() };
     };
     match instance.status {
-        instance::Status::Pending => Seen::Creating,
-        instance::Status::Provisioning | instance::Status::Idle | instance::Status::Busy => Seen::Created,
+        instance::Status::Pending => SubmittedJobObservation::Creating,
+        instance::Status::Provisioning | instance::Status::Idle | instance::Status::Busy => {
+            SubmittedJobObservation::Created
+        }
         instance::Status::Terminating | instance::Status::Terminated => {
             let said = instance.termination_message.clone();
-            Seen::Refused { said: said.unwrap_or_else(|| "its instance ended".to_owned()) }
+            SubmittedJobObservation::Refused { said: said.unwrap_or_else(|| "its instance ended".to_owned()) }
         }
     }
 }
@@ -512,7 +530,7 @@ fn waiting(
     shape: &ParsedRunSpec,
     stock: &placing::ProjectInventory,
     volumes: &VolumeCatalog,
-) -> Result<Waiting, PassError> {
+) -> Result<WaitingReplica, PassError> {
     let first = &replica.nodes[0];
     let choice = match run.fleet_id {
         Some(fleet) => FleetChoice::Chosen(fleet),
@@ -523,20 +541,20 @@ fn waiting(
     let placing = PlacementPreferences::of(run);
     let (avoided, sought) = (placing.avoided(), placing.sought());
     for (job, spec) in replica.nodes.iter().zip(&replica.specs) {
-        let volumes = volumes.locations(&mounts::of_spec(spec))?;
+        let volumes = volumes.locations(&mounts::for_spec(spec))?;
         let (avoid, avoid_instances) = avoided.clone();
-        let mut needs = Needs { volumes, avoid, avoid_instances, ..shape.needs_of(spec) };
+        let mut needs = InstanceNeeds { volumes, avoid, avoid_instances, ..shape.needs_of(spec) };
         if let Some(Location { backend, region, zone }) = sought.clone() {
             (needs.backends, needs.regions) = (Some(vec![backend]), Some(vec![region]));
             needs.zones = zone.map(|zone| vec![zone]).or(needs.zones);
         }
-        nodes.push(Node { job: job.id, needs: Arc::new(needs) });
+        nodes.push(WaitingNode { job: job.id, needs: Arc::new(needs) });
     }
     let fleets = shape.fleet_names().map(|names| {
         let named = stock.fleets.iter().filter(|f| names.contains(&f.name));
         named.map(|f| f.id).collect()
     });
-    Ok(Waiting {
+    Ok(WaitingReplica {
         project: replica.project,
         run: replica.run,
         replica_num: u32::try_from(replica.num).unwrap_or_default(),

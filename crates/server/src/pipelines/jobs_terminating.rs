@@ -10,7 +10,9 @@
 
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    decide::jobs_terminating::{self as brain, Plan, Seen, Step, Volume},
+    decide::jobs_terminating::{
+        self as brain, Plan, TerminatingJobObservation, TerminationStep, VolumeAttachment,
+    },
     event, job,
     time::{Span, Timestamp},
 };
@@ -21,14 +23,14 @@ use super::{
     pipeline_cause,
 };
 use crate::{
-    agents::{self, AgentError, Call},
+    agents::{self, AgentError, CallContext},
     attachments,
-    db::passes::jobs::{self as rows, End, Loaded, Moved},
+    db::passes::jobs::{self as rows, JobEnd, JobInputs, JobUpdate},
     job_facts::JobSpecView,
     job_orders::STOP_MAX_SECS,
     logs::{
-        Stream,
-        copy::{self, CopyError, Limits},
+        LogSource,
+        copy::{self, CopyError, CopyLimits},
     },
     pass_error::PassError,
     proxy,
@@ -43,22 +45,22 @@ pub(crate) const QUEUE: Queue =
 const STEPS_MAX: usize = 8;
 
 pub(crate) struct Row {
-    loaded: Loaded,
-    job: brain::Job,
+    loaded: JobInputs,
+    job: brain::TerminatingJobView,
 }
 
 /// The plan, and the deadline that the first pass sets.
-pub(crate) struct Next {
+pub(crate) struct TerminationPassPlan {
     plan: Plan,
     deadline: Option<Timestamp>,
     /// With its volumes.
-    job: brain::Job,
+    job: brain::TerminatingJobView,
 }
 
 impl Pipeline for JobsTerminatingPipeline {
     type Row = Row;
-    type Observation = Vec<Volume>;
-    type Plan = Next;
+    type Observation = Vec<VolumeAttachment>;
+    type Plan = TerminationPassPlan;
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -79,36 +81,40 @@ impl Pipeline for JobsTerminatingPipeline {
     }
 
     /// Its volumes; of everything else nothing is known until it is asked for: each step brings its own news.
-    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Vec<Volume>, PassError> {
-        let Loaded { job, instance, .. } = &row.loaded;
+    async fn observe(&self, lease: &Lease, row: &Row) -> Result<Vec<VolumeAttachment>, PassError> {
+        let JobInputs { job, instance, .. } = &row.loaded;
         if !row.loaded.has_volumes {
             return Ok(Vec::new());
         }
-        attachments::standing(&self.0.db, &self.0.backends, lease, job, instance.as_ref()).await
+        attachments::remaining_volumes(&self.0.db, &self.0.backends, lease, job, instance.as_ref()).await
     }
 
-    fn decide(row: &Row, volumes: Vec<Volume>, now: DbTime) -> Next {
-        let job = brain::Job { volumes, ..row.job.clone() };
-        Next { plan: brain::decide(&job, Seen::NOTHING, Timestamp(now)), deadline: job.deadline, job }
+    fn decide(row: &Row, volumes: Vec<VolumeAttachment>, now: DbTime) -> TerminationPassPlan {
+        let job = brain::TerminatingJobView { volumes, ..row.job.clone() };
+        TerminationPassPlan {
+            plan: brain::decide(&job, TerminatingJobObservation::NOTHING, Timestamp(now)),
+            deadline: job.deadline,
+            job,
+        }
     }
 
     /// Takes steps until one has to wait: what a step shows decides the next, so that a job that ended by
     /// itself is gone in one pass.
-    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut TerminationPassPlan) -> Result<(), PassError> {
         let Some(call) = call(lease, &row.loaded) else { return Ok(()) };
-        let (mut job, mut seen) = (next.job.clone(), Seen::NOTHING);
+        let (mut job, mut seen) = (next.job.clone(), TerminatingJobObservation::NOTHING);
         for _ in 0..STEPS_MAX {
             let Plan::Step { step, .. } = &next.plan else { return Ok(()) };
             match step {
-                Step::Wait | Step::Unregister => return Ok(()),
-                Step::Detach { volumes, force } => {
+                TerminationStep::Wait | TerminationStep::Unregister => return Ok(()),
+                TerminationStep::Detach { volumes, force } => {
                     let Some(instance) = &row.loaded.instance else { return Ok(()) };
                     let PipelineContext { db, backends, .. } = &self.0;
                     let stored = &row.loaded.job;
                     job.volumes =
                         attachments::detach(db, backends, lease, stored, instance, volumes, *force).await?;
                 }
-                Step::Stop { grace, deadline } => {
+                TerminationStep::Stop { grace, deadline } => {
                     if let Some(grace) = grace {
                         // Whether it heard or not, it has until the deadline.
                         let secs = u64::try_from(grace.as_secs()).unwrap_or_default();
@@ -117,23 +123,30 @@ impl Pipeline for JobsTerminatingPipeline {
                     job.deadline = Some(*deadline);
                     next.deadline = job.deadline;
                 }
-                Step::DrainLogs if seen.logs != brain::Logs::NotAsked => return Ok(()),
-                Step::DrainLogs => {
+                TerminationStep::DrainLogs if seen.logs != brain::LogDrain::NotAsked => return Ok(()),
+                TerminationStep::DrainLogs => {
                     seen.logs = self.logs(lease, row, call).await;
-                    if seen.logs == brain::Logs::Drained {
+                    if seen.logs == brain::LogDrain::Drained {
                         job.ending = self.with_exit_details(job.ending, call).await;
                         next.job.ending = job.ending.clone();
                     }
                 }
-                Step::RemoveTask if seen.task != brain::Task::NotAsked => return Ok(()),
-                Step::RemoveTask => seen.task = self.remove(call, job.ending.reason().as_str()).await,
+                TerminationStep::RemoveTask if seen.task != brain::TaskPresence::NotAsked => return Ok(()),
+                TerminationStep::RemoveTask => {
+                    seen.task = self.remove(call, job.ending.reason().as_str()).await
+                }
             }
             next.plan = brain::decide(&job, seen, Timestamp(lease.now()));
         }
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
+    async fn apply(
+        &self,
+        lease: &Lease,
+        row: Row,
+        next: TerminationPassPlan,
+    ) -> Result<ApplyOutcome, PassError> {
         match next.plan {
             Plan::End(end) => self.end(lease, &row, &end).await,
             Plan::Step { step, waits_for, due } => {
@@ -147,12 +160,17 @@ impl Pipeline for JobsTerminatingPipeline {
                     set.push(("termination_message", next.job.ending.said().into()));
                     set.push(("exit_status", next.job.ending.exit_status().into()));
                 }
-                if step == Step::Unregister {
+                if step == TerminationStep::Unregister {
                     set.push(("replica_registered", false.into()));
                     wake.extend([proxy::ROUTES_HINT, QUEUE.pipeline]);
                 }
-                let moved =
-                    Moved { set, events: Vec::new(), due_in_us, pokes_siblings: false, pokes_group: None };
+                let moved = JobUpdate {
+                    set,
+                    events: Vec::new(),
+                    due_in_us,
+                    pokes_siblings: false,
+                    pokes_group: None,
+                };
                 let written = rows::apply(&self.0.db, lease.key(), &row.loaded.job, moved).await?;
                 Ok(applied(&written, due_in_us, wake))
             }
@@ -162,24 +180,24 @@ impl Pipeline for JobsTerminatingPipeline {
 
 impl JobsTerminatingPipeline {
     /// Copies what is left. The runner's own words come along where they can.
-    async fn logs(&self, lease: &Lease, row: &Row, call: Call) -> brain::Logs {
-        let (now, limits) = (Timestamp(lease.now()), Limits::default());
+    async fn logs(&self, lease: &Lease, row: &Row, call: CallContext) -> brain::LogDrain {
+        let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
         let copy = async |stream| {
             let log = job_log(&row.loaded.job, stream);
             copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await
         };
-        let drained = match copy(Stream::Job).await {
-            Ok(progress) if progress.complete => brain::Logs::Drained,
-            Ok(_) => brain::Logs::More,
-            Err(CopyError::Agent(AgentError::UnknownTask { .. })) => brain::Logs::Drained,
-            Err(CopyError::Agent(_)) => brain::Logs::Silent,
+        let drained = match copy(LogSource::Job).await {
+            Ok(progress) if progress.complete => brain::LogDrain::Drained,
+            Ok(_) => brain::LogDrain::More,
+            Err(CopyError::Agent(AgentError::UnknownTask { .. })) => brain::LogDrain::Drained,
+            Err(CopyError::Agent(_)) => brain::LogDrain::Silent,
             Err(CopyError::Store(error)) => {
                 tracing::warn!(job = %row.loaded.job.id, %error, "keep the end of a log");
-                brain::Logs::More
+                brain::LogDrain::More
             }
         };
-        if drained == brain::Logs::Drained
-            && let Err(error) = copy(Stream::Runner).await
+        if drained == brain::LogDrain::Drained
+            && let Err(error) = copy(LogSource::Runner).await
         {
             tracing::debug!(job = %row.loaded.job.id, %error, "copy the runner's log");
         }
@@ -188,7 +206,7 @@ impl JobsTerminatingPipeline {
 
     /// How a job that was stopped ended: with what, and whether it had to be killed. A job that ended by itself has said
     /// so before.
-    async fn with_exit_details(&self, ending: job::Ending, call: Call) -> job::Ending {
+    async fn with_exit_details(&self, ending: job::Ending, call: CallContext) -> job::Ending {
         if ending.exit_status().is_some() {
             return ending;
         }
@@ -207,25 +225,32 @@ impl JobsTerminatingPipeline {
         }
     }
 
-    async fn remove(&self, call: Call, reason: &str) -> brain::Task {
+    async fn remove(&self, call: CallContext, reason: &str) -> brain::TaskPresence {
         match agents::discard(&*self.0.agents, call, reason).await {
-            Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => brain::Task::Gone,
-            Err(AgentError::Refused { .. } | AgentError::Conflict { .. }) => brain::Task::There,
+            Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => {
+                brain::TaskPresence::Gone
+            }
+            Err(AgentError::Refused { .. } | AgentError::Conflict { .. }) => brain::TaskPresence::There,
             Err(AgentError::Unreachable { .. } | AgentError::Barred { .. } | AgentError::Fenced { .. }) => {
-                brain::Task::Silent
+                brain::TaskPresence::Silent
             }
         }
     }
 
-    async fn end(&self, lease: &Lease, row: &Row, end: &brain::End) -> Result<ApplyOutcome, PassError> {
+    async fn end(
+        &self,
+        lease: &Lease,
+        row: &Row,
+        end: &brain::FinalRelease,
+    ) -> Result<ApplyOutcome, PassError> {
         let job = &row.loaded.job;
         let change = end.change();
         let why = pipeline_cause(event::Pipeline::JobTerminating, lease, change.reason, &change.message);
-        let moved = event::transition::<job::Job>(job.id, job.status, change.event, why)?;
+        let moved = event::transition::<job::JobLifecycle>(job.id, job.status, change.event, why)?;
         let Some(event) = moved.record else {
             return Err(PassError::NoTransition { status: job.status.as_str() });
         };
-        let end = End {
+        let end = JobEnd {
             status: moved.status,
             event: &event,
             host_given_up: end.gave_up_host(),
@@ -242,7 +267,7 @@ impl JobsTerminatingPipeline {
     }
 }
 
-fn view(loaded: &Loaded, facts: &JobSpecView, lost_after: Span) -> brain::Job {
+fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::TerminatingJobView {
     let job = &loaded.job;
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
     // An abort hurries a stop that is under way; nothing else changes an ending.
@@ -255,12 +280,12 @@ fn view(loaded: &Loaded, facts: &JobSpecView, lost_after: Span) -> brain::Job {
         }
         Some(_) | None => stored,
     };
-    let place = loaded.instance.as_ref().map(|i| brain::Place {
+    let place = loaded.instance.as_ref().map(|i| brain::HeldInstance {
         has_shim: true,
         status: i.status,
         other_jobs: u32::try_from(loaded.others_there).unwrap_or(u32::MAX),
     });
-    brain::Job {
+    brain::TerminatingJobView {
         ending,
         terminating_since: job.terminating_at.unwrap_or(job.last_processed_at),
         registered: job.replica_registered,
@@ -272,6 +297,6 @@ fn view(loaded: &Loaded, facts: &JobSpecView, lost_after: Span) -> brain::Job {
         stop_grace: Span::secs(facts.stop_duration.unwrap_or(STOP_MAX_SECS)),
         volumes: Vec::new(),
         place,
-        give_up_after: brain::give_up_after(lost_after),
+        give_up_after: brain::give_up_timeout(lost_after),
     }
 }

@@ -20,31 +20,33 @@ use windlass_model::{
     config::derive::DefaultImages,
     decide::jobs_terminating::LOGS_GRACE,
     decide::managed_jobs::{
-        self as brain, AttemptAction, Cancel, Decision, ManagedJobView, Moved, Seen, TaskView, emergency,
-        slots,
+        self as brain, AttemptAction, AttemptObservation, CancelRequest, Decision, ManagedJobView,
+        TaskTransition, TaskView, emergency, slots,
     },
     event::{self, Event},
-    managed_job::{self, Schedule, ScheduleEvent, plan::Plan, record::Record},
+    managed_job::{self, Schedule, ScheduleEvent, plan::ManagedJobPlan, record::TaskRecord},
     money::Price,
-    sky::Site,
+    sky::ServerContext,
     time::{Span, Timestamp},
 };
 
 use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
-    attempts::{self, Files},
+    attempts::{self, TaskArchives},
     db::{
-        Unit, Val, Values, Written,
-        passes::managed_jobs::{self as rows, Attempt, Loaded, Outcome, StopRun, TaskUpdate},
+        Unit, Val, Values, WriteOutcome,
+        passes::managed_jobs::{
+            self as rows, AttemptRun, ManagedJobInputs, ManagedJobUpdate, StopRun, TaskUpdate,
+        },
     },
-    market::Market,
+    market::OfferCache,
     pass_error::PassError,
     services::offers::OfferSupply,
 };
 
 pub(super) struct ManagedJobsPipeline {
     pub(super) hands: PipelineContext,
-    pub(super) market: Market,
+    pub(super) market: OfferCache,
 }
 
 pub(crate) const QUEUE: Queue = Queue {
@@ -67,18 +69,18 @@ pub(crate) const QUEUE: Queue = Queue {
 };
 
 pub(crate) struct Row {
-    loaded: Loaded,
-    plan: Plan,
+    loaded: ManagedJobInputs,
+    plan: ManagedJobPlan,
     /// Of the tasks, in their order.
-    records: Vec<Record>,
-    files: Files,
-    site: Site,
+    records: Vec<TaskRecord>,
+    files: TaskArchives,
+    site: ServerContext,
     images: DefaultImages,
 }
 
 /// What was seen of the newest attempt of each task.
 pub(crate) struct AttemptsReport {
-    attempts: BTreeMap<usize, Attempt>,
+    attempts: BTreeMap<usize, AttemptRun>,
     newest_idle: Option<Timestamp>,
     /// Tasks with a deadline that could have all their nodes on the spot market now.
     on_spot: Vec<usize>,
@@ -87,19 +89,19 @@ pub(crate) struct AttemptsReport {
     dice: f64,
 }
 
-pub(crate) struct Next {
+pub(crate) struct ManagedJobPassPlan {
     /// As decided on: with the slots that were granted.
-    records: Vec<Record>,
-    moves: Vec<(usize, Moved)>,
+    records: Vec<TaskRecord>,
+    moves: Vec<(usize, TaskTransition)>,
     decision: Decision,
-    attempts: BTreeMap<usize, Attempt>,
+    attempts: BTreeMap<usize, AttemptRun>,
     dice: f64,
 }
 
 impl Pipeline for ManagedJobsPipeline {
     type Row = Row;
     type Observation = AttemptsReport;
-    type Plan = Next;
+    type Plan = ManagedJobPassPlan;
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -108,12 +110,12 @@ impl Pipeline for ManagedJobsPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
-        let plan: Plan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
+        let plan: ManagedJobPlan = serde_json::from_str(&loaded.job.plan).map_err(PassError::document)?;
         let files = serde_json::from_str(&loaded.job.files).map_err(PassError::document)?;
         let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
         let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
         let project = loaded.job.project_id;
-        let site = attempts::site(&self.hands.db, &self.hands.backends, project, &plan).await?;
+        let site = attempts::allowed_infra(&self.hands.db, &self.hands.backends, project, &plan).await?;
         let images = self.hands.images.clone();
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
@@ -137,7 +139,7 @@ impl Pipeline for ManagedJobsPipeline {
         Ok(AttemptsReport { attempts, newest_idle, on_spot, prices, dice: dice(&db.new_id()?) })
     }
 
-    fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> Next {
+    fn decide(row: &Row, mut seen: AttemptsReport, now: DbTime) -> ManagedJobPassPlan {
         let now = Timestamp(now);
         let cancel = cancel(row);
         let mut moves = Vec::new();
@@ -148,11 +150,14 @@ impl Pipeline for ManagedJobsPipeline {
                 record.schedule(ScheduleEvent::Submitted);
             }
             let granted = row.loaded.tasks[index].granted && cancel.is_none();
-            let Some((next, event)) = granted.then(|| slots::granted(record, now)).flatten() else {
+            let Some((next, event)) = granted.then(|| slots::apply_grant(record, now)).flatten() else {
                 continue;
             };
             let message = "a launch slot was granted".to_owned();
-            moves.push((index, Moved { from: record.status, to: next.status, event, source: None, message }));
+            moves.push((
+                index,
+                TaskTransition { from: record.status, to: next.status, event, source: None, message },
+            ));
             *record = next;
         }
         let tasks = records.iter().enumerate();
@@ -165,15 +170,20 @@ impl Pipeline for ManagedJobsPipeline {
             .collect();
         let view = ManagedJobView { plan: &row.plan, cancel, tasks, dice: seen.dice };
         let decision = brain::decide(&view, now);
-        Next { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
+        ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
     }
 
     /// What is to be done is rows too, and is written with the rest.
-    async fn act(&self, _lease: &Lease, _row: &Row, _next: &mut Next) -> Result<(), PassError> {
+    async fn act(&self, _lease: &Lease, _row: &Row, _next: &mut ManagedJobPassPlan) -> Result<(), PassError> {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, mut next: Next) -> Result<ApplyOutcome, PassError> {
+    async fn apply(
+        &self,
+        lease: &Lease,
+        row: Row,
+        mut next: ManagedJobPassPlan,
+    ) -> Result<ApplyOutcome, PassError> {
         let now = Timestamp(lease.now());
         let (mut stops, mut runs) = (Vec::new(), Vec::new());
         for decided in &mut next.decision.tasks {
@@ -188,11 +198,11 @@ impl Pipeline for ManagedJobsPipeline {
                     }))
                 }
                 Some(AttemptAction::Submit(submit)) => {
-                    match launch::unit(&self.hands, lease, &row, index, submit)? {
+                    match launch::run_unit(&self.hands, lease, &row, index, submit)? {
                         Ok(unit) => runs.push(unit),
                         Err(why) => {
                             let (record, moved) =
-                                emergency::internal_error(&decided.record, &why, next.dice, now);
+                                emergency::apply_internal_error(&decided.record, &why, next.dice, now);
                             decided.record = record;
                             decided.moves.extend(moved);
                         }
@@ -232,14 +242,14 @@ impl ManagedJobsPipeline {
         }
         let PipelineContext { db, local_processes, .. } = &self.hands;
         let supply = OfferSupply::of(db, &self.market, *local_processes, row.loaded.job.project_id).await?;
-        Ok(wanted.into_iter().map(|index| (index, launch::prices(row, index, &supply))).collect())
+        Ok(wanted.into_iter().map(|index| (index, launch::candidate_prices(row, index, &supply))).collect())
     }
 
     async fn write(
         &self,
         lease: &Lease,
         row: &Row,
-        next: Next,
+        next: ManagedJobPassPlan,
         stops: Vec<StopRun>,
         runs: Vec<Unit>,
     ) -> Result<ApplyOutcome, PassError> {
@@ -273,7 +283,7 @@ impl ManagedJobsPipeline {
         if !runs.is_empty() {
             wake.push(super::jobs_submitted::QUEUE.pipeline);
         }
-        let outcome = Outcome {
+        let outcome = ManagedJobUpdate {
             set,
             due_in_us,
             tasks: changed_tasks(row, &records, &decision.wants_slot)?,
@@ -285,9 +295,9 @@ impl ManagedJobsPipeline {
                 .collect(),
         };
         match rows::apply(&self.hands.db, lease, &row.loaded.job, outcome).await? {
-            Written::Done { .. } => {}
-            Written::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
-            Written::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
+            WriteOutcome::Done { .. } => {}
+            WriteOutcome::Stale { at: None } => return Ok(ApplyOutcome::LeaseLost),
+            WriteOutcome::Stale { at: Some(_) } => return Ok(ApplyOutcome::RelatedBusy),
         }
         let granted = (frees || !decision.wants_slot.is_empty()) && self.grant_slots().await?;
         if granted || due_in_us.is_some_and(|due| due <= 0) {
@@ -300,7 +310,7 @@ impl ManagedJobsPipeline {
     async fn grant_slots(&self) -> Result<bool, PassError> {
         let limits = self.hands.job_limits;
         let (line, in_use) = rows::line(&self.hands.db, limits).await?;
-        let queue: Vec<slots::Waiting> = line.iter().map(|(waiting, _)| *waiting).collect();
+        let queue: Vec<slots::SlotRequest> = line.iter().map(|(waiting, _)| *waiting).collect();
         let granted = slots::grant(&queue, limits, in_use);
         let chosen: Vec<_> = line.into_iter().filter(|(waiting, _)| granted.contains(waiting)).collect();
         if chosen.is_empty() {
@@ -311,9 +321,9 @@ impl ManagedJobsPipeline {
     }
 }
 
-fn cancel(row: &Row) -> Option<Cancel> {
+fn cancel(row: &Row) -> Option<CancelRequest> {
     let job = &row.loaded.job;
-    job.cancel_asked_at.map(|_| Cancel { graceful: job.cancel_graceful_us.map(Span) })
+    job.cancel_asked_at.map(|_| CancelRequest { graceful: job.cancel_graceful_us.map(Span) })
 }
 
 /// A cancel that lets output be written does so for a time only.
@@ -325,8 +335,9 @@ fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     }
 }
 
-fn task_view(record: &Record, attempt: Option<&Attempt>, newest_idle: Option<Timestamp>) -> TaskView {
-    let seen = if record.attempt == 0 { Seen::Nothing } else { look::seen(attempt) };
+fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Option<Timestamp>) -> TaskView {
+    let seen =
+        if record.attempt == 0 { AttemptObservation::Nothing } else { look::attempt_observation(attempt) };
     // A wait begins with the last try, which is no longer ago than its back-off.
     let since = record.next_retry_at.map(|at| at - slots::backoff(record.launch_tries, 1.0));
     TaskView {
@@ -345,18 +356,18 @@ fn dice(id: &uuid::Uuid) -> f64 {
     f64::from(id.as_fields().0) / f64::from(u32::MAX)
 }
 
-fn holds(granted: bool, record: &Record) -> bool {
+fn holds(granted: bool, record: &TaskRecord) -> bool {
     granted || record.schedule.holds_launch_slot()
 }
 
 /// Whether a launch slot that was held is free again.
-fn frees(row: &Row, records: &[Record]) -> bool {
+fn frees(row: &Row, records: &[TaskRecord]) -> bool {
     let before = row.loaded.tasks.iter().zip(&row.records);
     before.zip(records).any(|((task, old), new)| holds(task.granted, old) && !holds(false, new))
 }
 
 /// Those tasks whose rows change.
-fn changed_tasks(row: &Row, records: &[Record], wants: &[u32]) -> Result<Vec<TaskUpdate>, PassError> {
+fn changed_tasks(row: &Row, records: &[TaskRecord], wants: &[u32]) -> Result<Vec<TaskUpdate>, PassError> {
     let mut written = Vec::new();
     for (index, (task, record)) in row.loaded.tasks.iter().zip(records).enumerate() {
         let wants_slot = u32::try_from(index).is_ok_and(|index| wants.contains(&index));
@@ -390,13 +401,17 @@ fn schedule_events(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
         let why = pipeline_cause(event::Pipeline::ManagedJob, lease, "schedule", message);
         let note = Event::note(event::Entity::ManagedJob, row.loaded.job.id, why);
         let (from, to) = (Some(from.as_str()), Some(to.as_str()));
-        Some(Event { kind: event::Kind::Schedule, from, to, ..note })
+        Some(Event { kind: event::EventKind::Schedule, from, to, ..note })
     };
     path.windows(2).filter_map(step).collect()
 }
 
 /// One event for each move. That of a recovery names who caused it.
-fn transition_events(lease: &Lease, row: &Row, moves: &[(usize, Moved)]) -> Result<Vec<Event>, PassError> {
+fn transition_events(
+    lease: &Lease,
+    row: &Row,
+    moves: &[(usize, TaskTransition)],
+) -> Result<Vec<Event>, PassError> {
     let several = row.plan.tasks.len() > 1;
     let mut events = Vec::new();
     for (index, moved) in moves {
@@ -407,7 +422,12 @@ fn transition_events(lease: &Lease, row: &Row, moves: &[(usize, Moved)]) -> Resu
             Ok(_) | Err(_) => moved.message.clone(),
         };
         let why = pipeline_cause(event::Pipeline::ManagedJob, lease, reason, message);
-        let step = event::transition::<managed_job::Task>(task.id, moved.from, moved.event, why.clone())?;
+        let step = event::transition::<managed_job::ManagedTaskLifecycle>(
+            task.id,
+            moved.from,
+            moved.event,
+            why.clone(),
+        )?;
         let note = || Event::note(event::Entity::ManagedJob, task.id, why);
         events.push(step.record.unwrap_or_else(note));
     }

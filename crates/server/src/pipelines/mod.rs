@@ -17,7 +17,7 @@ use windlass_backend::Backends;
 use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
     config::derive::DefaultImages,
-    decide::managed_jobs::slots::Limits,
+    decide::managed_jobs::slots::SlotLimits,
     event::{self, Actor, EventCause},
     time::{Span, Timestamp},
 };
@@ -25,10 +25,10 @@ use windlass_model::{
 use crate::{
     agents::AgentApi,
     app::App,
-    db::{Db, Written},
+    db::{Db, WriteOutcome},
     job_metrics::sampler,
-    logs::{archive::Archive, retention as log_retention},
-    market::Market,
+    logs::{archive::NotifyingLogStore, retention as log_retention},
+    market::OfferCache,
     retention,
     run_shape::RunSpecCache,
     secrets::Keyring,
@@ -40,7 +40,7 @@ pub struct PipelineContext {
     pub db: Db,
     pub agents: Arc<dyn AgentApi>,
     pub backends: Backends,
-    pub logs: Arc<Archive>,
+    pub logs: Arc<NotifyingLogStore>,
     pub keys: Arc<Keyring>,
     pub shapes: RunSpecCache,
     /// How long agents that once answered may be silent before their jobs are lost.
@@ -48,7 +48,7 @@ pub struct PipelineContext {
     /// The delay of a run's first retry; later ones grow from it.
     pub retry_delay: Span,
     /// How many managed jobs may launch and live at once.
-    pub job_limits: Limits,
+    pub job_limits: SlotLimits,
     /// Of runs that name no image.
     pub images: DefaultImages,
     /// What plain processes are on this machine.
@@ -58,14 +58,14 @@ pub struct PipelineContext {
 }
 
 /// Whatever pipelines are put into: the engine, or the simulation's watch over it.
-pub trait Install {
+pub trait PipelineRegistry {
     fn add<P: Pipeline>(&mut self, pipeline: P);
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P);
 }
 
 /// The list. A new pipeline is one line here.
-pub fn install(hands: &PipelineContext, into: &mut impl Install) {
-    let market = Market::new(hands.backends.clone());
+pub fn register_all(hands: &PipelineContext, into: &mut impl PipelineRegistry) {
+    let market = OfferCache::new(hands.backends.clone());
     into.add(runs::RunsPipeline(hands.clone()));
     into.add_batch(jobs_submitted::JobsSubmittedPipeline { hands: hands.clone(), market: market.clone() });
     into.add(jobs_running::JobsRunningPipeline(hands.clone()));
@@ -73,18 +73,22 @@ pub fn install(hands: &PipelineContext, into: &mut impl Install) {
     into.add(managed_jobs::ManagedJobsPipeline { hands: hands.clone(), market: market.clone() });
     into.add(instances::InstancesPipeline(hands.clone()));
     into.add(fleets::FleetsPipeline { hands: hands.clone(), market: market.clone() });
-    into.add(volumes::Volumes(hands.clone()));
+    into.add(volumes::VolumesPipeline(hands.clone()));
 }
 
 /// The pipelines of a running server, and what carries hints between its replicas.
-pub struct Running {
+pub struct RunningPipelines {
     engine: Engine<Db>,
     db: Db,
     _hints: JoinSet<()>,
 }
 
 /// Starts them all.
-pub fn start(app: &App, agents: Arc<dyn AgentApi>, backends: Backends) -> Result<Running, getrandom::Error> {
+pub fn start(
+    app: &App,
+    agents: Arc<dyn AgentApi>,
+    backends: Backends,
+) -> Result<RunningPipelines, getrandom::Error> {
     let hands = PipelineContext {
         db: app.db().clone(),
         agents,
@@ -103,7 +107,7 @@ pub fn start(app: &App, agents: Arc<dyn AgentApi>, backends: Backends) -> Result
     let seed = getrandom::u64()?;
     let mut engine = Engine::new(Arc::new(app.db().clone()), app.hints().clone());
     let settings = Settings::standard(seed).with_lease(app.settings().lock_timeout);
-    install(&hands, &mut EngineRegistry { engine: &mut engine, settings });
+    register_all(&hands, &mut EngineRegistry { engine: &mut engine, settings });
     app.metrics().watch(engine.monitor());
     let mut hints = JoinSet::new();
     hints.spawn(receive_hints(app.db().clone(), app.hints().clone()));
@@ -112,10 +116,10 @@ pub fn start(app: &App, agents: Arc<dyn AgentApi>, backends: Backends) -> Result
     hints.spawn(sampler::run(app.db().clone(), Arc::clone(&hands.agents)));
     hints.spawn(log_retention::run(app.db().clone(), Arc::clone(app.logs()), app.settings().keep_logs));
     hints.spawn(retention::run(app.clone()));
-    Ok(Running { engine, db: app.db().clone(), _hints: hints })
+    Ok(RunningPipelines { engine, db: app.db().clone(), _hints: hints })
 }
 
-impl Running {
+impl RunningPipelines {
     /// Finishes what is in work, gives the rest back.
     pub async fn stop(self) {
         self.engine.stop(STOP_GRACE).await;
@@ -127,10 +131,10 @@ impl Running {
 }
 
 /// The pipelines of jobs that are placed, and of instances, for whoever hears of their hosts.
-pub(crate) const INSTANCES: &str = instances::QUEUE.pipeline;
+pub(crate) const INSTANCES_PIPELINE: &str = instances::QUEUE.pipeline;
 
 /// The pipeline that looks at a placed job in this status.
-pub(crate) fn of_job(status: &str) -> &'static str {
+pub(crate) fn pipeline_for_job(status: &str) -> &'static str {
     let ending = jobs_terminating::QUEUE;
     if ending.statuses.contains(&status) { ending.pipeline } else { jobs_running::QUEUE.pipeline }
 }
@@ -143,7 +147,7 @@ struct EngineRegistry<'a> {
     settings: Settings,
 }
 
-impl Install for EngineRegistry<'_> {
+impl PipelineRegistry for EngineRegistry<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         self.engine.spawn(pipeline, self.settings.clone());
     }
@@ -157,7 +161,7 @@ impl Install for EngineRegistry<'_> {
 /// Nobody may have heard what hosts told before this server was there: each is looked at, and listened to from then on.
 async fn mark_all_hosts_due(db: Db, hints: Hints) {
     match crate::db::agents::mark_hosts_due(&db).await {
-        Ok(()) => hints.hint(INSTANCES),
+        Ok(()) => hints.hint(INSTANCES_PIPELINE),
         Err(error) => tracing::debug!(%error, "have all hosts looked at"),
     }
 }
@@ -194,10 +198,10 @@ fn due_in(lease: &Lease, due: Timestamp) -> i64 {
 }
 
 /// What an apply came to when its guard is all that can fail.
-fn applied(written: &Written, due_in_us: Option<i64>, wake: Vec<&'static str>) -> ApplyOutcome {
+fn applied(written: &WriteOutcome, due_in_us: Option<i64>, wake: Vec<&'static str>) -> ApplyOutcome {
     match written {
-        Written::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
-        Written::Stale { .. } => ApplyOutcome::LeaseLost,
+        WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
+        WriteOutcome::Stale { .. } => ApplyOutcome::LeaseLost,
     }
 }
 

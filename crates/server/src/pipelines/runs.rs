@@ -21,7 +21,7 @@ use windlass_model::{
     config::Configuration,
     decide::{
         replicas,
-        runs::{self as brain, Plan, ReplicaRole, RunView, ScheduleState, State},
+        runs::{self as brain, Plan, ReplicaRole, RunView, ScheduleState, SubmissionState},
     },
     event::{self, Event},
     id::SubmissionId,
@@ -36,9 +36,9 @@ use self::service::ServiceNeeds;
 use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
     db::{
-        Written,
+        WriteOutcome,
         jobs::{Job, NewJob},
-        passes::runs::{self as rows, EndRequest, Outcome},
+        passes::runs::{self as rows, EndRequest, RunUpdate},
         replicas as traffic,
         runs::Run,
     },
@@ -60,7 +60,7 @@ pub(crate) const QUEUE: Queue = Queue {
 /// How often it is counted what a service was asked.
 const SERVICE_POLL_INTERVAL: Span = Span::secs(10);
 
-pub(crate) struct Loaded {
+pub(crate) struct LoadedRun {
     run: Run,
     jobs: Vec<Job>,
     shape: Arc<ParsedRunSpec>,
@@ -72,7 +72,7 @@ pub(crate) struct Loaded {
 }
 
 impl Pipeline for RunsPipeline {
-    type Row = Loaded;
+    type Row = LoadedRun;
     type Observation = ();
     /// A move that is made on the way, if there is one, and the one that is stored.
     type Plan = (Option<Plan>, Plan);
@@ -82,22 +82,22 @@ impl Pipeline for RunsPipeline {
         QUEUE
     }
 
-    async fn load(&self, lease: &Lease) -> Result<Option<Loaded>, PassError> {
+    async fn load(&self, lease: &Lease) -> Result<Option<LoadedRun>, PassError> {
         let Some((run, jobs)) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let shape = self.0.shapes.of(&run)?;
         let tracking = RunTracking::of(&run).map_err(PassError::document)?;
         let service = self.needs(lease, &run, &jobs, &shape, &tracking).await?;
         let stored = view(&run, &jobs, &shape, &tracking, service.as_ref())?;
         let view = RunView { retry_delay: self.0.retry_delay, ..stored };
-        Ok(Some(Loaded { run, jobs, shape, view, service, retry: tracking.retry }))
+        Ok(Some(LoadedRun { run, jobs, shape, view, service, retry: tracking.retry }))
     }
 
     /// Everything a run depends on is in the database.
-    async fn observe(&self, _lease: &Lease, _row: &Loaded) -> Result<(), PassError> {
+    async fn observe(&self, _lease: &Lease, _row: &LoadedRun) -> Result<(), PassError> {
         Ok(())
     }
 
-    fn decide(row: &Loaded, (): (), now: DbTime) -> Self::Plan {
+    fn decide(row: &LoadedRun, (): (), now: DbTime) -> Self::Plan {
         let (before, mut plan) = brain::decide_to_end(&row.view, Timestamp(now));
         if let Some(needs) = &row.service {
             let look = Timestamp(now) + SERVICE_POLL_INTERVAL;
@@ -107,11 +107,16 @@ impl Pipeline for RunsPipeline {
         (before, plan)
     }
 
-    async fn act(&self, _lease: &Lease, _row: &Loaded, _plan: &mut Self::Plan) -> Result<(), PassError> {
+    async fn act(&self, _lease: &Lease, _row: &LoadedRun, _plan: &mut Self::Plan) -> Result<(), PassError> {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Loaded, plan: Self::Plan) -> Result<ApplyOutcome, PassError> {
+    async fn apply(
+        &self,
+        lease: &Lease,
+        row: LoadedRun,
+        plan: Self::Plan,
+    ) -> Result<ApplyOutcome, PassError> {
         let (before, plan) = &plan;
         let due_in_us = plan.due_at.map(|at| due_in(lease, at));
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
@@ -124,15 +129,15 @@ impl Pipeline for RunsPipeline {
             wake.push(super::managed_jobs::QUEUE.pipeline);
         }
         match rows::apply(&self.0.db, lease, &row.run, outcome).await? {
-            Written::Done { .. } => {
+            WriteOutcome::Done { .. } => {
                 if plan.status.is_final() {
                     self.0.shapes.forget(row.run.id);
                 }
                 Ok(ApplyOutcome::Written { due_in_us, wake })
             }
-            Written::Stale { at: None } => Ok(ApplyOutcome::LeaseLost),
+            WriteOutcome::Stale { at: None } => Ok(ApplyOutcome::LeaseLost),
             // A stop was asked while the plan was made: look again.
-            Written::Stale { at: Some(_) } => Ok(ApplyOutcome::RelatedBusy),
+            WriteOutcome::Stale { at: Some(_) } => Ok(ApplyOutcome::RelatedBusy),
         }
     }
 }
@@ -154,7 +159,10 @@ impl RunsPipeline {
                 Some(by) => traffic::traffic(&self.0.db, run.id, run.gateway_id, by.window).await?,
                 None => None,
             };
-            groups.push(replicas::Group { traffic, ..service::group(run, jobs, shape, group) });
+            groups.push(replicas::ReplicaGroupView {
+                traffic,
+                ..service::build_group(run, jobs, shape, group)
+            });
         }
         Ok(Some(ServiceNeeds::evaluate(run, jobs, shape, tracking, groups, Timestamp(lease.now()))))
     }
@@ -162,11 +170,11 @@ impl RunsPipeline {
     fn outcome<'a>(
         &self,
         lease: &Lease,
-        row: &Loaded,
+        row: &LoadedRun,
         before: Option<&Plan>,
         plan: &'a Plan,
         due_in_us: Option<i64>,
-    ) -> Result<Outcome<'a>, PassError> {
+    ) -> Result<RunUpdate<'a>, PassError> {
         let mut events = Vec::new();
         let mut status = row.run.status;
         for plan in before.into_iter().chain([plan]) {
@@ -175,7 +183,7 @@ impl RunsPipeline {
             {
                 let reason = plan.ending.as_ref().map_or(event.as_str(), |e| e.reason().as_str());
                 let why = pipeline_cause(event::Pipeline::Run, lease, reason, &plan.why);
-                let moved = event::transition::<run::Run>(lease.id, status, event, why)?;
+                let moved = event::transition::<run::RunLifecycle>(lease.id, status, event, why)?;
                 events.extend(moved.record.map(|record| (record, row.run.name.clone())));
             }
             status = plan.status;
@@ -190,7 +198,7 @@ impl RunsPipeline {
                 "submitted",
                 format!("submission {}", submit.submission),
             );
-            let mut created = Event::created::<job::Job>(new.id, job::Status::Submitted, why);
+            let mut created = Event::created::<job::JobLifecycle>(new.id, job::Status::Submitted, why);
             // The epoch is the run's; the submission's own lock has not been taken yet.
             created.epoch = None;
             events.push((created, new.job_name.clone()));
@@ -213,7 +221,7 @@ impl RunsPipeline {
         // Of several nodes one may have come further without a change of the run.
         let has_news = plan.status != row.run.status || row.jobs.len() > 1;
         let pokes_managed = row.run.managed_job_id.is_some() && has_news;
-        Ok(Outcome {
+        Ok(RunUpdate {
             plan,
             tracking,
             settles,
@@ -229,8 +237,8 @@ impl RunsPipeline {
     /// `keys` holds what the nodes of each replica of this pass share.
     fn submission(
         &self,
-        row: &Loaded,
-        submit: brain::Submit,
+        row: &LoadedRun,
+        submit: brain::NewSubmission,
         keys: &mut BTreeMap<u32, NodeKey>,
     ) -> Result<NewJob, PassError> {
         let before = row.jobs.iter().find(|job| number(job.replica_num) == submit.replica);
@@ -266,7 +274,7 @@ impl RunsPipeline {
 }
 
 /// What is remembered until the next pass.
-fn tracking(row: &Loaded, plan: &Plan) -> RunTracking {
+fn tracking(row: &LoadedRun, plan: &Plan) -> RunTracking {
     let service = row.service.as_ref();
     RunTracking {
         fired: plan.fired,
@@ -277,7 +285,7 @@ fn tracking(row: &Loaded, plan: &Plan) -> RunTracking {
 }
 
 /// What a pending run is tried again after: the failure is told when it becomes pending, and kept until it is over.
-fn retry_wait(row: &Loaded, plan: &Plan) -> Option<RetryWait> {
+fn retry_wait(row: &LoadedRun, plan: &Plan) -> Option<RetryWait> {
     if plan.status != run::Status::Pending || plan.attempt == 0 {
         return None;
     }
@@ -290,7 +298,7 @@ fn retry_wait(row: &Loaded, plan: &Plan) -> Option<RetryWait> {
     Some(RetryWait { failures: plan.attempt, cause, at })
 }
 
-fn wake(outcome: &Outcome<'_>) -> Vec<&'static str> {
+fn wake(outcome: &RunUpdate<'_>) -> Vec<&'static str> {
     let mut wake = Vec::new();
     if !outcome.submissions.is_empty() {
         wake.push(super::jobs_submitted::QUEUE.pipeline);
@@ -320,7 +328,7 @@ fn view(
     service: Option<&ServiceNeeds>,
 ) -> Result<RunView, PassError> {
     let began = tracking.fired.unwrap_or(run.submitted_at);
-    let mut replicas: Vec<brain::Replica> = Vec::new();
+    let mut replicas: Vec<brain::ReplicaView> = Vec::new();
     for ((replica, job_num), newest) in latest(jobs) {
         let of_execution = jobs
             .iter()
@@ -329,13 +337,13 @@ fn view(
         let mut streak = FailureStreak::default();
         for one in of_execution {
             let Some(ended) = one.terminating_at else { continue };
-            if one.termination_detail.as_deref() == Some(job::Detail::RegionFull.as_str()) {
+            if one.termination_detail.as_deref() == Some(job::TerminationDetail::RegionFull.as_str()) {
                 continue;
             }
             let ran = one.running_at.map(|began| ended.since(began));
             streak.add(shape.retry(), ended, one.provisioned_at.is_some(), ran);
         }
-        let job = brain::Job {
+        let job = brain::JobView {
             num: number(job_num),
             submission: number(newest.submission_num),
             state: state(newest),
@@ -347,7 +355,7 @@ fn view(
             Some(known) => known.jobs.push(job),
             None => {
                 let weight = service.map_or(ReplicaRole::Full, |needs| needs.weight(run, newest, shape));
-                replicas.push(brain::Replica { num: number(replica), weight, jobs: vec![job] });
+                replicas.push(brain::ReplicaView { num: number(replica), weight, jobs: vec![job] });
             }
         }
     }
@@ -359,7 +367,7 @@ fn view(
     Ok(RunView {
         status: run.status,
         ending: ending(run),
-        stop_asked: run.stop_asked_at.map(|_| brain::StopAsked { abort: run.abort_asked }),
+        stop_asked: run.stop_asked_at.map(|_| brain::RequestedStop { abort: run.abort_asked }),
         submitted_at: run.submitted_at,
         attempt: number(run.retry_count),
         pending_since: run.retry_since.unwrap_or(run.submitted_at),
@@ -379,11 +387,11 @@ fn view(
 }
 
 /// A submission that was asked to end is ending, though its own pipeline has not said so yet.
-fn state(job: &Job) -> State {
+fn state(job: &Job) -> SubmissionState {
     let over = job.status.is_final() || job.status == job::Status::Terminating;
     match job.end_asked().filter(|_| !over) {
-        Some(ending) => State::Terminating(ending),
-        None => State::of(job.status, job.ending()),
+        Some(ending) => SubmissionState::Terminating(ending),
+        None => SubmissionState::of(job.status, job.ending()),
     }
 }
 

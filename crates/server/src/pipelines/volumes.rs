@@ -11,12 +11,12 @@
 use serde_json::{Value, json};
 use windlass_backend::{
     BackendError,
-    volumes::{Made, VolumeRequest, Volumes as Storage},
+    volumes::{BackendVolume, VolumeBackend as Storage, VolumeRequest},
 };
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
     config::volume::Volume as Configuration,
-    decide::volumes::{self as brain, Action, Plan, Seen},
+    decide::volumes::{self as brain, Action, Plan, VolumeObservation},
     event,
     time::{Span, Timestamp},
     volume,
@@ -26,14 +26,14 @@ use super::{PipelineContext, applied, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::configuration,
     db::{
-        Val, Values, Written,
-        passes::volumes::{self as rows, Loaded, Moved},
+        Val, Values, WriteOutcome,
+        passes::volumes::{self as rows, VolumeInputs, VolumeUpdate},
         volumes::Volume,
     },
     pass_error::PassError,
 };
 
-pub(super) struct Volumes(pub(super) PipelineContext);
+pub(super) struct VolumesPipeline(pub(super) PipelineContext);
 
 pub(crate) const QUEUE: Queue = Queue {
     pipeline: "volumes",
@@ -42,22 +42,22 @@ pub(crate) const QUEUE: Queue = Queue {
 };
 
 pub(crate) struct Row {
-    loaded: Loaded,
+    loaded: VolumeInputs,
     order: VolumeRequest,
     backend: String,
-    view: brain::Volume,
+    view: brain::VolumeView,
 }
 
 /// The plan, and what the backend told on the way.
-pub(crate) struct Next {
+pub(crate) struct VolumePassPlan {
     plan: Plan,
-    made: Option<Made>,
+    made: Option<BackendVolume>,
 }
 
-impl Pipeline for Volumes {
+impl Pipeline for VolumesPipeline {
     type Row = Row;
     type Observation = ();
-    type Plan = Next;
+    type Plan = VolumePassPlan;
     type Error = PassError;
 
     fn queue(&self) -> Queue {
@@ -77,11 +77,14 @@ impl Pipeline for Volumes {
         Ok(())
     }
 
-    fn decide(row: &Row, (): (), now: DbTime) -> Next {
-        Next { plan: brain::decide(&row.view, &Seen::NotAsked, Timestamp(now)), made: None }
+    fn decide(row: &Row, (): (), now: DbTime) -> VolumePassPlan {
+        VolumePassPlan {
+            plan: brain::decide(&row.view, &VolumeObservation::NotAsked, Timestamp(now)),
+            made: None,
+        }
     }
 
-    async fn act(&self, lease: &Lease, row: &Row, next: &mut Next) -> Result<(), PassError> {
+    async fn act(&self, lease: &Lease, row: &Row, next: &mut VolumePassPlan) -> Result<(), PassError> {
         let Some(action) = next.plan.action else { return Ok(()) };
         let storage = self.0.backends.named(&row.backend).and_then(|backend| backend.volumes());
         let seen = match storage {
@@ -96,7 +99,7 @@ impl Pipeline for Volumes {
         Ok(())
     }
 
-    async fn apply(&self, lease: &Lease, row: Row, next: Next) -> Result<ApplyOutcome, PassError> {
+    async fn apply(&self, lease: &Lease, row: Row, next: VolumePassPlan) -> Result<ApplyOutcome, PassError> {
         let (plan, volume) = (next.plan, &row.loaded.volume);
         let mut set: Values = Vec::new();
         if let Some(made) = &next.made {
@@ -108,10 +111,14 @@ impl Pipeline for Volumes {
         if let Some(change) = &plan.change {
             let why = pipeline_cause(event::Pipeline::Volume, lease, change.reason, &change.message);
             clean_up = change.event == volume::Event::DeleteAsked;
-            let moved =
-                event::transition::<volume::Volume>(volume.id, volume.status, change.event, why.clone())?;
+            let moved = event::transition::<volume::VolumeLifecycle>(
+                volume.id,
+                volume.status,
+                change.event,
+                why.clone(),
+            )?;
             set.push(("status", moved.status.into()));
-            set.push(("status_message", message(&change.message, moved.status).into()));
+            set.push(("status_message", status_message(&change.message, moved.status).into()));
             record = moved
                 .record
                 .or_else(|| clean_up.then(|| event::Event::note(event::Entity::Volume, volume.id, why)));
@@ -132,9 +139,9 @@ impl Pipeline for Volumes {
             ]);
         }
         let due_in_us = Some(due_in(lease, plan.due));
-        let moved = Moved { set, event: record, due_in_us, clean_up };
+        let moved = VolumeUpdate { set, event: record, due_in_us, clean_up };
         let written = rows::apply(&self.0.db, lease.key(), volume, moved).await?;
-        if let Written::Stale { at: Some(_) } = written {
+        if let WriteOutcome::Stale { at: Some(_) } = written {
             // A job came for it in this very moment: nobody cleans it up, and the next pass sees why.
             return Ok(ApplyOutcome::Unchanged { due_in: None });
         }
@@ -142,14 +149,14 @@ impl Pipeline for Volumes {
     }
 }
 
-impl Volumes {
+impl VolumesPipeline {
     async fn perform_action(
         &self,
         storage: &dyn Storage,
         row: &Row,
         action: Action,
-        made: &mut Option<Made>,
-    ) -> Seen {
+        made: &mut Option<BackendVolume>,
+    ) -> VolumeObservation {
         let known = row.loaded.volume.volume_id.as_deref();
         match (action, known) {
             (Action::Create | Action::Register, _) | (Action::Check, None) => {
@@ -157,8 +164,8 @@ impl Volumes {
             }
             (Action::Check, Some(id)) => seen(storage.look(&row.order, id).await, made),
             (Action::Delete, known) => match self.delete(storage, row, known).await {
-                Ok(()) => Seen::Deleted,
-                Err(error) => Seen::NotDeleted { said: error.to_string() },
+                Ok(()) => VolumeObservation::Deleted,
+                Err(error) => VolumeObservation::NotDeleted { said: error.to_string() },
             },
         }
     }
@@ -185,35 +192,40 @@ impl Volumes {
     }
 }
 
-fn seen(answer: Result<Option<Made>, BackendError>, made: &mut Option<Made>) -> Seen {
+fn seen(
+    answer: Result<Option<BackendVolume>, BackendError>,
+    made: &mut Option<BackendVolume>,
+) -> VolumeObservation {
     match answer {
         Ok(Some(one)) => {
             let ready = one.ready;
             *made = Some(one);
-            if ready { Seen::Ready } else { Seen::Creating }
+            if ready { VolumeObservation::Ready } else { VolumeObservation::Creating }
         }
-        Ok(None) => Seen::Broken { said: "the backend does not have it".to_owned() },
+        Ok(None) => VolumeObservation::Broken { said: "the backend does not have it".to_owned() },
         Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
-            Seen::Broken { said: error.to_string() }
+            VolumeObservation::Broken { said: error.to_string() }
         }
         // It may have happened or not; the next look asks again, until the time for it is over.
-        Err(BackendError::NoCapacity { .. } | BackendError::Unavailable { .. }) => Seen::NotAsked,
+        Err(BackendError::NoCapacity { .. } | BackendError::Unavailable { .. }) => {
+            VolumeObservation::NotAsked
+        }
     }
 }
 
 /// The backend went out of the server's settings, or never was in them. What nobody ever made is gone when it is asked
 /// to go; what has an id waits for its backend.
-fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> Seen {
+fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> VolumeObservation {
     let said = format!("backend `{backend}` is not configured, or has no volumes");
     match (action, known) {
-        (Action::Create | Action::Register | Action::Check, _) => Seen::Broken { said },
-        (Action::Delete, Some(_)) => Seen::NotDeleted { said },
-        (Action::Delete, None) => Seen::Deleted,
+        (Action::Create | Action::Register | Action::Check, _) => VolumeObservation::Broken { said },
+        (Action::Delete, Some(_)) => VolumeObservation::NotDeleted { said },
+        (Action::Delete, None) => VolumeObservation::Deleted,
     }
 }
 
 /// What people read beside the status; one that is fine needs no words.
-fn message(said: &str, status: volume::Status) -> Option<&str> {
+fn status_message(said: &str, status: volume::Status) -> Option<&str> {
     match status {
         volume::Status::Active => None,
         volume::Status::Submitted | volume::Status::Provisioning | volume::Status::Failed => Some(said),
@@ -221,7 +233,7 @@ fn message(said: &str, status: volume::Status) -> Option<&str> {
 }
 
 /// As clients know it.
-fn provisioning_document(backend: &str, made: &Made) -> Value {
+fn provisioning_document(backend: &str, made: &BackendVolume) -> Value {
     json!({
         "backend": backend,
         "volume_id": made.id,
@@ -244,9 +256,9 @@ fn order(volume: &Volume, wanted: &Configuration) -> VolumeRequest {
     }
 }
 
-fn view(loaded: &Loaded, wanted: &Configuration) -> brain::Volume {
+fn view(loaded: &VolumeInputs, wanted: &Configuration) -> brain::VolumeView {
     let volume = &loaded.volume;
-    brain::Volume {
+    brain::VolumeView {
         status: volume.status,
         created_at: volume.created_at,
         external: volume.external,

@@ -18,8 +18,8 @@ use tokio::{
 use windlass_engine::Hints;
 use windlass_gateway::{
     Replica, Routes, ServiceWaker,
-    route::{Service, Snapshot},
-    stats::Told,
+    route::{RouteSnapshot, Service},
+    stats::TrafficTotals,
 };
 use windlass_model::{
     decide::replicas::Traffic,
@@ -59,7 +59,7 @@ struct SyncState {
     runs: HashMap<String, RunId>,
     seats: HashSet<SubmissionId>,
     /// What each service had counted when it was last told.
-    told: HashMap<RunId, Told>,
+    told: HashMap<RunId, TrafficTotals>,
     reported: Option<Instant>,
     swept: Option<Instant>,
 }
@@ -111,14 +111,14 @@ impl RouteSync {
 
     /// Nothing goes through this proxy any more.
     pub(super) async fn end(&self) {
-        if let Err(error) = rows::gone(&self.db, &self.id).await {
+        if let Err(error) = rows::remove_proxy(&self.db, &self.id).await {
             tracing::debug!(%error, "say that this proxy is gone");
         }
     }
 
     async fn sync_routes(self: &Arc<Self>) -> Result<(), DbError> {
         let services = rows::services(&self.db).await?;
-        let ready = if services.is_empty() { Vec::new() } else { rows::ready(&self.db).await? };
+        let ready = if services.is_empty() { Vec::new() } else { rows::ready_replicas(&self.db).await? };
         let (routes, fresh) = {
             let mut state = self.state.lock();
             let routes = state.known.routes(&services, &ready);
@@ -132,14 +132,14 @@ impl RouteSync {
             (routes, fresh)
         };
         if !fresh.is_empty() {
-            rows::seen(&self.db, &self.id, &fresh).await?;
+            rows::record_proxy(&self.db, &self.id, &fresh).await?;
         }
         let leaving = {
             let mut state = self.state.lock();
             state.seats.extend(fresh);
             state.current.clone_from(&routes);
             let generation = self.routes.generation() + 1;
-            self.routes.replace(Snapshot { generation, services: routes }).unwrap_or_default()
+            self.routes.replace(RouteSnapshot { generation, services: routes }).unwrap_or_default()
         };
         for replica in leaving {
             tokio::spawn(Arc::clone(self).drain(replica));
@@ -153,8 +153,8 @@ impl RouteSync {
         let Ok(job) = replica.id().parse::<SubmissionId>() else { return };
         tracing::debug!(%job, ?drained, "a replica was drained");
         self.state.lock().seats.remove(&job);
-        match rows::left(&self.db, &self.id, job).await {
-            Ok(()) => self.hints.hint(crate::pipelines::of_job("terminating")),
+        match rows::release_seat(&self.db, &self.id, job).await {
+            Ok(()) => self.hints.hint(crate::pipelines::pipeline_for_job("terminating")),
             Err(error) => tracing::debug!(%error, %job, "leave a replica"),
         }
     }
@@ -177,10 +177,10 @@ impl RouteSync {
                 else {
                     continue;
                 };
-                let total = Told::now(live.stats(), now.into_std());
+                let total = TrafficTotals::now(live.stats(), now.into_std());
                 let before = state.told.insert(run, total).unwrap_or_default();
                 if let Some(since) = total.since(before) {
-                    let Told { requests, in_flight_us, held_us, answers } = since;
+                    let TrafficTotals { requests, in_flight_us, held_us, answers } = since;
                     let traffic = Traffic { requests, in_flight_us, waiting_us: held_us };
                     let answers = serde_json::to_string(&answers.wire()).ok();
                     came.push(rows::ServiceTraffic { run, traffic, answers });
@@ -191,9 +191,9 @@ impl RouteSync {
             }
             (came, asleep)
         };
-        rows::seen(&self.db, &self.id, &[]).await?;
+        rows::record_proxy(&self.db, &self.id, &[]).await?;
         if !came.is_empty() {
-            rows::count(&self.db, &self.id, &came, &asleep).await?;
+            rows::record_traffic(&self.db, &self.id, &came, &asleep).await?;
             if !asleep.is_empty() {
                 self.hints.hint("runs");
             }

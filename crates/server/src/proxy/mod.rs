@@ -33,7 +33,7 @@ use tokio::{
 use windlass_api::Access;
 use windlass_gateway::{
     ClientConnection, Connector, Gatekeeper, Proxy, ProxyLimits, RequestBody, Stream, TracingAccessLog,
-    Verdict, models, route::Target,
+    Verdict, models, route::ReplicaTarget,
 };
 
 pub use windlass_gateway::metrics::text as metrics;
@@ -41,11 +41,11 @@ pub use windlass_gateway::metrics::text as metrics;
 use self::keep::RouteSync;
 pub(crate) use self::told::told;
 use crate::{
-    agents::{Call, Port},
+    agents::{CallContext, PortStream},
     app::App,
     auth,
     error::Error,
-    http::{Encrypted, Peer},
+    http::{EncryptedConnection, Peer},
     stream_rights::{RIGHTS_POLL_INTERVAL, RightsBasis, StreamRights},
 };
 
@@ -88,8 +88,8 @@ impl ServiceProxy {
 
     pub(crate) fn router(&self) -> Router {
         Router::new()
-            .route("/proxy/services/{*rest}", any(service))
-            .route("/proxy/models/{*rest}", any(model))
+            .route("/proxy/services/{*rest}", any(handle_service))
+            .route("/proxy/models/{*rest}", any(handle_model))
             .with_state(Arc::clone(&self.proxy))
     }
 
@@ -99,20 +99,20 @@ impl ServiceProxy {
     }
 }
 
-async fn service(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+async fn handle_service(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let origin = origin(&request);
     let answer = proxy.serve_by_path(&origin, SERVICES, request.map(RequestBody::boxed)).await;
     answer.map(Body::new)
 }
 
-async fn model(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
+async fn handle_model(State(proxy): State<Arc<Proxy>>, request: Request) -> Response {
     let origin = origin(&request);
     models::handle(&proxy, &origin, MODELS, request).await.map(Body::new)
 }
 
 fn origin(request: &Request) -> ClientConnection {
     let peer = request.extensions().get::<Peer>().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.0);
-    let encrypted = request.extensions().get::<Encrypted>().is_some();
+    let encrypted = request.extensions().get::<EncryptedConnection>().is_some();
     ClientConnection::new(SocketAddr::new(peer, 0), encrypted)
 }
 
@@ -120,19 +120,23 @@ fn origin(request: &Request) -> ClientConnection {
 struct AgentConnector(App);
 
 /// How a replica is named in a route.
-pub(super) fn target(instance: impl std::fmt::Display, job: impl std::fmt::Display, port: u16) -> Target {
-    Target::Tunnel { name: format!("{instance}/{job}"), port }
+pub(super) fn target(
+    instance: impl std::fmt::Display,
+    job: impl std::fmt::Display,
+    port: u16,
+) -> ReplicaTarget {
+    ReplicaTarget::Tunnel { name: format!("{instance}/{job}"), port }
 }
 
-fn parse_target(target: &Target) -> Option<(Call, u16)> {
-    let Target::Tunnel { name, port } = target else { return None };
+fn parse_target(target: &ReplicaTarget) -> Option<(CallContext, u16)> {
+    let ReplicaTarget::Tunnel { name, port } = target else { return None };
     let (instance, job) = name.split_once('/')?;
-    let call = Call { instance: instance.parse().ok()?, submission: job.parse().ok()?, epoch: 0 };
+    let call = CallContext { instance: instance.parse().ok()?, submission: job.parse().ok()?, epoch: 0 };
     Some((call, *port))
 }
 
 impl Connector for AgentConnector {
-    fn connect<'a>(&'a self, target: &'a Target) -> BoxFuture<'a, io::Result<Stream>> {
+    fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>> {
         Box::pin(async move {
             let absent = || io::Error::new(io::ErrorKind::NotFound, "no such replica");
             let (call, port) = parse_target(target).ok_or_else(absent)?;
@@ -143,7 +147,7 @@ impl Connector for AgentConnector {
     }
 }
 
-impl AsyncRead for Port {
+impl AsyncRead for PortStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -153,7 +157,7 @@ impl AsyncRead for Port {
     }
 }
 
-impl AsyncWrite for Port {
+impl AsyncWrite for PortStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(self.stream()).poll_write(cx, buf)
     }
@@ -182,7 +186,7 @@ impl Gatekeeper for TokenGatekeeper {
     }
 
     fn knows<'a>(&'a self, token: &'a str, _project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
-        Box::pin(async move { auth::is_ours(&self.0, token, peer).await.ok() })
+        Box::pin(async move { auth::is_server_token(&self.0, token, peer).await.ok() })
     }
 
     fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()> {
@@ -221,7 +225,7 @@ async fn lost(app: &App, authorization: &str, project: &str) {
 
 async fn check_access(app: &App, authorization: &str, project: &str) -> Result<(), Error> {
     let caller = auth::caller(app, Some(authorization)).await?;
-    auth::scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
+    auth::project_scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
 }
 
 impl TokenGatekeeper {
@@ -238,6 +242,6 @@ impl TokenGatekeeper {
         }
         let caller = caller?;
         caller.require_services()?;
-        auth::scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
+        auth::project_scope(app, caller, project, Vec::new()).await?.must(Access::ProjectUser)
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
 };
 use windlass_model::{
     config::job_spec::{JobSpec, ProbeSpec},
-    decide::readiness::{self as brain, Outcome, State},
+    decide::readiness::{self as brain, ProbeResult, ProbeState},
     event::Entity,
     id::SubmissionId,
     time::Timestamp,
@@ -27,7 +27,7 @@ use windlass_model::{
 
 use super::ROUTES_HINT;
 use crate::{
-    agents::Call,
+    agents::CallContext,
     app::App,
     db::{DbError, replicas as rows},
     events::{EventSubject, note},
@@ -50,7 +50,7 @@ pub(super) async fn run(app: App) {
         let _ = timeout(POLL_INTERVAL, hints.wait()).await;
         // Where thousands of jobs come and go, nearly no hint is about a replica.
         sleep(HINT_DEBOUNCE).await;
-        match rows::watched(app.db()).await {
+        match rows::running_replicas(app.db()).await {
             Ok(watched) if watched.is_empty() => {}
             Ok(watched) => {
                 let Ok(now) = app.db().now().await else { continue };
@@ -71,14 +71,15 @@ struct ProbeScheduler {
 
 impl ProbeScheduler {
     /// Probes what is due, beside all others. Nothing is due of most.
-    fn probe_if_due(&self, app: &App, replica: rows::Watched, now: Timestamp) {
+    fn probe_if_due(&self, app: &App, replica: rows::RunningReplica, now: Timestamp) {
         let Ok(spec) = serde_json::from_str::<JobSpec>(&replica.job_spec) else { return };
         let Some(port) = spec.service_port else { return };
-        let stored: Vec<State> =
+        let stored: Vec<ProbeState> =
             replica.probes.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let states = brain::fit(&spec.probes, stored);
-        let is_due =
-            |(probe, state): (&ProbeSpec, &State)| brain::due(probe, state).is_some_and(|at| at <= now);
+        let states = brain::resize_states(&spec.probes, stored);
+        let is_due = |(probe, state): (&ProbeSpec, &ProbeState)| {
+            brain::next_probe_at(probe, state).is_some_and(|at| at <= now)
+        };
         let due: Vec<bool> = spec.probes.iter().zip(&states).map(is_due).collect();
         let becomes_ready = brain::is_ready(&spec.probes, &states, replica.registered) && !replica.registered;
         if !becomes_ready && !due.contains(&true) {
@@ -103,21 +104,21 @@ impl ProbeScheduler {
 struct ReplicaProber<'a> {
     probes: &'a [ProbeSpec],
     port: u16,
-    replica: &'a rows::Watched,
+    replica: &'a rows::RunningReplica,
 }
 
 impl ReplicaProber<'_> {
-    async fn evaluate(&self, app: &App, states: Vec<State>, due: &[bool]) -> Result<(), DbError> {
+    async fn evaluate(&self, app: &App, states: Vec<ProbeState>, due: &[bool]) -> Result<(), DbError> {
         let each = self.probes.iter().zip(states).zip(due).map(|((probe, state), due)| async move {
             if *due { (state, Some(self.probe(app, probe).await)) } else { (state, None) }
         });
         let outcomes = futures_util::future::join_all(each).await;
         let now = app.db().now().await?;
         let after = outcomes.into_iter().map(|(state, outcome)| match outcome {
-            Some(outcome) => brain::after(&state, outcome, now),
+            Some(outcome) => brain::apply_result(&state, outcome, now),
             None => state,
         });
-        let mut states: Vec<State> = after.collect();
+        let mut states: Vec<ProbeState> = after.collect();
         let ready = brain::is_ready(self.probes, &states, self.replica.registered);
         for state in &mut states {
             state.was_ready |= ready;
@@ -132,7 +133,7 @@ impl ReplicaProber<'_> {
         Ok(())
     }
 
-    fn told(&self, app: &App, states: &[State], ready: bool) -> Result<Vec<crate::db::Change>, DbError> {
+    fn told(&self, app: &App, states: &[ProbeState], ready: bool) -> Result<Vec<crate::db::Change>, DbError> {
         let replica = self.replica;
         let about = EventSubject {
             entity: Entity::Job,
@@ -143,13 +144,13 @@ impl ReplicaProber<'_> {
         let (reason, message) = if ready {
             ("ready", "it takes requests from now on".to_owned())
         } else {
-            let why = brain::waits_for(self.probes, states).unwrap_or_default();
+            let why = brain::waiting_message(self.probes, states).unwrap_or_default();
             ("not_ready", format!("it takes no requests any more: {why}"))
         };
         note(app.db(), None, &about, reason, message)
     }
 
-    async fn probe(&self, app: &App, probe: &ProbeSpec) -> Outcome {
+    async fn probe(&self, app: &App, probe: &ProbeSpec) -> ProbeResult {
         let within = Duration::from_secs(u64::try_from(probe.timeout).unwrap_or(1));
         match timeout(within, self.send_probe(app, probe)).await {
             Ok(Ok(status)) if status.is_success() => Ok(()),
@@ -162,7 +163,7 @@ impl ReplicaProber<'_> {
     /// Nothing of this is followed: a redirect is no success.
     async fn send_probe(&self, app: &App, probe: &ProbeSpec) -> Result<StatusCode, String> {
         let agents = app.agents().ok_or("no hosts are connected")?;
-        let call = Call { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
+        let call = CallContext { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
         let stream = agents.connect(call, self.port).await.map_err(|error| error.to_string())?;
         let mut request = Request::builder()
             .method(probe.method.as_str().to_ascii_uppercase().as_str())

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use windlass_gateway::route::{Balance, Cors, Group, Limit, LimitKey, Model, Replica, Service};
+use windlass_gateway::route::{
+    Balance, Cors, LimitKey, ReplicaRoute, RouteGroup, RouteLimit, ServedModel, Service,
+};
 use windlass_model::{
     config::{Configuration, job_spec::JobSpec, service, serving, traffic},
     id::{RunId, SubmissionId},
@@ -10,7 +12,7 @@ use windlass_model::{
 
 use super::target;
 use crate::{
-    db::replicas::{self as rows, Ready},
+    db::replicas::{self as rows, ReadyReplica},
     run_shape::ParsedRunSpec,
 };
 
@@ -26,27 +28,27 @@ pub(super) struct RouteBuilder {
 
 impl RouteBuilder {
     /// The routes that these rows stand for. What cannot be read has no route, and its run says why.
-    pub(super) fn routes(&mut self, services: &[rows::Service], ready: &[Ready]) -> Vec<Service> {
+    pub(super) fn routes(&mut self, services: &[rows::Service], ready: &[ReadyReplica]) -> Vec<Service> {
         self.services.retain(|run, _| services.iter().any(|service| service.run == *run));
         self.ports.retain(|job, _| ready.iter().any(|replica| replica.id == *job));
-        let mut by_run: HashMap<RunId, Vec<&Ready>> = HashMap::new();
+        let mut by_run: HashMap<RunId, Vec<&ReadyReplica>> = HashMap::new();
         for replica in ready {
             by_run.entry(replica.run).or_default().push(replica);
         }
         let mut routes = Vec::with_capacity(services.len());
         for row in services {
             let Some(mut route) = self.service(row) else { continue };
-            let mut groups: Vec<Group> = Vec::new();
+            let mut groups: Vec<RouteGroup> = Vec::new();
             for replica in by_run.get(&row.run).into_iter().flatten() {
                 let Some(port) = self.port(replica) else { continue };
-                let one = Replica {
+                let one = ReplicaRoute {
                     id: replica.id.to_string(),
                     target: target(replica.instance, replica.id, port),
                 };
                 let name = replica.group.as_deref().unwrap_or("0");
                 match groups.iter_mut().find(|group| group.name == name) {
                     Some(group) => group.replicas.push(one),
-                    None => groups.push(Group { name: name.to_owned(), replicas: vec![one] }),
+                    None => groups.push(RouteGroup { name: name.to_owned(), replicas: vec![one] }),
                 }
             }
             route.groups = groups;
@@ -80,7 +82,7 @@ impl RouteBuilder {
         route
     }
 
-    fn port(&mut self, replica: &Ready) -> Option<u16> {
+    fn port(&mut self, replica: &ReadyReplica) -> Option<u16> {
         *self.ports.entry(replica.id).or_insert_with(|| {
             serde_json::from_str::<JobSpec>(&replica.job_spec).ok().and_then(|spec| spec.service_port)
         })
@@ -88,7 +90,7 @@ impl RouteBuilder {
 }
 
 fn route(row: &rows::Service, service: &service::Service) -> Service {
-    let limits = service.rate_limits.iter().map(|limit| Limit {
+    let limits = service.rate_limits.iter().map(|limit| RouteLimit {
         prefix: limit.prefix.0.clone(),
         key: match &limit.key {
             traffic::LimitKey::IpAddress => LimitKey::IpAddress,
@@ -98,7 +100,7 @@ fn route(row: &rows::Service, service: &service::Service) -> Service {
         burst: u64::try_from(limit.burst.get()).unwrap_or_default(),
     });
     let model = match &service.model {
-        Some(traffic::Model::OpenAi { name, prefix, .. }) => Some(Model {
+        Some(traffic::Model::OpenAi { name, prefix, .. }) => Some(ServedModel {
             name: name.clone(),
             prefix: prefix.clone(),
             created: row.submitted_at.since(windlass_model::time::Timestamp(0)).as_secs(),

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use windlass_api::agent::pass::PortPass;
-use windlass_backend::{AgentEndpoint, Machine};
+use windlass_backend::{AgentEndpoint, BackendInstance};
 use windlass_gateway::{
     route::Service,
-    way::{Site, Told, Way},
+    way::{AgentAddress, GatewayConfig, ReplicaHost},
 };
 use windlass_model::id::{GatewayId, InstanceId, SubmissionId};
 
@@ -22,15 +22,19 @@ use crate::{
 };
 
 /// Everything that the gateway may know now, and the replicas that it will send requests to.
-pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<SubmissionId>), DbError> {
-    let published = rows::published(app.db(), gateway).await?;
+pub(crate) async fn told(
+    app: &App,
+    gateway: GatewayId,
+) -> Result<(GatewayConfig, Vec<SubmissionId>), DbError> {
+    let published = rows::published_services(app.db(), gateway).await?;
     let services: Vec<rows::Service> = published.iter().map(|one| one.service.clone()).collect();
-    let mut ready = if services.is_empty() { Vec::new() } else { rows::ready(app.db()).await? };
+    let mut ready = if services.is_empty() { Vec::new() } else { rows::ready_replicas(app.db()).await? };
     ready.retain(|replica| services.iter().any(|service| service.run == replica.run));
     let mut routes = RouteBuilder::default().routes(&services, &ready);
     for route in &mut routes {
-        let of =
-            |one: &&rows::Published| one.service.project == route.project && one.service.name == route.run;
+        let of = |one: &&rows::PublishedService| {
+            one.service.project == route.project && one.service.name == route.run
+        };
         let Some(one) = published.iter().find(of) else { continue };
         route.domains = vec![one.domain.clone()];
         route.https = serde_json::from_str::<serde_json::Value>(&one.place)
@@ -50,7 +54,7 @@ pub(crate) async fn told(app: &App, gateway: GatewayId) -> Result<(Told, Vec<Sub
         }
     }
     let found = gateways::find(app.db(), gateway).await?;
-    let told = Told {
+    let told = GatewayConfig {
         services: routes,
         sites,
         own: found.as_ref().and_then(publishing::gateway_hostname),
@@ -97,19 +101,19 @@ impl HostPasses {
 }
 
 /// The words say what is missing, and nothing of what is there.
-async fn way(app: &App, passes: &HostPasses, instance: InstanceId) -> Result<Site, String> {
+async fn way(app: &App, passes: &HostPasses, instance: InstanceId) -> Result<ReplicaHost, String> {
     let words = |error: &dyn std::error::Error| error.to_string();
-    let found = agents::reach(app.db(), instance).await.map_err(|error| words(&error))?;
+    let found = agents::find_machine(app.db(), instance).await.map_err(|error| words(&error))?;
     let machine = found.and_then(|(machine, _)| machine).ok_or("it has no machine")?;
-    let machine: Machine = serde_json::from_str(&machine).map_err(|error| words(&error))?;
+    let machine: BackendInstance = serde_json::from_str(&machine).map_err(|error| words(&error))?;
     let credential = passes.of(instance)?;
     let way = match machine.reach.ok_or("the way to its agent is not known")? {
-        AgentEndpoint::Socket { path } => Way::Socket { path },
+        AgentEndpoint::Socket { path } => AgentAddress::Socket { path },
         AgentEndpoint::Ssh { socket } => {
             let login = site::login(app.db(), app.keys(), instance).await.map_err(|error| words(&error))?;
-            Way::Ssh { socket, login }
+            AgentAddress::Ssh { socket, login }
         }
         AgentEndpoint::Queue => return Err("its jobs run behind a queue, which has no way in".to_owned()),
     };
-    Ok(Site { credential, way })
+    Ok(ReplicaHost { credential, way })
 }

@@ -5,12 +5,12 @@ use windlass_api::{
     operations::ListCosts,
 };
 
-use crate::{app::App, auth::Scope, error::Result, http::Routes, services::costs};
+use crate::{app::App, auth::ProjectScope, error::Result, http::ApiRoutes, services::costs};
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes.project::<ListCosts, _, _>(list)
 }
 
-async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<CostReport> {
+async fn list(app: App, scope: ProjectScope, asked: ListRequest) -> Result<CostReport> {
     costs::list(&app, &scope, &asked).await
 }

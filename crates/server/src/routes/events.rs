@@ -5,9 +5,9 @@ use windlass_api::{
     operations::ListEvents,
 };
 
-use crate::{app::App, auth::Caller, error::Result, http::Routes, services::events};
+use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::events};
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes.token::<ListEvents, _, _, _>(list)
 }
 

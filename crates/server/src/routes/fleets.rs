@@ -4,13 +4,13 @@ use windlass_api::{fleets::*, operations::*};
 
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::fleets,
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListFleets, _, _, _>(list)
         .project::<ListProjectFleets, _, _>(list_project)
@@ -25,26 +25,26 @@ async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Fleet>
     fleets::list(&app, &caller, asked).await
 }
 
-async fn list_project(app: App, scope: Scope, _: ProjectListRequest) -> Result<Vec<Fleet>> {
+async fn list_project(app: App, scope: ProjectScope, _: ProjectListRequest) -> Result<Vec<Fleet>> {
     fleets::list_project(&app, &scope).await
 }
 
-async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<Fleet> {
+async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<Fleet> {
     fleets::read(&app, &scope, &asked).await
 }
 
-async fn plan(app: App, scope: Scope, asked: PlanRequest) -> Result<FleetPlan> {
+async fn plan(app: App, scope: ProjectScope, asked: PlanRequest) -> Result<FleetPlan> {
     fleets::plan(&app, &scope, &asked).await
 }
 
-async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Fleet> {
+async fn apply(app: App, scope: ProjectScope, asked: ApplyRequest) -> Result<Fleet> {
     fleets::apply(&app, &scope, &asked).await
 }
 
-async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
     fleets::delete(&app, &scope, &asked).await
 }
 
-async fn delete_instances(app: App, scope: Scope, asked: DeleteInstancesRequest) -> Result<()> {
+async fn delete_instances(app: App, scope: ProjectScope, asked: DeleteInstancesRequest) -> Result<()> {
     fleets::delete_instances(&app, &scope, &asked).await
 }

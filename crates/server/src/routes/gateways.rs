@@ -6,13 +6,13 @@ use windlass_model::id::GatewayId;
 
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     error::Result,
     http,
     services::{gateway_nodes, gateways},
 };
 
-pub(super) fn mount(routes: http::Routes) -> http::Routes {
+pub(super) fn mount(routes: http::ApiRoutes) -> http::ApiRoutes {
     routes
         .project::<ListGateways, _, _>(list)
         .project::<ReadGateway, _, _>(read)
@@ -29,39 +29,43 @@ pub(super) fn mount(routes: http::Routes) -> http::Routes {
         .gateway::<LeaveGateway, _, _>(leave)
 }
 
-async fn list(app: App, scope: Scope, _: ListRequest) -> Result<Vec<Gateway>> {
+async fn list(app: App, scope: ProjectScope, _: ListRequest) -> Result<Vec<Gateway>> {
     gateways::list(&app, &scope).await
 }
 
-async fn read(app: App, scope: Scope, asked: NameRequest) -> Result<Gateway> {
+async fn read(app: App, scope: ProjectScope, asked: NameRequest) -> Result<Gateway> {
     gateways::read(&app, &scope, &asked.name).await
 }
 
-async fn plan(app: App, scope: Scope, asked: PlanRequest) -> Result<GatewayPlan> {
+async fn plan(app: App, scope: ProjectScope, asked: PlanRequest) -> Result<GatewayPlan> {
     gateways::plan(&app, &scope, asked).await
 }
 
-async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Gateway> {
+async fn apply(app: App, scope: ProjectScope, asked: ApplyRequest) -> Result<Gateway> {
     gateways::apply(&app, &scope, &asked).await
 }
 
-async fn create(app: App, scope: Scope, asked: CreateRequest) -> Result<Gateway> {
+async fn create(app: App, scope: ProjectScope, asked: CreateRequest) -> Result<Gateway> {
     gateways::create_from(&app, &scope, &asked).await
 }
 
-async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
     gateways::delete(&app, &scope, &asked.names).await
 }
 
-async fn set_default(app: App, scope: Scope, asked: SetDefaultRequest) -> Result<()> {
+async fn set_default(app: App, scope: ProjectScope, asked: SetDefaultRequest) -> Result<()> {
     gateways::set_default(&app, &scope, &asked).await
 }
 
-async fn set_wildcard_domain(app: App, scope: Scope, asked: SetWildcardDomainRequest) -> Result<Gateway> {
+async fn set_wildcard_domain(
+    app: App,
+    scope: ProjectScope,
+    asked: SetWildcardDomainRequest,
+) -> Result<Gateway> {
     gateways::set_wildcard_domain(&app, &scope, &asked).await
 }
 
-async fn create_token(app: App, scope: Scope, asked: NameRequest) -> Result<GatewayToken> {
+async fn create_token(app: App, scope: ProjectScope, asked: NameRequest) -> Result<GatewayToken> {
     gateways::create_token(&app, &scope, &asked.name).await
 }
 

@@ -4,13 +4,13 @@ use windlass_api::{instances::*, operations::*};
 
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::instances,
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListInstances, _, _, _>(list)
         .project::<ReadInstance, _, _>(read)
@@ -21,10 +21,10 @@ async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Instan
     instances::list(&app, &caller, asked).await
 }
 
-async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<Instance> {
+async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<Instance> {
     instances::read(&app, &scope, &asked).await
 }
 
-async fn health_checks(app: App, scope: Scope, asked: HealthChecksRequest) -> Result<HealthChecks> {
+async fn health_checks(app: App, scope: ProjectScope, asked: HealthChecksRequest) -> Result<HealthChecks> {
     instances::health_checks(&app, &scope, &asked).await
 }

@@ -2,9 +2,9 @@
 
 use windlass_api::{managed_jobs::*, operations::*};
 
-use crate::{app::App, auth::Scope, error::Result, http::Routes, services::managed_jobs};
+use crate::{app::App, auth::ProjectScope, error::Result, http::ApiRoutes, services::managed_jobs};
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .project::<LaunchManagedJobs, _, _>(launch)
         .project::<CheckManagedJobs, _, _>(check)
@@ -13,22 +13,22 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<CancelManagedJobs, _, _>(cancel)
 }
 
-async fn launch(app: App, scope: Scope, asked: LaunchRequest) -> Result<Launched> {
+async fn launch(app: App, scope: ProjectScope, asked: LaunchRequest) -> Result<LaunchResponse> {
     managed_jobs::launch(&app, &scope, asked).await
 }
 
-async fn check(app: App, scope: Scope, asked: LaunchRequest) -> Result<Launched> {
+async fn check(app: App, scope: ProjectScope, asked: LaunchRequest) -> Result<LaunchResponse> {
     managed_jobs::check_only(&app, &scope, asked).await
 }
 
-async fn list(app: App, scope: Scope, asked: ListRequest) -> Result<Vec<ManagedJob>> {
+async fn list(app: App, scope: ProjectScope, asked: ListRequest) -> Result<Vec<ManagedJob>> {
     managed_jobs::list(&app, &scope, asked).await
 }
 
-async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<ManagedJob> {
+async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<ManagedJob> {
     managed_jobs::read_one(&app, &scope, asked.job_id).await
 }
 
-async fn cancel(app: App, scope: Scope, asked: CancelRequest) -> Result<Cancelled> {
+async fn cancel(app: App, scope: ProjectScope, asked: CancelRequest) -> Result<CancelResponse> {
     managed_jobs::cancel(&app, &scope, asked).await
 }

@@ -16,10 +16,10 @@ mod users;
 mod volumes;
 mod watch;
 
-use crate::http::Routes;
+use crate::http::ApiRoutes;
 
 /// Every handler there is.
-pub fn all() -> Routes {
+pub fn all_routes() -> ApiRoutes {
     [
         costs::mount,
         events::mount,
@@ -37,5 +37,5 @@ pub fn all() -> Routes {
         watch::mount,
     ]
     .into_iter()
-    .fold(Routes::new(), |routes, mount| mount(routes))
+    .fold(ApiRoutes::new(), |routes, mount| mount(routes))
 }

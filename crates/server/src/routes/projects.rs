@@ -1,16 +1,16 @@
 //! Projects and members.
 
-use windlass_api::{backends::GrantRequest, operations::*, projects::*, server::Nothing};
+use windlass_api::{backends::GrantRequest, operations::*, projects::*, server::EmptyRequest};
 
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::{grants, projects},
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListProjects, _, _, _>(list)
         .token::<ListProjectsWithoutFleets, _, _, _>(list_without_fleets)
@@ -38,11 +38,11 @@ async fn revoke_backend(app: App, caller: Caller, asked: GrantRequest) -> Result
     grants::revoke_backend(&app, &caller, &asked).await
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<ProjectList> {
     projects::list(&app, &caller, asked).await
 }
 
-async fn list_without_fleets(app: App, caller: Caller, _: Nothing) -> Result<Vec<Project>> {
+async fn list_without_fleets(app: App, caller: Caller, _: EmptyRequest) -> Result<Vec<Project>> {
     projects::list_without_fleets(&app, &caller).await
 }
 
@@ -54,22 +54,22 @@ async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
     projects::delete(&app, &caller, &asked.projects_names).await
 }
 
-async fn read(app: App, scope: Scope, _: Nothing) -> Result<Project> {
+async fn read(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Project> {
     projects::read(&app, &scope).await
 }
 
-async fn set_members(app: App, scope: Scope, asked: MembersRequest) -> Result<Project> {
+async fn set_members(app: App, scope: ProjectScope, asked: MembersRequest) -> Result<Project> {
     projects::set_members(&app, &scope, asked).await
 }
 
-async fn add_members(app: App, scope: Scope, asked: MembersRequest) -> Result<Project> {
+async fn add_members(app: App, scope: ProjectScope, asked: MembersRequest) -> Result<Project> {
     projects::add_members(&app, &scope, asked).await
 }
 
-async fn remove_members(app: App, scope: Scope, asked: RemoveMembersRequest) -> Result<Project> {
+async fn remove_members(app: App, scope: ProjectScope, asked: RemoveMembersRequest) -> Result<Project> {
     projects::remove_members(&app, &scope, asked).await
 }
 
-async fn update(app: App, scope: Scope, asked: UpdateRequest) -> Result<Project> {
+async fn update(app: App, scope: ProjectScope, asked: UpdateRequest) -> Result<Project> {
     projects::update(&app, &scope, asked).await
 }

@@ -4,18 +4,18 @@ use windlass_api::{
     files::{Archive, HashRequest},
     operations::*,
     repos::*,
-    server::Nothing,
+    server::EmptyRequest,
 };
 
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::{Upload, repos},
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .project::<ListRepos, _, _>(list)
         .project::<ReadRepo, _, _>(read)
@@ -26,23 +26,23 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .token_upload::<UploadArchive, _, _>(upload_archive)
 }
 
-async fn list(app: App, scope: Scope, _: Nothing) -> Result<Vec<RepoHead>> {
+async fn list(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Vec<RepoHead>> {
     repos::list(&app, &scope).await
 }
 
-async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<RepoHeadWithCreds> {
+async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<RepoHeadWithCreds> {
     repos::read(&app, &scope, asked).await
 }
 
-async fn init(app: App, scope: Scope, asked: InitRequest) -> Result<()> {
+async fn init(app: App, scope: ProjectScope, asked: InitRequest) -> Result<()> {
     repos::init(&app, &scope, asked).await
 }
 
-async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
     repos::delete(&app, &scope, &asked.repos_ids).await
 }
 
-async fn upload_code(app: App, scope: Scope, asked: UploadCodeQuery, upload: Upload) -> Result<()> {
+async fn upload_code(app: App, scope: ProjectScope, asked: UploadCodeQuery, upload: Upload) -> Result<()> {
     repos::upload_code(&app, &scope, &asked.repo_id, upload).await
 }
 
@@ -50,6 +50,6 @@ async fn find_archive(app: App, caller: Caller, asked: HashRequest) -> Result<Ar
     repos::find_archive(&app, &caller, &asked.hash).await
 }
 
-async fn upload_archive(app: App, caller: Caller, _: Nothing, upload: Upload) -> Result<Archive> {
+async fn upload_archive(app: App, caller: Caller, _: EmptyRequest, upload: Upload) -> Result<Archive> {
     repos::upload_archive(&app, &caller, upload).await
 }

@@ -3,22 +3,22 @@
 use windlass_api::{RenderedJson, operations::*, runs::*};
 
 use crate::{
-    agents::Port,
+    agents::PortStream,
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::runs,
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListRuns, _, _, _>(list)
         .project::<ReadRun, _, _>(read)
         .project::<PlanRun, _, _>(plan)
         .project::<ApplyRun, _, _>(apply)
         .project::<StopRuns, _, _>(stop)
-        .project_stream::<ConnectJob, _, _, _, _>(connect, may_connect)
+        .project_stream::<ConnectJob, _, _, _, _>(connect, check_connect)
         .project::<DeleteRuns, _, _>(delete)
 }
 
@@ -26,30 +26,30 @@ async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Render
     runs::list(&app, &caller, asked).await
 }
 
-async fn read(app: App, scope: Scope, asked: ReadRequest) -> Result<Run> {
+async fn read(app: App, scope: ProjectScope, asked: ReadRequest) -> Result<Run> {
     runs::read(&app, &scope, asked).await
 }
 
-async fn plan(app: App, scope: Scope, asked: PlanRequest) -> Result<RunPlan> {
+async fn plan(app: App, scope: ProjectScope, asked: PlanRequest) -> Result<RunPlan> {
     runs::plan(&app, &scope, asked).await
 }
 
-async fn apply(app: App, scope: Scope, asked: ApplyRequest) -> Result<Run> {
+async fn apply(app: App, scope: ProjectScope, asked: ApplyRequest) -> Result<Run> {
     runs::apply(&app, &scope, asked).await
 }
 
-async fn stop(app: App, scope: Scope, asked: StopRequest) -> Result<()> {
+async fn stop(app: App, scope: ProjectScope, asked: StopRequest) -> Result<()> {
     runs::stop(&app, &scope, &asked).await
 }
 
-async fn connect(app: App, scope: Scope, asked: ConnectRequest) -> Result<Port> {
+async fn connect(app: App, scope: ProjectScope, asked: ConnectRequest) -> Result<PortStream> {
     runs::connect(&app, &scope, &asked).await
 }
 
-async fn may_connect(app: App, scope: Scope, asked: ConnectRequest) -> Result<()> {
-    runs::may_connect(&app, &scope, &asked).await
+async fn check_connect(app: App, scope: ProjectScope, asked: ConnectRequest) -> Result<()> {
+    runs::check_connect(&app, &scope, &asked).await
 }
 
-async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
     runs::delete(&app, &scope, &asked.runs_names).await
 }

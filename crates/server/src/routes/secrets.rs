@@ -1,10 +1,10 @@
 //! Secrets.
 
-use windlass_api::{operations::*, secrets::*, server::Nothing};
+use windlass_api::{operations::*, secrets::*, server::EmptyRequest};
 
-use crate::{app::App, auth::Scope, error::Result, http::Routes, services::secrets};
+use crate::{app::App, auth::ProjectScope, error::Result, http::ApiRoutes, services::secrets};
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .project::<ListSecrets, _, _>(list)
         .project::<ReadSecret, _, _>(read)
@@ -12,18 +12,18 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<DeleteSecrets, _, _>(delete)
 }
 
-async fn list(app: App, scope: Scope, _: Nothing) -> Result<Vec<Secret>> {
+async fn list(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Vec<Secret>> {
     secrets::list(&app, &scope).await
 }
 
-async fn read(app: App, scope: Scope, asked: NameRequest) -> Result<Secret> {
+async fn read(app: App, scope: ProjectScope, asked: NameRequest) -> Result<Secret> {
     secrets::read(&app, &scope, &asked.name).await
 }
 
-async fn set(app: App, scope: Scope, asked: SetRequest) -> Result<Secret> {
+async fn set(app: App, scope: ProjectScope, asked: SetRequest) -> Result<Secret> {
     secrets::set(&app, &scope, asked).await
 }
 
-async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
     secrets::delete(&app, &scope, &asked.secrets_names).await
 }

@@ -4,17 +4,17 @@ use windlass_api::{
     auth,
     backends::BackendType,
     operations::*,
-    server::{Health, Info, Nothing, Pipeline},
+    server::{EmptyRequest, Health, Info, Pipeline},
 };
 
 use windlass_engine::status::Snapshot;
 
-use crate::{app::App, auth::Caller, error::Result, http::Routes, services::watch};
+use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::watch};
 
 /// The version of the API that clients compare with their own.
 const API_VERSION: &str = "0.22.5";
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .open::<CheckHealth, _, _>(health)
         .token::<ReadMetrics, _, _, _>(metrics)
@@ -25,15 +25,15 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .open::<ListBackendTypes, _, _>(backend_types)
 }
 
-async fn health(_: App, _: Nothing) -> Result<Health> {
+async fn health(_: App, _: EmptyRequest) -> Result<Health> {
     Ok(Health { status: "running".into() })
 }
 
-async fn metrics(app: App, _: Caller, _: Nothing) -> Result<String> {
+async fn metrics(app: App, _: Caller, _: EmptyRequest) -> Result<String> {
     Ok(watch::prometheus(&app).await)
 }
 
-async fn pipelines(app: App, _: Caller, _: Nothing) -> Result<Vec<Pipeline>> {
+async fn pipelines(app: App, _: Caller, _: EmptyRequest) -> Result<Vec<Pipeline>> {
     let one = |snapshot: Snapshot| Pipeline {
         name: snapshot.pipeline.to_owned(),
         queued: snapshot.queued as u64,
@@ -50,7 +50,7 @@ async fn pipelines(app: App, _: Caller, _: Nothing) -> Result<Vec<Pipeline>> {
     Ok(app.metrics().pipelines().into_iter().map(one).collect())
 }
 
-async fn info(app: App, _: Nothing) -> Result<Info> {
+async fn info(app: App, _: EmptyRequest) -> Result<Info> {
     Ok(Info {
         server_version: Some(API_VERSION.into()),
         windlass_version: Some(env!("CARGO_PKG_VERSION").into()),
@@ -58,7 +58,7 @@ async fn info(app: App, _: Nothing) -> Result<Info> {
     })
 }
 
-async fn providers(_: App, _: Nothing) -> Result<Vec<auth::Provider>> {
+async fn providers(_: App, _: EmptyRequest) -> Result<Vec<auth::Provider>> {
     Ok(Vec::new())
 }
 
@@ -66,6 +66,6 @@ async fn next_redirect(_: App, _: auth::NextRedirectRequest) -> Result<auth::Nex
     Ok(auth::NextRedirect { redirect_url: None })
 }
 
-async fn backend_types(_: App, _: Nothing) -> Result<Vec<BackendType>> {
+async fn backend_types(_: App, _: EmptyRequest) -> Result<Vec<BackendType>> {
     Ok(vec![BackendType::Remote])
 }

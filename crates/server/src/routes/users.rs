@@ -1,10 +1,10 @@
 //! Users.
 
-use windlass_api::{operations::*, server::Nothing, users::*};
+use windlass_api::{operations::*, server::EmptyRequest, users::*};
 
-use crate::{app::App, auth::Caller, error::Result, http::Routes, services::users};
+use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::users};
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListUsers, _, _, _>(list)
         .token::<ReadMyUser, _, _, _>(mine)
@@ -22,12 +22,12 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .token::<DeletePublicKeys, _, _, _>(delete_public_keys)
 }
 
-async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Listing> {
+async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<UserList> {
     users::list(&app, &caller, asked).await
 }
 
-async fn mine(app: App, caller: Caller, _: Nothing) -> Result<UserWithCreds> {
-    users::mine(&app, &caller).await
+async fn mine(app: App, caller: Caller, _: EmptyRequest) -> Result<UserWithCreds> {
+    users::read_self(&app, &caller).await
 }
 
 async fn read(app: App, caller: Caller, asked: NameRequest) -> Result<UserWithCreds> {
@@ -54,7 +54,7 @@ async fn delete(app: App, caller: Caller, asked: DeleteRequest) -> Result<()> {
     users::delete(&app, &caller, &asked.users).await
 }
 
-async fn named_tokens(app: App, caller: Caller, _: Nothing) -> Result<Vec<NamedToken>> {
+async fn named_tokens(app: App, caller: Caller, _: EmptyRequest) -> Result<Vec<NamedToken>> {
     users::named_tokens(&app, &caller).await
 }
 
@@ -66,7 +66,7 @@ async fn revoke_tokens(app: App, caller: Caller, asked: RevokeTokensRequest) -> 
     users::revoke_tokens(&app, &caller, &asked.names).await
 }
 
-async fn public_keys(app: App, caller: Caller, _: Nothing) -> Result<Vec<PublicKey>> {
+async fn public_keys(app: App, caller: Caller, _: EmptyRequest) -> Result<Vec<PublicKey>> {
     users::public_keys(&app, &caller).await
 }
 

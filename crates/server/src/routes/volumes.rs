@@ -1,16 +1,16 @@
 //! Volumes.
 
-use windlass_api::{operations::*, server::Nothing, volumes::*};
+use windlass_api::{operations::*, server::EmptyRequest, volumes::*};
 
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::volumes,
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .token::<ListVolumes, _, _, _>(list)
         .project::<ListProjectVolumes, _, _>(list_project)
@@ -23,18 +23,18 @@ async fn list(app: App, caller: Caller, asked: ListRequest) -> Result<Vec<Volume
     volumes::list(&app, &caller, asked).await
 }
 
-async fn list_project(app: App, scope: Scope, _: Nothing) -> Result<Vec<Volume>> {
+async fn list_project(app: App, scope: ProjectScope, _: EmptyRequest) -> Result<Vec<Volume>> {
     volumes::list_project(&app, &scope).await
 }
 
-async fn read(app: App, scope: Scope, asked: NameRequest) -> Result<Volume> {
+async fn read(app: App, scope: ProjectScope, asked: NameRequest) -> Result<Volume> {
     volumes::read(&app, &scope, &asked.name).await
 }
 
-async fn create(app: App, scope: Scope, asked: CreateRequest) -> Result<Volume> {
+async fn create(app: App, scope: ProjectScope, asked: CreateRequest) -> Result<Volume> {
     volumes::create(&app, &scope, &asked).await
 }
 
-async fn delete(app: App, scope: Scope, asked: DeleteRequest) -> Result<()> {
+async fn delete(app: App, scope: ProjectScope, asked: DeleteRequest) -> Result<()> {
     volumes::delete(&app, &scope, &asked.names).await
 }

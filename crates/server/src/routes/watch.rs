@@ -1,16 +1,16 @@
 //! Logs, metrics and offers; and lists of what does not exist yet.
 
-use windlass_api::{exports, gpus, logs, metrics, operations::*, server::Nothing, templates};
+use windlass_api::{exports, gpus, logs, metrics, operations::*, server::EmptyRequest, templates};
 
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     error::Result,
-    http::Routes,
+    http::ApiRoutes,
     services::{SseStream, watch},
 };
 
-pub(super) fn mount(routes: Routes) -> Routes {
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
     routes
         .project::<PollLogs, _, _>(poll_logs)
         .project_events::<StreamLogs, _, _>(stream_logs)
@@ -22,43 +22,43 @@ pub(super) fn mount(routes: Routes) -> Routes {
         .project::<ListTemplates, _, _>(list_templates)
 }
 
-async fn poll_logs(app: App, scope: Scope, asked: logs::PollRequest) -> Result<logs::Page> {
+async fn poll_logs(app: App, scope: ProjectScope, asked: logs::PollRequest) -> Result<logs::Page> {
     watch::poll_logs(&app, &scope, &asked).await
 }
 
 async fn stream_logs(
     app: App,
-    scope: Scope,
+    scope: ProjectScope,
     asked: logs::StreamRequest,
     last: Option<u64>,
 ) -> Result<SseStream<logs::StreamEvent>> {
     watch::stream_logs(&app, &scope, &asked, last).await
 }
 
-async fn job_metrics(app: App, scope: Scope, asked: metrics::Query) -> Result<metrics::JobMetrics> {
+async fn job_metrics(app: App, scope: ProjectScope, asked: metrics::Query) -> Result<metrics::JobMetrics> {
     watch::job_metrics(&app, &scope, &asked).await
 }
 
 async fn service_metrics(
     app: App,
-    scope: Scope,
+    scope: ProjectScope,
     asked: metrics::ServiceQuery,
 ) -> Result<metrics::ServiceMetrics> {
     watch::service_metrics(&app, &scope, &asked).await
 }
 
-async fn list_gpus(app: App, scope: Scope, asked: gpus::ListRequest) -> Result<gpus::GpuList> {
+async fn list_gpus(app: App, scope: ProjectScope, asked: gpus::ListRequest) -> Result<gpus::GpuList> {
     watch::list_gpus(&app, &scope, &asked).await
 }
 
-async fn list_exports(_: App, _: Scope, _: Nothing) -> Result<exports::Exports> {
+async fn list_exports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Exports> {
     Ok(exports::Exports { exports: Vec::new(), warnings: Vec::new() })
 }
 
-async fn list_imports(_: App, _: Scope, _: Nothing) -> Result<exports::Imports> {
+async fn list_imports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Imports> {
     Ok(exports::Imports { imports: Vec::new(), warnings: Vec::new() })
 }
 
-async fn list_templates(_: App, _: Scope, _: Nothing) -> Result<Vec<templates::Template>> {
+async fn list_templates(_: App, _: ProjectScope, _: EmptyRequest) -> Result<Vec<templates::Template>> {
     Ok(Vec::new())
 }

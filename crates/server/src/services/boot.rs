@@ -95,7 +95,7 @@ async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
     let message = "Fleet created for the machine of the server".to_owned();
     let because = EventCause { actor: actor(None), reason: "first_start".into(), message };
     let about = EventSubject { entity: Entity::Fleet, id: id.0, name: FLEET, project: Some(project.id) };
-    let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
+    let created = Event::created::<fleet::FleetLifecycle>(id.0, fleet::Status::Active, because);
     let granted = grants::grant_change(app, project.id, local::NAME)?;
     let unit = Unit::new().and([fleets::insert(row), granted]).and(record(db, None, &about, &created)?);
     match db.write(unit).await {
@@ -111,7 +111,7 @@ async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
 async fn ensure_token(app: &App, admin: UserId, chosen: Option<Token>) -> Result<Option<Token>> {
     let token = match chosen {
         Some(token) => token,
-        None if tokens::any(app.db(), admin).await? => return Ok(None),
+        None if tokens::has_first_token(app.db(), admin).await? => return Ok(None),
         None => Token::draw()?,
     };
     let change = tokens::ensure(app.db().new_id()?, admin, &token.hash(), token.shown());

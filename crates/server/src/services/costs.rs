@@ -5,14 +5,14 @@ use windlass_model::time::Timestamp;
 
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     db::costs::{self, CostGroup, Period, hours},
     error::{Error, Result},
 };
 
 const LIMIT_MAX: i64 = 1000;
 
-pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result<wire::CostReport> {
+pub async fn list(app: &App, scope: &ProjectScope, asked: &wire::ListRequest) -> Result<wire::CostReport> {
     if !(1..=LIMIT_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 1 to 1000"));
     }
@@ -28,9 +28,9 @@ pub async fn list(app: &App, scope: &Scope, asked: &wire::ListRequest) -> Result
         wire::CostGrouping::Fleet => CostGroup::Fleet,
     };
     let (project, period) = (scope.project.id, Period { since, until });
-    let lines = costs::lines(app.db(), project, by, period, asked.limit).await?;
+    let lines = costs::top_lines(app.db(), project, by, period, asked.limit).await?;
     let (count, time, price_by_time) = costs::total(app.db(), project, by, period).await?;
-    let item = |line: costs::Line| wire::CostItem {
+    let item = |line: costs::CostLine| wire::CostItem {
         id: line.id,
         name: line.name,
         user: line.user_name,

@@ -8,7 +8,7 @@ use crate::{
     auth::Caller,
     db::{
         Page, TieOrder,
-        events::{self, Asked, EventView, Within},
+        events::{self, EventQuery, EventView, ParentKind},
     },
     error::{Error, Result},
 };
@@ -35,9 +35,9 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         &asked.target_managed_jobs,
     ];
     let within = [
-        (&asked.within_projects, Some(Within::Project)),
-        (&asked.within_runs, Some(Within::Run)),
-        (&asked.within_fleets, Some(Within::Fleet)),
+        (&asked.within_projects, Some(ParentKind::Project)),
+        (&asked.within_runs, Some(ParentKind::Run)),
+        (&asked.within_fleets, Some(ParentKind::Fleet)),
         (&asked.within_gateways, None),
     ];
     let target = single_filter("target_*", targets.into_iter().flatten())?;
@@ -49,7 +49,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         .map(|actors| (actors.iter().copied().flatten().collect(), actors.iter().any(Option::is_none)));
     let rows = events::list(
         app.db(),
-        &Asked {
+        &EventQuery {
             visible_to: (!caller.user.admin).then_some(caller.user.id),
             targets: target,
             within: place.map(|ids| (ids, kind)),

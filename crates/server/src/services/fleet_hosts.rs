@@ -12,7 +12,7 @@ use crate::{
     app::App,
     db::{fleets, instances},
     error::{Error, Result},
-    job_orders::shown::Login,
+    job_orders::shown::HostLogin,
 };
 
 const SSH_PORT: i64 = 22;
@@ -73,7 +73,7 @@ pub(super) async fn check_not_taken(
         let Some(fleet) = taken.fleet_id.filter(|fleet| Some(*fleet) != own) else { continue };
         let Some(fleet) = fleets::find(app.db(), fleet).await? else { continue };
         let stored: Value = serde_json::from_str(&fleet.spec)?;
-        let Some(login) = Login::of(&taken, Some(&stored)) else { continue };
+        let Some(login) = HostLogin::of(&taken, Some(&stored)) else { continue };
         let through = login.proxy.as_ref().and_then(|proxy| proxy["hostname"].as_str());
         let is_it = |host: &&Host| {
             taken.hostname.as_deref() == Some(host.hostname())

@@ -29,9 +29,9 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     db::{
-        Change, Page, Unit, Written, backends,
+        Change, Page, Unit, WriteOutcome, backends,
         fleets::{self, Fleet, NewFleet, Query},
         instances::{self, NewInstance},
         projects,
@@ -66,13 +66,13 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     to_wire(app, fleets::list(app.db(), &query).await?).await
 }
 
-pub async fn list_project(app: &App, scope: &Scope) -> Result<Vec<wire::Fleet>> {
+pub async fn list_project(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Fleet>> {
     let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
     let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
     to_wire(app, fleets::list(app.db(), &query).await?).await
 }
 
-pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result<wire::Fleet> {
+pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) -> Result<wire::Fleet> {
     let found = match (asked.id, &asked.name) {
         (Some(id), _) => fleets::find(app.db(), FleetId(id)).await?,
         (None, Some(name)) => fleets::find_by_name(app.db(), scope.project.id, name).await?,
@@ -182,7 +182,7 @@ fn hide_private_keys(value: &mut Value) {
     }
 }
 
-pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
+pub async fn plan(app: &App, scope: &ProjectScope, asked: &wire::PlanRequest) -> Result<wire::FleetPlan> {
     let spec = FleetSpec::read(&asked.spec)?;
     app.check_backends(spec.backends())?;
     grants::check(app, scope, spec.backends()).await?;
@@ -193,7 +193,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
     let mut current = None;
     let mut action = ApplyAction::Create;
     if let Some(name) = spec.name() {
-        names::resource("name", name)?;
+        names::check_resource("name", name)?;
         if let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? {
             // One that is being deleted is made anew, once it is gone.
             if found.termination_asked_at.is_none() && can_update(&found, &spec)?.is_ok() {
@@ -204,7 +204,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
     }
     let shape = ParsedFleetSpec::parse(&spec.open.to_string());
     let offers = if shape.creates() {
-        let granted = backends::granted(app.db(), scope.project.id).await?;
+        let granted = backends::list_granted(app.db(), scope.project.id).await?;
         let seen = app.market().seen().await.granted(&granted);
         offers::for_fleet(&seen.offers, &shape.own_limits(), shape.blocks())
     } else {
@@ -225,12 +225,12 @@ pub async fn plan(app: &App, scope: &Scope, asked: &wire::PlanRequest) -> Result
 }
 
 /// The inner result says whether the change can be made in place.
-fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::Forbidden>> {
+fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::ForbiddenChange>> {
     let stored: Value = serde_json::from_str(&found.spec)?;
-    Ok(diff::fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
+    Ok(diff::diff_fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
 }
 
-pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
+pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) -> Result<wire::Fleet> {
     let spec = FleetSpec::read(&asked.plan.spec)?;
     app.check_backends(spec.backends())?;
     grants::check(app, scope, spec.backends()).await?;
@@ -249,13 +249,13 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
     }
     let found = match spec.name() {
         Some(name) => {
-            names::resource("name", name)?;
+            names::check_resource("name", name)?;
             fleets::find_by_name(app.db(), scope.project.id, name).await?
         }
         None => None,
     };
     if let Some(found) = &found {
-        may_touch::<ApplyFleet>(scope, found)?;
+        require_ownership::<ApplyFleet>(scope, found)?;
     }
     if let Some(name) =
         found.as_ref().filter(|found| found.termination_asked_at.is_some()).map(|found| &found.name)
@@ -283,7 +283,7 @@ fn seal(app: &App, id: FleetId, ssh: Option<&Value>) -> Result<Option<Vec<u8>>> 
 
 async fn update(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     spec: FleetSpec,
     asked: &wire::ApplyRequest,
     found: &Fleet,
@@ -327,14 +327,14 @@ async fn update(
     }
     unit = unit.and(note(app.db(), Some(by), &about, "updated", "Fleet updated".into())?);
     match app.db().write(unit).await? {
-        Written::Done { .. } => Ok(found.id),
-        Written::Stale { .. } => {
+        WriteOutcome::Done { .. } => Ok(found.id),
+        WriteOutcome::Stale { .. } => {
             Err(Error::refused("the fleet is being deleted, or a host to remove is in use"))
         }
     }
 }
 
-async fn create(app: &App, scope: &Scope, mut spec: FleetSpec) -> Result<FleetId> {
+async fn create(app: &App, scope: &ProjectScope, mut spec: FleetSpec) -> Result<FleetId> {
     let generated = spec.name().is_none();
     for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
@@ -354,7 +354,7 @@ async fn create(app: &App, scope: &Scope, mut spec: FleetSpec) -> Result<FleetId
     Err(Error::refused("no free name was found; give the fleet a name"))
 }
 
-fn new_fleet(app: &App, scope: &Scope, spec: &FleetSpec) -> Result<(FleetId, Unit)> {
+fn new_fleet(app: &App, scope: &ProjectScope, spec: &FleetSpec) -> Result<(FleetId, Unit)> {
     let (db, by) = (app.db(), scope.caller.user.id);
     let id = FleetId(db.new_id()?);
     let name = spec.name().unwrap_or_default();
@@ -371,7 +371,7 @@ fn new_fleet(app: &App, scope: &Scope, spec: &FleetSpec) -> Result<(FleetId, Uni
     let because =
         EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Fleet created".into() };
     let about = EventSubject { entity: Entity::Fleet, id: id.0, name, project: Some(scope.project.id) };
-    let created = Event::created::<fleet::Fleet>(id.0, fleet::Status::Active, because);
+    let created = Event::created::<fleet::FleetLifecycle>(id.0, fleet::Status::Active, because);
     let mut unit = Unit::new().and([fleets::insert(row)]).and(record(db, Some(by), &about, &created)?);
     for (num, host) in (0..).zip(spec.hosts()) {
         unit = unit.and(new_host(app, scope, id, name, spec, host, num)?);
@@ -382,7 +382,7 @@ fn new_fleet(app: &App, scope: &Scope, spec: &FleetSpec) -> Result<(FleetId, Uni
 /// A host of an SSH fleet is an instance from the start: pending, until its agent answers.
 fn new_host(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     fleet: FleetId,
     fleet_name: &str,
     spec: &FleetSpec,
@@ -429,23 +429,23 @@ fn new_host(
         EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Instance created".into() };
     let about =
         EventSubject { entity: Entity::Instance, id: id.0, name: &name, project: Some(scope.project.id) };
-    let created = Event::created::<instance::Instance>(id.0, instance::Status::Pending, because);
+    let created = Event::created::<instance::InstanceLifecycle>(id.0, instance::Status::Pending, because);
     let mut changes = vec![instances::insert(row)];
     changes.extend(record(db, Some(by), &about, &created)?);
     Ok(changes)
 }
 
 /// Stores the wish to end, for all of them or none.
-pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, asked: &wire::DeleteRequest) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
     for name in asked.names.iter().collect::<BTreeSet<_>>() {
         // One that is gone is as it should be.
         let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
-        may_touch::<DeleteFleets>(scope, &found)?;
+        require_ownership::<DeleteFleets>(scope, &found)?;
         let about =
             EventSubject { entity: Entity::Fleet, id: found.id.0, name, project: Some(found.project_id) };
-        unit = unit.and([fleets::ask_delete(found.id)]).and(note(
+        unit = unit.and([fleets::request_delete(found.id)]).and(note(
             app.db(),
             Some(by),
             &about,
@@ -457,25 +457,29 @@ pub async fn delete(app: &App, scope: &Scope, asked: &wire::DeleteRequest) -> Re
         }
     }
     match app.db().write(unit).await? {
-        Written::Done { .. } => {
+        WriteOutcome::Done { .. } => {
             app.wake(&["fleets", "instances"]);
             Ok(())
         }
-        Written::Stale { .. } => Err(Error::refused("a fleet with running jobs cannot be deleted")),
+        WriteOutcome::Stale { .. } => Err(Error::refused("a fleet with running jobs cannot be deleted")),
     }
 }
 
 /// To end a fleet takes no right to manage SSH fleets: no host is added by it.
-fn may_touch<O: Operation>(scope: &Scope, found: &Fleet) -> Result<()> {
+fn require_ownership<O: Operation>(scope: &ProjectScope, found: &Fleet) -> Result<()> {
     scope.require_ownership::<O>(found.user_id, &format!("fleet `{}`", found.name))
 }
 
 /// Stores the wish that single instances end, for all of them or none.
-pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInstancesRequest) -> Result<()> {
+pub async fn delete_instances(
+    app: &App,
+    scope: &ProjectScope,
+    asked: &wire::DeleteInstancesRequest,
+) -> Result<()> {
     // What is gone with its fleet is as it should be.
     let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?;
     let Some(found) = found else { return Ok(()) };
-    may_touch::<DeleteFleetInstances>(scope, &found)?;
+    require_ownership::<DeleteFleetInstances>(scope, &found)?;
     let by = scope.caller.user.id;
     let members = instances::list_by_fleets(app.db(), &[found.id]).await?;
     let mut unit = Unit::new();
@@ -492,10 +496,10 @@ pub async fn delete_instances(app: &App, scope: &Scope, asked: &wire::DeleteInst
         unit = unit.and([instances::request_end(member.id)]).and(told);
     }
     match app.db().write(unit).await? {
-        Written::Done { .. } => {
+        WriteOutcome::Done { .. } => {
             app.wake(&["instances", "fleets"]);
             Ok(())
         }
-        Written::Stale { .. } => Err(Error::refused("an instance with running jobs cannot be deleted")),
+        WriteOutcome::Stale { .. } => Err(Error::refused("an instance with running jobs cannot be deleted")),
     }
 }

@@ -19,7 +19,7 @@ use crate::{
     app::App,
     auth,
     db::{
-        Unit, Written,
+        Unit, WriteOutcome,
         gateways::{self, Gateway},
         replicas as rows,
     },
@@ -67,7 +67,7 @@ pub async fn routes(
         let version = hex::encode(Sha256::digest(text.as_bytes()));
         let is_new = asked.version.as_ref() != Some(&version);
         if is_first || is_new {
-            let seen = gateways::seen(&id, gateway, address);
+            let seen = gateways::record_node(&id, gateway, address);
             rows::record_gateway_node(app.db(), seen, &id, &replicas).await?;
         }
         if is_first {
@@ -96,7 +96,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
         gateway::Status::Provisioning => Vec::new(),
         gateway::Status::Running | gateway::Status::Failed => return Ok(()),
     };
-    let (present, wanted) = (gateways::nodes(app.db(), id).await?.len(), replicas(&found));
+    let (present, wanted) = (gateways::live_nodes(app.db(), id).await?.len(), replicas(&found));
     if present >= wanted {
         steps.push(gateway::Event::Ready);
     }
@@ -114,7 +114,9 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
             message: format!("{present} of {wanted} processes of the gateway are there"),
         };
         // Both steps are allowed from where they are taken.
-        let Ok(moved) = event::transition::<gateway::Gateway>(id.0, status, step, because) else { break };
+        let Ok(moved) = event::transition::<gateway::GatewayLifecycle>(id.0, status, step, because) else {
+            break;
+        };
         unit = unit.and([gateways::set_status(id, status, moved.status)]);
         for told in moved.record.iter() {
             unit = unit.and(record(app.db(), None, &about, told)?);
@@ -123,7 +125,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
     }
     match app.db().write(unit).await? {
         // Another process came at the same moment and told of it.
-        Written::Done { .. } | Written::Stale { .. } => Ok(()),
+        WriteOutcome::Done { .. } | WriteOutcome::Stale { .. } => Ok(()),
     }
 }
 
@@ -138,12 +140,14 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
         return Err(Error::refused("the report names too many"));
     }
     let id = proxy_id(gateway, report.node);
-    let seen = gateways::seen(&id, gateway, check_address(report.address.as_deref())?);
+    let seen = gateways::record_node(&id, gateway, check_address(report.address.as_deref())?);
     rows::record_gateway_node(app.db(), seen, &id, &[]).await?;
     let (mut came, mut asleep) = (Vec::new(), Vec::new());
     for one in &report.came {
         // Others' services are no business of this gateway.
-        let Some(run) = rows::run_of(app.db(), gateway, &one.project, &one.run).await? else { continue };
+        let Some(run) = rows::find_published_run(app.db(), gateway, &one.project, &one.run).await? else {
+            continue;
+        };
         let traffic =
             Traffic { requests: one.requests, in_flight_us: one.in_flight_us, waiting_us: one.waiting_us };
         let answers = one.answers.as_ref().map(serde_json::to_string).transpose()?;
@@ -153,16 +157,16 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
         }
     }
     if !came.is_empty() {
-        rows::count(app.db(), &id, &came, &asleep).await?;
+        rows::record_traffic(app.db(), &id, &came, &asleep).await?;
     }
     if !asleep.is_empty() {
         app.wake(&["runs"]);
     }
     for job in &report.left {
-        rows::left(app.db(), &id, SubmissionId(*job)).await?;
+        rows::release_seat(app.db(), &id, SubmissionId(*job)).await?;
     }
     if !report.left.is_empty() {
-        app.hints().hint(pipelines::of_job("terminating"));
+        app.hints().hint(pipelines::pipeline_for_job("terminating"));
     }
     Ok(())
 }
@@ -175,7 +179,7 @@ pub async fn check(
 ) -> Result<wire::TokenCheck> {
     // Whoever guesses through a gateway is slowed down like an address.
     let place = IpAddr::V6(Ipv6Addr::from(gateway.0.as_u128()));
-    let known = auth::is_ours(app, &asked.token, place).await?;
+    let known = auth::is_server_token(app, &asked.token, place).await?;
     let refused = Ok(wire::TokenCheck { allowed: false, known });
     if !known {
         return refused;
@@ -189,7 +193,7 @@ pub async fn check(
     if caller.require_services().is_err() {
         return refused;
     }
-    let scope = match auth::scope(app, caller, &asked.project, Vec::new()).await {
+    let scope = match auth::project_scope(app, caller, &asked.project, Vec::new()).await {
         Ok(scope) => scope,
         Err(Error::Unknown { .. }) => return refused,
         Err(error) => return Err(error),
@@ -200,7 +204,7 @@ pub async fn check(
 }
 
 pub async fn leave(app: &App, gateway: GatewayId, asked: wire::LeaveRequest) -> Result<()> {
-    rows::gone(app.db(), &proxy_id(gateway, asked.node)).await?;
-    app.hints().hint(pipelines::of_job("terminating"));
+    rows::remove_proxy(app.db(), &proxy_id(gateway, asked.node)).await?;
+    app.hints().hint(pipelines::pipeline_for_job("terminating"));
     Ok(())
 }

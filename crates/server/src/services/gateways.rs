@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{
     app::App,
-    auth::{Scope, Token},
+    auth::{ProjectScope, Token},
     db::{
-        Change, Unit, Written,
-        gateways::{self, Gateway, NewGateway, Node},
+        Change, Unit, WriteOutcome,
+        gateways::{self, Gateway, GatewayNode, NewGateway},
         projects,
     },
     error::{Error, Result},
@@ -35,34 +35,39 @@ fn absent() -> Error {
     Error::absent("Gateway")
 }
 
-pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Gateway>> {
+pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Gateway>> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
     let mut all = Vec::new();
     for row in gateways::list(app.db(), scope.project.id).await? {
-        let nodes = gateways::nodes(app.db(), row.id).await?;
+        let nodes = gateways::live_nodes(app.db(), row.id).await?;
         all.push(to_wire(scope, default, row, &nodes)?);
     }
     Ok(all)
 }
 
-pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Gateway> {
+pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::Gateway> {
     let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
     one(app, scope, found).await
 }
 
-async fn one(app: &App, scope: &Scope, row: Gateway) -> Result<wire::Gateway> {
+async fn one(app: &App, scope: &ProjectScope, row: Gateway) -> Result<wire::Gateway> {
     let default = projects::default_gateway(app.db(), scope.project.id).await?;
-    let nodes = gateways::nodes(app.db(), row.id).await?;
+    let nodes = gateways::live_nodes(app.db(), row.id).await?;
     to_wire(scope, default, row, &nodes)
 }
 
-fn to_wire(scope: &Scope, default: Option<GatewayId>, row: Gateway, nodes: &[Node]) -> Result<wire::Gateway> {
+fn to_wire(
+    scope: &ProjectScope,
+    default: Option<GatewayId>,
+    row: Gateway,
+    nodes: &[GatewayNode],
+) -> Result<wire::Gateway> {
     let wanted = gateway_nodes::replicas(&row);
     let waits = (nodes.len() < wanted).then(|| {
         let name = &row.name;
         format!("{} of {wanted} processes are there; `windlass gateway serve {name}` is one", nodes.len())
     });
-    let replica = |(number, node): (i64, &Node)| wire::GatewayReplica {
+    let replica = |(number, node): (i64, &GatewayNode)| wire::GatewayReplica {
         replica_num: number,
         hostname: node.address.clone(),
         backend: row.backend.clone(),
@@ -95,7 +100,7 @@ fn to_wire(scope: &Scope, default: Option<GatewayId>, row: Gateway, nodes: &[Nod
 fn parse(document: &Document) -> Result<Value> {
     let value = document.value()?;
     let parsed = Configuration::from_json(&value).map_err(|problems| refused(&problems))?;
-    check_supported(&unsupported::review(&parsed, unsupported::Context::default()))?;
+    check_supported(&unsupported::review(&parsed, unsupported::ReviewContext::default()))?;
     match parsed {
         Configuration::Gateway(_) => Ok(value),
         Configuration::Task(_)
@@ -119,12 +124,12 @@ fn immutable_change(old: &Value, new: &Value) -> Option<String> {
         .cloned()
 }
 
-pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::GatewayPlan> {
+pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> Result<wire::GatewayPlan> {
     let configuration = parse(&asked.spec.configuration)?;
     let mut action = ApplyAction::Create;
     let mut current = None;
     if let Some(name) = configuration["name"].as_str() {
-        names::resource("name", name)?;
+        names::check_resource("name", name)?;
         if let Some(found) = gateways::find_by_name(app.db(), scope.project.id, name).await? {
             if immutable_change(&serde_json::from_str(&found.configuration)?, &configuration).is_none() {
                 action = ApplyAction::Update;
@@ -142,7 +147,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     })
 }
 
-pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Result<wire::Gateway> {
+pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) -> Result<wire::Gateway> {
     let configuration = parse(&asked.plan.spec.configuration)?;
     let found = match configuration["name"].as_str() {
         Some(name) => gateways::find_by_name(app.db(), scope.project.id, name).await?,
@@ -169,7 +174,7 @@ pub async fn apply(app: &App, scope: &Scope, asked: &wire::ApplyRequest) -> Resu
 }
 
 /// True asks to be the default; nothing said takes the place if it is free.
-fn default_change(scope: &Scope, id: GatewayId, configuration: &Value) -> Option<Change> {
+fn default_change(scope: &ProjectScope, id: GatewayId, configuration: &Value) -> Option<Change> {
     match configuration["default"].as_bool() {
         Some(true) => Some(projects::set_default_gateway(scope.project.id, id)),
         Some(false) => None,
@@ -177,12 +182,16 @@ fn default_change(scope: &Scope, id: GatewayId, configuration: &Value) -> Option
     }
 }
 
-pub async fn create_from(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Result<wire::Gateway> {
+pub async fn create_from(
+    app: &App,
+    scope: &ProjectScope,
+    asked: &wire::CreateRequest,
+) -> Result<wire::Gateway> {
     let configuration = parse(&asked.configuration)?;
     create(app, scope, configuration).await
 }
 
-async fn create(app: &App, scope: &Scope, mut configuration: Value) -> Result<wire::Gateway> {
+async fn create(app: &App, scope: &ProjectScope, mut configuration: Value) -> Result<wire::Gateway> {
     let generated = configuration["name"].is_null();
     for attempt in 0..NAME_ATTEMPTS_MAX {
         if generated {
@@ -203,11 +212,11 @@ async fn create(app: &App, scope: &Scope, mut configuration: Value) -> Result<wi
     Err(Error::refused("no free name was found; give the gateway a name"))
 }
 
-fn new_gateway(app: &App, scope: &Scope, configuration: &Value) -> Result<(String, Unit)> {
+fn new_gateway(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<(String, Unit)> {
     let (db, by) = (app.db(), scope.caller.user.id);
     let word = |key: &str| configuration[key].as_str().map(str::to_owned);
     let name = word("name").unwrap_or_default();
-    names::resource("name", &name)?;
+    names::check_resource("name", &name)?;
     app.check_backends(configuration["backend"].as_str())?;
     let id = GatewayId(db.new_id()?);
     let row = NewGateway {
@@ -224,7 +233,7 @@ fn new_gateway(app: &App, scope: &Scope, configuration: &Value) -> Result<(Strin
         EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Gateway created".into() };
     let about =
         EventSubject { entity: Entity::Gateway, id: id.0, name: &name, project: Some(scope.project.id) };
-    let created = Event::created::<gateway::Gateway>(id.0, gateway::Status::Submitted, because);
+    let created = Event::created::<gateway::GatewayLifecycle>(id.0, gateway::Status::Submitted, because);
     let unit = Unit::new()
         .and([gateways::insert(row)])
         .and(default_change(scope, id, configuration))
@@ -234,7 +243,7 @@ fn new_gateway(app: &App, scope: &Scope, configuration: &Value) -> Result<(Strin
 
 async fn write(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     found: &Gateway,
     changes: Vec<Change>,
     reason: &str,
@@ -248,21 +257,21 @@ async fn write(
     };
     let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and(changes).and(told)).await? {
-        Written::Done { .. } => {
+        WriteOutcome::Done { .. } => {
             app.wake(&["gateways"]);
             Ok(())
         }
-        Written::Stale { .. } => Err(Error::refused("the gateway is gone, or a service came to use it")),
+        WriteOutcome::Stale { .. } => Err(Error::refused("the gateway is gone, or a service came to use it")),
     }
 }
 
 /// Nothing has to be given back: its processes learn that it is gone, and serve nobody any more. One that does not exist
 /// or is in use refuses the request before anything is done.
-pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     let mut found = Vec::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
         let one = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
-        let users = gateways::users(app.db(), one.id).await?;
+        let users = gateways::published_services(app.db(), one.id).await?;
         if !users.is_empty() {
             let users = users.join("`, `");
             return Err(Error::refused(format!("gateway `{name}` publishes `{users}`; stop that first")));
@@ -277,7 +286,7 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
 }
 
 /// A new token for the processes of a gateway; the old one dies at once.
-pub async fn create_token(app: &App, scope: &Scope, name: &str) -> Result<wire::GatewayToken> {
+pub async fn create_token(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::GatewayToken> {
     let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
     let token = Token::draw()?;
     let change = vec![gateways::set_token(found.id, &token.hash())];
@@ -285,7 +294,7 @@ pub async fn create_token(app: &App, scope: &Scope, name: &str) -> Result<wire::
     Ok(wire::GatewayToken { token: token.text().to_owned() })
 }
 
-pub async fn set_default(app: &App, scope: &Scope, asked: &wire::SetDefaultRequest) -> Result<()> {
+pub async fn set_default(app: &App, scope: &ProjectScope, asked: &wire::SetDefaultRequest) -> Result<()> {
     if asked.gateway_project.as_ref().is_some_and(|project| *project != scope.project.name) {
         return Err(Error::refused("a gateway of another project cannot be the default"));
     }
@@ -296,7 +305,7 @@ pub async fn set_default(app: &App, scope: &Scope, asked: &wire::SetDefaultReque
 
 pub async fn set_wildcard_domain(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     asked: &wire::SetWildcardDomainRequest,
 ) -> Result<wire::Gateway> {
     let found = gateways::find_by_name(app.db(), scope.project.id, &asked.name).await?.ok_or_else(absent)?;

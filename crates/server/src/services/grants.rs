@@ -13,7 +13,7 @@ use windlass_model::{
 use super::projects as project_service;
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     db::{
         Change, DbError, Unit, backends,
         projects::{self, Project},
@@ -30,7 +30,7 @@ fn needs_grant(backend: &str) -> bool {
 /// Refuses backends that the project was not granted.
 pub(crate) async fn check<'a>(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     named: impl IntoIterator<Item = &'a str>,
 ) -> Result<()> {
     let named: Vec<&str> = named.into_iter().filter(|name| needs_grant(name)).collect();
@@ -38,7 +38,7 @@ pub(crate) async fn check<'a>(
         return Ok(());
     }
     let project = &scope.project;
-    let granted = backends::granted(app.db(), project.id).await?;
+    let granted = backends::list_granted(app.db(), project.id).await?;
     match named.into_iter().find(|name| !granted.contains(*name)) {
         None => Ok(()),
         Some(backend) => Err(Error::refused(format!(
@@ -74,7 +74,7 @@ pub async fn grant_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> 
 
 pub async fn revoke_backend(app: &App, caller: &Caller, asked: &GrantRequest) -> Result<wire::Project> {
     let project = find(app, caller.user.id, &asked.project_name).await?;
-    if !backends::granted(app.db(), project.id).await?.contains(&asked.backend) {
+    if !backends::list_granted(app.db(), project.id).await?.contains(&asked.backend) {
         return Err(Error::absent("Grant"));
     }
     let change = backends::delete(project.id, &asked.backend);

@@ -8,7 +8,7 @@ use windlass_model::id::{FleetId, InstanceId, ProjectId};
 use super::runs::visible_projects;
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     db::{
         Page, fleets,
         instances::{self, Instance, Query},
@@ -52,7 +52,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     shown(app, rows).await
 }
 
-pub async fn read(app: &App, scope: &Scope, asked: &wire::ReadRequest) -> Result<wire::Instance> {
+pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) -> Result<wire::Instance> {
     let found = instances::find(app.db(), InstanceId(asked.id)).await?;
     // The project of the row decides, not the one that the caller names.
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
@@ -65,7 +65,7 @@ fn absent() -> Error {
 
 pub async fn health_checks(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     asked: &wire::HealthChecksRequest,
 ) -> Result<wire::HealthChecks> {
     let fleet = fleets::find_by_name(app.db(), scope.project.id, &asked.fleet_name).await?;

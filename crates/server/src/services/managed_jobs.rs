@@ -16,21 +16,23 @@ use windlass_model::{
     id::ManagedJobId,
     managed_job::{
         Status,
-        plan::{Body, COPIES_MAX, Candidate, PRIORITY, Plan, WORKDIR, Workdir},
+        plan::{COPIES_MAX, Candidate, ManagedJobPlan, PRIORITY, TaskBody, WORKDIR, Workdir},
     },
-    sky::{self, Given, Identity, Infra, LaunchableJob, Secret, Site, TaskSecrets},
+    sky::{
+        self, CommandLineValues, Infra, JobIdentity, LaunchableJob, SecretValue, ServerContext, TaskSecrets,
+    },
     time::{Span, Timestamp},
 };
 
-pub use self::make::Made;
+pub use self::make::NewJobs;
 use super::{names, runs::refused};
 use crate::{
     app::App,
-    attempts::{self, Archive, Attempt, AttemptSpecBuilder, AttemptSpecError, Files},
-    auth::Scope,
+    attempts::{self, Attempt, AttemptSpecBuilder, AttemptSpecError, FileArchive, TaskArchives},
+    auth::ProjectScope,
     db::{
-        Unit, Written,
-        managed_jobs::{self as rows, Named, Query},
+        Unit, WriteOutcome,
+        managed_jobs::{self as rows, JobWithTasks, Query},
         repos,
     },
     error::{Error, Result},
@@ -47,20 +49,20 @@ const GRACEFUL_DEFAULT: Span = Span::hours(1);
 
 /// A request that can be launched.
 struct LaunchPlan {
-    plan: Plan,
+    plan: ManagedJobPlan,
     name: String,
     copies: u32,
-    files: Files,
+    files: TaskArchives,
     /// Of each task in turn.
     secrets: Vec<TaskSecrets>,
     warnings: Vec<String>,
 }
 
 /// Reads a request, and refuses whatever can never become a run.
-async fn prepare_launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
+async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
     let LaunchableJob { mut plan, secrets, warnings } = read(&asked)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-    let site = attempts::site(app.db(), app.backends(), scope.project.id, &plan).await?;
+    let site = attempts::allowed_infra(app.db(), app.backends(), scope.project.id, &plan).await?;
     map_infra(&mut plan, &site, &mut warnings)?;
     let name = match asked.name.or(plan.name.take()) {
         Some(name) => job_name(name)?,
@@ -83,13 +85,21 @@ async fn prepare_launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) ->
 }
 
 /// Says what would be refused, and what would have no effect.
-pub async fn check_only(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+pub async fn check_only(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::LaunchRequest,
+) -> Result<wire::LaunchResponse> {
     let warnings = prepare_launch(app, scope, asked).await?.warnings;
-    Ok(wire::Launched { jobs: Vec::new(), warnings })
+    Ok(wire::LaunchResponse { jobs: Vec::new(), warnings })
 }
 
 /// Launches as many jobs as were asked for, all or none.
-pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Result<wire::Launched> {
+pub async fn launch(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::LaunchRequest,
+) -> Result<wire::LaunchResponse> {
     let hash = request_hash(&asked)?;
     if let Some(first) = find_repeated(app, scope, &hash).await? {
         let warnings = read(&asked)?.warnings.iter().map(ToString::to_string).collect();
@@ -97,7 +107,7 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
     }
     let LaunchPlan { plan, name, copies, files, secrets, warnings } =
         prepare_launch(app, scope, asked).await?;
-    let made = Made {
+    let made = NewJobs {
         db: app.db(),
         keys: app.keys(),
         project: scope.project.id,
@@ -124,7 +134,7 @@ pub async fn launch(app: &App, scope: &Scope, asked: wire::LaunchRequest) -> Res
     let first = last - i64::from(copies) + 1;
     let jobs = ids.into_iter().zip(first..);
     let jobs = jobs.map(|(id, job_id)| wire::LaunchedJob { id: id.0, job_id, name: name.clone() }).collect();
-    Ok(wire::Launched { jobs, warnings })
+    Ok(wire::LaunchResponse { jobs, warnings })
 }
 
 /// What the request asks, for telling a repeat from another request under the same key.
@@ -133,7 +143,7 @@ fn request_hash(asked: &wire::LaunchRequest) -> Result<String> {
 }
 
 /// The first job that this very request made before.
-async fn find_repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
+async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Option<JobWithTasks>> {
     let Some(key) = &scope.idempotency_key else { return Ok(None) };
     let found = rows::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
     match found {
@@ -143,21 +153,25 @@ async fn find_repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Na
     }
 }
 
-async fn launch_response(app: &App, first: &Named, warnings: Vec<String>) -> Result<wire::Launched> {
-    let copies = rows::copies(app.db(), first.job.number, first.job.copies).await?;
+async fn launch_response(
+    app: &App,
+    first: &JobWithTasks,
+    warnings: Vec<String>,
+) -> Result<wire::LaunchResponse> {
+    let copies = rows::list_copies(app.db(), first.job.number, first.job.copies).await?;
     let name = &first.job.name;
     let jobs = copies.into_iter();
     let jobs = jobs.map(|(id, job_id)| wire::LaunchedJob { id: id.0, job_id, name: name.clone() }).collect();
-    Ok(wire::Launched { jobs, warnings })
+    Ok(wire::LaunchResponse { jobs, warnings })
 }
 
 fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
     if asked.text.len() > TEXT_BYTES_MAX {
         return Err(Error::field("text", format!("must be at most {TEXT_BYTES_MAX} bytes")));
     }
-    let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
-    let given = Given { envs: asked.envs.clone(), secrets: secrets.collect() };
-    let parsed = sky::parse(&asked.text, &given).map_err(|problems| refused(&problems))?;
+    let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone())));
+    let given = CommandLineValues { envs: asked.envs.clone(), secrets: secrets.collect() };
+    let parsed = sky::parse_task_file(&asked.text, &given).map_err(|problems| refused(&problems))?;
     let mut job = parsed.into_launchable().map_err(|problems| {
         let told = problems.iter().map(|one| match &one.hint {
             Some(hint) => format!("{one}; hint: {hint}"),
@@ -168,7 +182,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
     let overrides = sky::Overrides::from(asked.overrides.clone());
     overrides.apply(&mut job.plan).map_err(|problems| refused(&problems))?;
     for (task, secrets) in job.plan.tasks.iter().zip(&job.secrets) {
-        if let Body::Script(script) = &task.body
+        if let TaskBody::Script(script) = &task.body
             && let Some(Workdir::Git { url, .. }) = &script.workdir
         {
             let hint = "clone it in `setup`, or name a local directory";
@@ -185,7 +199,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
 }
 
 /// Understands where each candidate wants to run. One that can run nowhere is left out, unless it is the last.
-fn map_infra(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result<()> {
+fn map_infra(plan: &mut ManagedJobPlan, site: &ServerContext, warnings: &mut Vec<String>) -> Result<()> {
     let mut warn = |text: String| {
         if !warnings.contains(&text) {
             warnings.push(text);
@@ -219,7 +233,7 @@ fn map_infra(plan: &mut Plan, site: &Site, warnings: &mut Vec<String>) -> Result
     Ok(())
 }
 
-fn known_infra_hint(site: &Site) -> String {
+fn known_infra_hint(site: &ServerContext) -> String {
     let named: Vec<String> =
         site.backends.iter().chain(&site.fleets).map(|name| format!("`{name}`")).collect();
     format!("it knows {}; without `infra` the job runs anywhere", named.join(", "))
@@ -234,13 +248,18 @@ fn job_name(name: String) -> Result<String> {
 }
 
 /// The archives of the tasks, which must be the caller's.
-async fn files(app: &App, scope: &Scope, plan: &Plan, sent: Vec<wire::TaskFile>) -> Result<Files> {
-    let mut files = Files(BTreeMap::new());
+async fn files(
+    app: &App,
+    scope: &ProjectScope,
+    plan: &ManagedJobPlan,
+    sent: Vec<wire::TaskFile>,
+) -> Result<TaskArchives> {
+    let mut files = TaskArchives(BTreeMap::new());
     for file in sent {
         if usize::try_from(file.task).is_ok_and(|task| task >= plan.tasks.len()) {
             return Err(Error::field("files", format!("there is no task {}", file.task)));
         }
-        let archive = Archive { id: file.archive_id, path: file.path };
+        let archive = FileArchive { id: file.archive_id, path: file.path };
         files.0.entry(file.task).or_default().push(archive);
     }
     // What is put at a path replaces what is there: the directory comes before the files in it.
@@ -252,9 +271,15 @@ async fn files(app: &App, scope: &Scope, plan: &Plan, sent: Vec<wire::TaskFile>)
 }
 
 /// What can never become a run is refused now, with the same words as by `windlass apply`.
-async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files, site: Site) -> Result<()> {
+async fn check(
+    app: &App,
+    scope: &ProjectScope,
+    plan: &ManagedJobPlan,
+    files: &TaskArchives,
+    site: ServerContext,
+) -> Result<()> {
     let user = &scope.caller.user;
-    let identity = Identity {
+    let identity = JobIdentity {
         job_id: "0".to_owned(),
         submitted_at: Timestamp(0),
         user: user.name.clone(),
@@ -288,7 +313,11 @@ async fn check(app: &App, scope: &Scope, plan: &Plan, files: &Files, site: Site)
     Ok(())
 }
 
-pub async fn list(app: &App, scope: &Scope, asked: wire::ListRequest) -> Result<Vec<wire::ManagedJob>> {
+pub async fn list(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::ListRequest,
+) -> Result<Vec<wire::ManagedJob>> {
     let limit = asked.limit.unwrap_or(LIST_DEFAULT);
     if !(0..=LIST_MAX).contains(&limit) {
         return Err(Error::field("limit", format!("must be from 0 to {LIST_MAX}")));
@@ -311,14 +340,18 @@ pub async fn list(app: &App, scope: &Scope, asked: wire::ListRequest) -> Result<
     show::jobs(app, rows::list(app.db(), &query).await?, false).await
 }
 
-pub async fn read_one(app: &App, scope: &Scope, number: i64) -> Result<wire::ManagedJob> {
+pub async fn read_one(app: &App, scope: &ProjectScope, number: i64) -> Result<wire::ManagedJob> {
     let found = rows::find(app.db(), scope.project.id, number).await?;
     let found = found.ok_or_else(|| Error::absent("Managed job"))?;
     show::jobs(app, vec![found], true).await?.pop().ok_or_else(|| Error::absent("Managed job"))
 }
 
 /// Stores the wish to end of all that are meant, in one statement.
-pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Result<wire::Cancelled> {
+pub async fn cancel(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::CancelRequest,
+) -> Result<wire::CancelResponse> {
     let given = [asked.job_ids.is_some(), asked.name.is_some(), asked.all, asked.all_users]
         .iter()
         .filter(|g| **g)
@@ -346,7 +379,7 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
             limit: i64::try_from(IDS_MAX).unwrap_or(i64::MAX),
             ..Query::default()
         };
-        for Named { job, .. } in rows::list(app.db(), &query).await? {
+        for JobWithTasks { job, .. } in rows::list(app.db(), &query).await? {
             scope.require_ownership::<CancelManagedJobs>(
                 Some(job.user_id),
                 &format!("managed job {}", job.number),
@@ -364,8 +397,8 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
     let graceful = (asked.graceful || asked.graceful_timeout.is_some())
         .then(|| asked.graceful_timeout.map_or(GRACEFUL_DEFAULT, Span::secs));
     let unit = Unit::new().and([rows::request_cancel(&query, user.id, graceful)]);
-    let Written::Done { rows: answers, .. } = app.db().write(unit).await? else {
-        return Ok(wire::Cancelled { job_ids: Vec::new() });
+    let WriteOutcome::Done { rows: answers, .. } = app.db().write(unit).await? else {
+        return Ok(wire::CancelResponse { job_ids: Vec::new() });
     };
     app.wake(&["managed_jobs"]);
     let mut numbers = Vec::new();
@@ -384,5 +417,5 @@ pub async fn cancel(app: &App, scope: &Scope, asked: wire::CancelRequest) -> Res
     }
     app.db().write(notes).await?;
     numbers.sort_unstable();
-    Ok(wire::Cancelled { job_ids: numbers })
+    Ok(wire::CancelResponse { job_ids: numbers })
 }

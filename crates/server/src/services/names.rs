@@ -3,22 +3,22 @@
 use crate::error::{Error, Result};
 
 /// Users: letters, digits, `-` and `_`, at most 60.
-pub fn user(name: &str) -> Result<()> {
+pub fn check_user(name: &str) -> Result<()> {
     check_word("username", name, 60)
 }
 
 /// Projects: letters, digits, `-` and `_`, at most 50.
-pub fn project(name: &str) -> Result<()> {
+pub fn check_project(name: &str) -> Result<()> {
     check_word("project_name", name, 50)
 }
 
 /// Secrets: letters, digits, `-` and `_`, at most 200.
-pub fn secret(name: &str) -> Result<()> {
+pub fn check_secret(name: &str) -> Result<()> {
     check_word("name", name, 200)
 }
 
 /// Tokens: letters, digits, `-` and `_`, at most 60.
-pub fn token(name: &str) -> Result<()> {
+pub fn check_token(name: &str) -> Result<()> {
     check_word("name", name, 60)
 }
 
@@ -32,7 +32,7 @@ fn check_word(field: &str, name: &str, len_max: usize) -> Result<()> {
 }
 
 /// Runs, fleets, volumes, gateways: `[a-z][a-z0-9-]{1,40}`.
-pub fn resource(field: &str, name: &str) -> Result<()> {
+pub fn check_resource(field: &str, name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let starts = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
     if has_only(name, 41, allowed) && name.len() >= 2 && starts {
@@ -43,7 +43,7 @@ pub fn resource(field: &str, name: &str) -> Result<()> {
 }
 
 /// SHA-256 in hexadecimal: how uploads are named.
-pub fn hash(field: &str, text: &str) -> Result<()> {
+pub fn check_hash(field: &str, text: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if has_only(text, 64, allowed) && text.len() == 64 {
         return Ok(());
@@ -118,27 +118,27 @@ mod tests {
     fn hostile_names_are_refused_everywhere() {
         let long = "a".repeat(300);
         for name in HOSTILE.iter().copied().chain([long.as_str()]) {
-            assert!(user(name).is_err(), "{name:?}");
-            assert!(project(name).is_err(), "{name:?}");
-            assert!(secret(name).is_err(), "{name:?}");
-            assert!(resource("name", name).is_err(), "{name:?}");
-            assert!(hash("hash", name).is_err(), "{name:?}");
+            assert!(check_user(name).is_err(), "{name:?}");
+            assert!(check_project(name).is_err(), "{name:?}");
+            assert!(check_secret(name).is_err(), "{name:?}");
+            assert!(check_resource("name", name).is_err(), "{name:?}");
+            assert!(check_hash("hash", name).is_err(), "{name:?}");
         }
-        assert!(resource("name", "a").is_err() && resource("name", "9a").is_err());
+        assert!(check_resource("name", "a").is_err() && check_resource("name", "9a").is_err());
     }
 
     #[test]
     fn a_name_that_is_refused_says_which_are_not() {
         let told = |refused: crate::error::Result<()>| refused.unwrap_err().to_string();
-        assert!(told(user("a b")).contains("1 to 60 letters, digits, `-` and `_`"));
-        assert!(told(resource("name", "A")).contains("2 to 41 lower case letters, digits and dashes"));
+        assert!(told(check_user("a b")).contains("1 to 60 letters, digits, `-` and `_`"));
+        assert!(told(check_resource("name", "A")).contains("2 to 41 lower case letters, digits and dashes"));
     }
 
     #[test]
     fn generated_names_are_allowed_names() {
         for attempt in 0..20 {
             let name = generate(attempt).unwrap();
-            assert!(resource("name", &name).is_ok(), "{name}");
+            assert!(check_resource("name", &name).is_ok(), "{name}");
             assert_eq!(name.split('-').count(), 3);
         }
     }

@@ -15,10 +15,10 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
-        offers::{Availability, LOCAL, Needs, Offer, fit, is_instance_selected},
+        offers::{Availability, InstanceNeeds, LOCAL_BACKEND, Offer, fit, is_instance_selected},
         place::{
-            Fleet, FleetChoice, Instance, InstanceCreation, Inventory, Node, Outcome, REFUSALS_MAX,
-            Readiness, Waiting, Why, place,
+            FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory, PlacementOutcome,
+            REFUSALS_MAX, Readiness, RefusalReport, WaitingNode, WaitingReplica, place,
         },
         runs_in::{ExecutionMode, ImageChoice},
     },
@@ -31,7 +31,7 @@ use crate::{
     db::{Db, passes::placing},
     error::{Error, Result},
     inventory,
-    market::Market,
+    market::OfferCache,
     pass_error::PassError,
     plain_processes::ProcessRights,
     run_shape::ParsedRunSpec,
@@ -44,24 +44,26 @@ pub(crate) struct OfferSupply {
 }
 
 pub(crate) async fn supply(app: &App, project: ProjectId) -> Result<OfferSupply> {
-    OfferSupply::of(app.db(), app.market(), app.settings().local_processes, project).await.map_err(unreadable)
+    OfferSupply::of(app.db(), app.market(), app.settings().local_processes, project)
+        .await
+        .map_err(supply_error)
 }
 
 impl OfferSupply {
     pub(crate) async fn of(
         db: &Db,
-        market: &Market,
+        market: &OfferCache,
         local_processes: ProcessMode,
         project: ProjectId,
     ) -> std::result::Result<Self, PassError> {
-        let stock = placing::stock(db, project).await?;
+        let stock = placing::load_inventory(db, project).await?;
         let allowed = ProcessRights::now(db, local_processes).await?;
-        let inventory = inventory::of(&stock, &market.seen().await.offers, allowed)?;
+        let inventory = inventory::build_inventory(&stock, &market.seen().await.offers, allowed)?;
         Ok(Self { project, inventory })
     }
 }
 
-fn unreadable(error: PassError) -> Error {
+fn supply_error(error: PassError) -> Error {
     if let PassError::Db(error) = error {
         return error.into();
     }
@@ -70,7 +72,7 @@ fn unreadable(error: PassError) -> Error {
 
 /// What a job asks for, and in which fleets.
 struct OfferQuery<'a> {
-    needs: Needs,
+    needs: InstanceNeeds,
     fleets: Option<Vec<String>>,
     creation: InstanceCreation,
     inventory: &'a Inventory,
@@ -78,12 +80,12 @@ struct OfferQuery<'a> {
 
 impl OfferQuery<'_> {
     /// Nodes of several stay together: only cluster fleets have places for them.
-    fn can_use(&self, fleet: &Fleet) -> bool {
+    fn can_use(&self, fleet: &FleetSnapshot) -> bool {
         let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
         named && (fleet.cluster || !self.needs.whole)
     }
 
-    fn existing(&self, instance: &Instance) -> Option<wire::Offer> {
+    fn existing(&self, instance: &InstanceSnapshot) -> Option<wire::Offer> {
         let fleet = self.inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet)?;
         if instance.readiness != Readiness::Ready || !self.can_use(fleet) {
             return None;
@@ -111,7 +113,7 @@ impl OfferQuery<'_> {
         self.inventory.fleets.iter().filter(|fleet| has_room(fleet) && self.can_use(fleet)).find_map(
             |fleet| {
                 let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
-                let total_blocks = blocks::split(fleet.blocks, offer.host.cpus, gpus).ok()?;
+                let total_blocks = blocks::split_count(fleet.blocks, offer.host.cpus, gpus).ok()?;
                 let divided = Offer { total_blocks, ..offer.clone() };
                 fit(offer, &fleet.limits).ok()?;
                 let blocks = fit(&divided, &self.needs.within(&fleet.limits)).ok()?;
@@ -121,7 +123,7 @@ impl OfferQuery<'_> {
     }
 }
 
-fn has_room(fleet: &Fleet) -> bool {
+fn has_room(fleet: &FleetSnapshot) -> bool {
     let has = u32::try_from(fleet.instance_nums.len()).unwrap_or(u32::MAX);
     fleet.creates && fleet.nodes_max.is_none_or(|max| has < max)
 }
@@ -188,11 +190,11 @@ pub(crate) fn cheapest(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpe
 }
 
 /// What backends would make for a fleet with these limits.
-pub(crate) fn for_fleet(offers: &[Offer], limits: &Needs, split: blocks::Blocks) -> Vec<wire::Offer> {
+pub(crate) fn for_fleet(offers: &[Offer], limits: &InstanceNeeds, split: blocks::Blocks) -> Vec<wire::Offer> {
     let fits = offers.iter().filter(|offer| fit(offer, limits).is_ok());
     let divided = fits.filter_map(|offer| {
         let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
-        let total = blocks::split(split, offer.host.cpus, gpus).ok()?;
+        let total = blocks::split_count(split, offer.host.cpus, gpus).ok()?;
         Some(to_wire(offer, word(offer), total, total))
     });
     sort_offers(divided.collect())
@@ -208,8 +210,12 @@ fn sort_offers(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
 }
 
 /// Why the jobs of one replica would not start at once: every reason, nearest miss first. `None`: they would.
-pub(crate) fn why(supply: &OfferSupply, shape: &ParsedRunSpec, jobs: &[&JobSpec]) -> Option<Arc<Why>> {
-    let node = |(number, job): (u128, &&JobSpec)| Node {
+pub(crate) fn wait_reasons(
+    supply: &OfferSupply,
+    shape: &ParsedRunSpec,
+    jobs: &[&JobSpec],
+) -> Option<Arc<RefusalReport>> {
+    let node = |(number, job): (u128, &&JobSpec)| WaitingNode {
         job: SubmissionId(uuid::Uuid::from_u128(number)),
         needs: Arc::new(shape.needs_of(job)),
     };
@@ -217,7 +223,7 @@ pub(crate) fn why(supply: &OfferSupply, shape: &ParsedRunSpec, jobs: &[&JobSpec]
         let named = supply.inventory.fleets.iter().filter(|fleet| names.contains(&fleet.name));
         named.map(|fleet| fleet.id).collect::<Vec<FleetId>>()
     });
-    let waiting = Waiting {
+    let waiting = WaitingReplica {
         project: supply.project,
         run: RunId(uuid::Uuid::nil()),
         replica_num: 0,
@@ -230,13 +236,13 @@ pub(crate) fn why(supply: &OfferSupply, shape: &ParsedRunSpec, jobs: &[&JobSpec]
         lasts: None,
     };
     match place(&[waiting], &supply.inventory, Timestamp(0)).pop()?.outcome {
-        Outcome::Placed { .. } => None,
-        Outcome::Waits { why, .. } | Outcome::Never { why } => Some(why),
+        PlacementOutcome::Placed { .. } => None,
+        PlacementOutcome::Waits { why, .. } | PlacementOutcome::Never { why } => Some(why),
     }
 }
 
 /// What there is that does not fit the job, and every reason: nearest miss first, alike ones together.
-pub(crate) fn misfits(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Why {
+pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> RefusalReport {
     let inventory = &supply.inventory;
     let asked = asked(supply, shape, job);
     let needs = &asked.needs;
@@ -249,7 +255,7 @@ pub(crate) fn misfits(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec
         None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
     };
     // The machine that is offered is the one that is there, and has said its own.
-    let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL);
+    let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL_BACKEND);
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
         let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
         if let Err(short) = fit(&instance.offer, &needs.within(&fleet.limits)) {
@@ -258,8 +264,9 @@ pub(crate) fn misfits(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec
     }
     if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_room) {
         // What a fleet would make of an offer may fit where the whole of it does not.
-        let unfit =
-            |offer: &&Offer| !(has_local && offer.backend == LOCAL) && asked.new_offer(offer).is_none();
+        let unfit = |offer: &&Offer| {
+            !(has_local && offer.backend == LOCAL_BACKEND) && asked.new_offer(offer).is_none()
+        };
         for offer in inventory.offers.iter().filter(unfit) {
             if let Err(short) = fit(offer, needs) {
                 add(offer.place(), short);
@@ -269,7 +276,7 @@ pub(crate) fn misfits(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec
     refusals.sort_by_key(|refusal| refusal.shortfalls.len());
     let left_out = refusals.len().saturating_sub(REFUSALS_MAX);
     refusals.truncate(REFUSALS_MAX);
-    Why { refusals, left_out, for_good: false }
+    RefusalReport { refusals, left_out, for_good: false }
 }
 
 /// What the job would run in, on the machines that fit it; on any machine, where none does.

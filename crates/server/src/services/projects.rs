@@ -11,10 +11,10 @@ use windlass_model::{
 use super::{grants, names, project_keys, users};
 use crate::{
     app::App,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     db::{
-        Change, Page, Unit, Written, backends,
-        projects::{self, Asked, Member, Membership, Project, Seen},
+        Change, Page, Unit, WriteOutcome, backends,
+        projects::{self, Member, Membership, Project, ProjectQuery, ProjectVisibility},
         users as user_rows,
     },
     error::{Error, Result},
@@ -25,11 +25,11 @@ use crate::{
 const LIST_MAX: i64 = 2000;
 const MEMBERS_MAX: usize = 1000;
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::Listing> {
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::ProjectList> {
     let seen = match (caller.user.admin, asked.include_not_joined) {
-        (true, true) => Seen::All,
-        (false, true) => Seen::JoinedOrPublic(caller.user.id),
-        (_, false) => Seen::Joined(caller.user.id),
+        (true, true) => ProjectVisibility::All,
+        (false, true) => ProjectVisibility::JoinedOrPublic(caller.user.id),
+        (_, false) => ProjectVisibility::Joined(caller.user.id),
     };
     let page = Page {
         time: asked.prev_created_at,
@@ -38,7 +38,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
         ascending: asked.ascending,
         ..Page::default()
     };
-    let asked_rows = Asked {
+    let asked_rows = ProjectQuery {
         seen,
         pattern: asked.name_pattern.as_deref(),
         member: asked.username.as_deref(),
@@ -48,15 +48,15 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     let (rows, count) = projects::list(app.db(), &asked_rows).await?;
     let projects = to_wire(app, rows).await?;
     if asked.return_total_count {
-        return Ok(wire::Listing::Counted { total_count: Some(count), projects });
+        return Ok(wire::ProjectList::Counted { total_count: Some(count), projects });
     }
-    Ok(wire::Listing::Plain(projects))
+    Ok(wire::ProjectList::Plain(projects))
 }
 
 pub async fn list_without_fleets(app: &App, caller: &Caller) -> Result<Vec<wire::Project>> {
     let page = Page { limit: LIST_MAX, ..Page::default() };
-    let seen = Seen::Joined(caller.user.id);
-    let asked = Asked { seen, pattern: None, member: None, without_fleets: true, page };
+    let seen = ProjectVisibility::Joined(caller.user.id);
+    let asked = ProjectQuery { seen, pattern: None, member: None, without_fleets: true, page };
     let (rows, _) = projects::list(app.db(), &asked).await?;
     to_wire(app, rows).await
 }
@@ -84,7 +84,7 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
                 owner: users::shown(owner),
                 created_at: Some(project.created_at),
                 backends: Vec::new(),
-                members: members.remove(&project.id).unwrap_or_default().iter().map(shown_member).collect(),
+                members: members.remove(&project.id).unwrap_or_default().iter().map(member_to_wire).collect(),
                 is_public: project.is_public,
                 templates_repo: project.templates_repo,
                 granted_backends: granted.remove(&project.id).unwrap_or_default(),
@@ -94,7 +94,7 @@ async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
         .collect()
 }
 
-fn shown_member(member: &Member) -> wire::Member {
+fn member_to_wire(member: &Member) -> wire::Member {
     wire::Member {
         user: users::shown(&member.user),
         project_role: role(&member.membership),
@@ -124,7 +124,7 @@ fn membership(role: ProjectRole) -> Membership {
     Membership { role: word.to_owned(), can_manage_ssh_fleets: false, can_manage_secrets: manages }
 }
 
-pub async fn read(app: &App, scope: &Scope) -> Result<wire::Project> {
+pub async fn read(app: &App, scope: &ProjectScope) -> Result<wire::Project> {
     reload(app, &scope.project.name, scope.caller.user.id).await
 }
 
@@ -175,8 +175,8 @@ async fn insert(
     name: &str,
     granted: Vec<Change>,
 ) -> Result<ProjectId> {
-    names::project(name)?;
-    if projects::is_taken(app.db(), name).await? {
+    names::check_project(name)?;
+    if projects::is_name_taken(app.db(), name).await? {
         return Err(Error::exists("Project"));
     }
     let about = EventSubject { entity: Entity::Project, id: id.0, name, project: Some(id) };
@@ -223,14 +223,14 @@ pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> 
     let written = app.db().write(unit).await?;
     app.access().forget();
     match written {
-        Written::Done { .. } => Ok(()),
-        Written::Stale { .. } => {
+        WriteOutcome::Done { .. } => Ok(()),
+        WriteOutcome::Stale { .. } => {
             Err(Error::refused("a project with active runs, fleets, volumes or gateways cannot be deleted"))
         }
     }
 }
 
-pub async fn update(app: &App, scope: &Scope, asked: wire::UpdateRequest) -> Result<wire::Project> {
+pub async fn update(app: &App, scope: &ProjectScope, asked: wire::UpdateRequest) -> Result<wire::Project> {
     let templates = match (asked.reset_templates_repo, asked.templates_repo) {
         (true, _) => None,
         (false, Some(repo)) => Some(repo),
@@ -241,7 +241,11 @@ pub async fn update(app: &App, scope: &Scope, asked: wire::UpdateRequest) -> Res
     write(app, scope, vec![change], "updated", "Project updated".into()).await
 }
 
-pub async fn set_members(app: &App, scope: &Scope, asked: wire::MembersRequest) -> Result<wire::Project> {
+pub async fn set_members(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::MembersRequest,
+) -> Result<wire::Project> {
     let wanted = resolve(app, &asked.members).await?;
     let before = projects::members(app.db(), &[scope.project.id]).await?;
     check_admins(scope, &before, &wanted)?;
@@ -252,7 +256,11 @@ pub async fn set_members(app: &App, scope: &Scope, asked: wire::MembersRequest) 
     write(app, scope, changes, "members_set", "Project members set".into()).await
 }
 
-pub async fn add_members(app: &App, scope: &Scope, asked: wire::MembersRequest) -> Result<wire::Project> {
+pub async fn add_members(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::MembersRequest,
+) -> Result<wire::Project> {
     let wanted = resolve(app, &asked.members).await?;
     if scope.role() < Some(ProjectRole::Manager) {
         let own = scope.caller.user.id;
@@ -304,17 +312,17 @@ pub async fn set_rights(
         message,
     )?);
     match app.db().write(unit).await? {
-        Written::Done { .. } => {
+        WriteOutcome::Done { .. } => {
             app.access().forget();
             reload(app, &project.name, caller.user.id).await
         }
-        Written::Stale { .. } => Err(Error::absent("Member")),
+        WriteOutcome::Stale { .. } => Err(Error::absent("Member")),
     }
 }
 
 pub async fn remove_members(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     asked: wire::RemoveMembersRequest,
 ) -> Result<wire::Project> {
     let before = projects::members(app.db(), &[scope.project.id]).await?;
@@ -366,7 +374,7 @@ fn member_changes(project: ProjectId, wanted: &RequestedMembers) -> impl Iterato
 }
 
 /// Only admins decide who is one, and one always remains.
-fn check_admins(scope: &Scope, before: &[Member], after: &RequestedMembers) -> Result<()> {
+fn check_admins(scope: &ProjectScope, before: &[Member], after: &RequestedMembers) -> Result<()> {
     let had: BTreeSet<UserId> = before
         .iter()
         .filter(|member| role(&member.membership) == ProjectRole::Admin)
@@ -389,7 +397,7 @@ fn require_remaining_admin(after: &RequestedMembers) -> Result<()> {
 
 async fn write(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     changes: Vec<Change>,
     reason: &str,
     message: String,

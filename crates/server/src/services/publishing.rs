@@ -1,7 +1,7 @@
 //! Which gateway publishes a service, and under which name.
 
 use windlass_api::error::ApiErrorCode;
-use windlass_gateway::way::Source;
+use windlass_gateway::way::CertificateSource;
 use windlass_model::{
     config::{
         Configuration,
@@ -11,7 +11,7 @@ use windlass_model::{
     id::{GatewayId, ProjectId, RunId},
 };
 
-use super::runs::Spec;
+use super::runs::ResolvedRunSpec;
 use crate::{
     app::App,
     db::{
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// A service at a gateway.
-pub(crate) struct Published {
+pub(crate) struct GatewayPublication {
     pub(crate) gateway: GatewayId,
     pub(crate) domain: String,
     pub(crate) url: String,
@@ -31,7 +31,7 @@ pub(crate) struct Published {
 }
 
 /// Services cannot have the name of the gateway itself.
-const OWN: &str = "gateway";
+const OWN_LABEL: &str = "gateway";
 
 /// The domain below which a gateway has names.
 fn domain(gateway: &Gateway) -> Option<&str> {
@@ -40,16 +40,18 @@ fn domain(gateway: &Gateway) -> Option<&str> {
 
 /// The name of the gateway itself.
 pub(crate) fn gateway_hostname(gateway: &Gateway) -> Option<String> {
-    domain(gateway).map(|domain| format!("{OWN}.{domain}").to_ascii_lowercase())
+    domain(gateway).map(|domain| format!("{OWN_LABEL}.{domain}").to_ascii_lowercase())
 }
 
 /// Where its processes get their certificates; nothing when that is no business of theirs.
-pub(crate) fn certificate(gateway: &Gateway) -> Option<Source> {
+pub(crate) fn certificate(gateway: &Gateway) -> Option<CertificateSource> {
     let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).ok()?;
     match Configuration::from_json(&configuration).ok()? {
         Configuration::Gateway(found) => match found.certificate? {
-            Certificate::LetsEncrypt => Some(Source::Acme),
-            Certificate::Files { chain, key } => Some(Source::Files { chain: chain.into(), key: key.into() }),
+            Certificate::LetsEncrypt => Some(CertificateSource::Acme),
+            Certificate::Files { chain, key } => {
+                Some(CertificateSource::Files { chain: chain.into(), key: key.into() })
+            }
             // The cloud's own load balancer has those.
             Certificate::Acm { .. } | Certificate::GcpCm { .. } => None,
         },
@@ -67,13 +69,13 @@ fn refused(msg: String) -> Error {
 
 /// Where a service of this name will appear; nothing when the server alone leads there. Refuses what could not work.
 /// `run` is the service itself, where it is there already.
-pub(crate) async fn of(
+pub(crate) async fn for_service(
     app: &App,
     project: ProjectId,
-    spec: &Spec,
+    spec: &ResolvedRunSpec,
     name: &str,
     run: Option<RunId>,
-) -> Result<Option<Published>> {
+) -> Result<Option<GatewayPublication>> {
     let Configuration::Service(service) = spec.shape.configuration() else { return Ok(None) };
     let Some(gateway) = select_gateway(app, project, service.gateway.as_ref()).await? else {
         return Ok(None);
@@ -85,26 +87,26 @@ pub(crate) async fn of(
              sets one, and `gateway: false` does without"
         )));
     };
-    if gateways::nodes(app.db(), *id).await?.is_empty() {
+    if gateways::live_nodes(app.db(), *id).await?.is_empty() {
         return Err(refused(format!(
             "gateway `{gateway_name}` cannot be reached: none of its processes was heard of lately; start \
              `windlass gateway serve {gateway_name}` on its host, or say `gateway: false`"
         )));
     }
-    if name == OWN {
+    if name == OWN_LABEL {
         return Err(refused(format!(
-            "`{OWN}.{domain}` is the name of gateway `{gateway_name}` itself; give the service another name, or \
+            "`{OWN_LABEL}.{domain}` is the name of gateway `{gateway_name}` itself; give the service another name, or \
              say `gateway: false`"
         )));
     }
-    let (domain, own) = (format!("{name}.{domain}").to_ascii_lowercase(), format!("{OWN}.{domain}"));
+    let (domain, own) = (format!("{name}.{domain}").to_ascii_lowercase(), format!("{OWN_LABEL}.{domain}"));
     if let Some((project, run)) = gateways::domain_owner(app.db(), &domain, run).await? {
         let msg = format!("the domain `{domain}` is taken by service `{run}` of project `{project}`");
         return Err(refused(msg));
     }
     let scheme = if uses_tls(&gateway, service.https) { "https" } else { "http" };
     let models = format!("{scheme}://{}/proxy/models", own.to_ascii_lowercase());
-    Ok(Some(Published { gateway: *id, url: format!("{scheme}://{domain}/"), domain, models }))
+    Ok(Some(GatewayPublication { gateway: *id, url: format!("{scheme}://{domain}/"), domain, models }))
 }
 
 async fn select_gateway(

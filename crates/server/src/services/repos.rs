@@ -7,8 +7,8 @@ use windlass_api::{Document, error::ApiErrorCode, files, repos as wire};
 use super::{Upload, names};
 use crate::{
     app::App,
-    auth::{Caller, Scope},
-    db::{Change, Unit, Written, repos},
+    auth::{Caller, ProjectScope},
+    db::{Change, Unit, WriteOutcome, repos},
     error::{Error, Result},
     secrets::AssociatedData,
 };
@@ -16,7 +16,7 @@ use crate::{
 const ID_CHARS_MAX: usize = 200;
 
 /// Credentials belong to one user of a repo.
-pub(super) fn belongs(repo: Uuid, user: &str) -> AssociatedData<'_> {
+pub(super) fn creds_aad(repo: Uuid, user: &str) -> AssociatedData<'_> {
     AssociatedData { table: "repo_creds", owner: repo, name: user, version: 1 }
 }
 
@@ -31,7 +31,7 @@ fn check_id(id: &str) -> Result<()> {
     Ok(())
 }
 
-pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::RepoHead>> {
+pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::RepoHead>> {
     let repos = repos::list(app.db(), scope.project.id).await?;
     repos
         .into_iter()
@@ -39,7 +39,11 @@ pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::RepoHead>> {
         .collect()
 }
 
-pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<wire::RepoHeadWithCreds> {
+pub async fn read(
+    app: &App,
+    scope: &ProjectScope,
+    asked: wire::ReadRequest,
+) -> Result<wire::RepoHeadWithCreds> {
     let found = repos::find(app.db(), scope.project.id, &asked.repo_id).await?;
     let repo = found.ok_or_else(absent)?;
     let mut creds = None;
@@ -47,7 +51,7 @@ pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<
         && let Some(sealed) = repos::creds(app.db(), repo.id, scope.caller.user.id).await?
     {
         let user = scope.caller.user.id.to_string();
-        let plain = app.keys().open_sealed(&belongs(repo.id, &user), &sealed)?;
+        let plain = app.keys().open_sealed(&creds_aad(repo.id, &user), &sealed)?;
         creds = Some(serde_json::from_slice(&plain)?);
     }
     Ok(wire::RepoHeadWithCreds {
@@ -58,7 +62,7 @@ pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<
 }
 
 /// Makes a repo known. Credentials are per user; leaving them out keeps what is stored.
-pub async fn init(app: &App, scope: &Scope, asked: wire::InitRequest) -> Result<()> {
+pub async fn init(app: &App, scope: &ProjectScope, asked: wire::InitRequest) -> Result<()> {
     check_id(&asked.repo_id)?;
     let project = scope.project.id;
     let info = asked.repo_info.value()?;
@@ -71,21 +75,21 @@ pub async fn init(app: &App, scope: &Scope, asked: wire::InitRequest) -> Result<
     let Some(creds) = &asked.repo_creds else { return Ok(()) };
     let row = rows.first().and_then(|rows| rows.first()).ok_or_else(absent)?;
     let (repo, user) = (row.uuid(0)?, scope.caller.user.id);
-    let sealed = app.keys().seal(&belongs(repo, &user.to_string()), &serde_json::to_vec(creds)?)?;
+    let sealed = app.keys().seal(&creds_aad(repo, &user.to_string()), &serde_json::to_vec(creds)?)?;
     let change = repos::put_creds(project, &asked.repo_id, user, sealed);
     match app.db().write(Unit::new().and([change])).await? {
-        Written::Done { .. } => Ok(()),
-        Written::Stale { .. } => Err(absent()),
+        WriteOutcome::Done { .. } => Ok(()),
+        WriteOutcome::Stale { .. } => Err(absent()),
     }
 }
 
-pub async fn delete(app: &App, scope: &Scope, ids: &[String]) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, ids: &[String]) -> Result<()> {
     let changes = ids.iter().map(|id| repos::delete(scope.project.id, id));
     app.db().write(Unit::new().and(changes)).await?.done()?;
     Ok(())
 }
 
-pub async fn upload_code(app: &App, scope: &Scope, repo_id: &str, upload: Upload) -> Result<()> {
+pub async fn upload_code(app: &App, scope: &ProjectScope, repo_id: &str, upload: Upload) -> Result<()> {
     check_hash(&upload)?;
     let found = repos::find(app.db(), scope.project.id, repo_id).await?;
     let repo = found.ok_or_else(absent)?;
@@ -118,7 +122,7 @@ async fn store_upload(app: &App, change: Change) -> Result<Uuid> {
 
 /// An upload is named by what is in it.
 fn check_hash(upload: &Upload) -> Result<()> {
-    names::hash("file name", &upload.name)?;
+    names::check_hash("file name", &upload.name)?;
     if hex::encode(Sha256::digest(&upload.content)) == upload.name {
         return Ok(());
     }

@@ -11,9 +11,9 @@ use windlass_model::{
 use super::names;
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     db::{
-        Db, DbError, Unit, Written, projects, sealed,
+        Db, DbError, Unit, WriteOutcome, projects, sealed,
         secrets::{self, Secret},
         users,
     },
@@ -33,11 +33,11 @@ fn belongs(project: ProjectId, name: &str, version: i64) -> AssociatedData<'_> {
     AssociatedData { table: "secrets", owner: project.0, name, version }
 }
 
-fn require_access(scope: &Scope) -> Result<()> {
+fn require_access(scope: &ProjectScope) -> Result<()> {
     if scope.can_manage_secrets() { Ok(()) } else { Err(Error::denied()) }
 }
 
-pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Secret>> {
+pub async fn list(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Secret>> {
     require_access(scope)?;
     let mut all = Vec::new();
     for secret in secrets::list(app.db(), scope.project.id).await? {
@@ -47,7 +47,7 @@ pub async fn list(app: &App, scope: &Scope) -> Result<Vec<wire::Secret>> {
     Ok(all)
 }
 
-pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Secret> {
+pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::Secret> {
     require_access(scope)?;
     let found = secrets::find(app.db(), scope.project.id, name).await?;
     let secret = found.ok_or_else(|| Error::absent("Secret"))?;
@@ -57,7 +57,7 @@ pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Secret> 
 }
 
 /// As they are stored: a word, or ids of members.
-async fn stored_users(app: &App, scope: &Scope, users: &SecretUsers) -> Result<String> {
+async fn stored_users(app: &App, scope: &ProjectScope, users: &SecretUsers) -> Result<String> {
     let names = match users {
         SecretUsers::Group(SecretGroup::Everyone) => return Ok(EVERYONE.to_owned()),
         SecretUsers::Group(SecretGroup::Managers) => return Ok(MANAGERS.to_owned()),
@@ -101,7 +101,7 @@ pub(crate) async fn withheld(
     if names.is_empty() {
         return Ok(Vec::new());
     }
-    let found = secrets::named(db, project, names.iter().map(String::as_str)).await?;
+    let found = secrets::find_named(db, project, names.iter().map(String::as_str)).await?;
     let limited: Vec<Secret> = found.into_iter().filter(|secret| secret.users != EVERYONE).collect();
     if limited.is_empty() {
         return Ok(Vec::new());
@@ -144,9 +144,9 @@ pub fn open(app: &App, secret: &Secret) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-pub async fn set(app: &App, scope: &Scope, asked: wire::SetRequest) -> Result<wire::Secret> {
+pub async fn set(app: &App, scope: &ProjectScope, asked: wire::SetRequest) -> Result<wire::Secret> {
     require_access(scope)?;
-    names::secret(&asked.name)?;
+    names::check_secret(&asked.name)?;
     let most = app.settings().limits.secret_chars;
     if asked.value.chars().count() > most {
         let more = setting(limits::SECRET_MAX);
@@ -168,7 +168,7 @@ pub async fn set(app: &App, scope: &Scope, asked: wire::SetRequest) -> Result<wi
 /// `None` when somebody else was faster. Without `users` they stay as they were.
 async fn try_set(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     asked: &wire::SetRequest,
     users: Option<&str>,
 ) -> Result<Option<(SecretId, String)>> {
@@ -192,15 +192,15 @@ async fn try_set(
     let about = EventSubject { entity: Entity::Secret, id: id.0, name: &asked.name, project: Some(project) };
     let told = note(app.db(), Some(scope.caller.user.id), &about, reason, message.into())?;
     match app.db().write(Unit::new().and([change]).and(told)).await {
-        Ok(Written::Done { .. }) => Ok(Some((id, users))),
-        Ok(Written::Stale { .. }) => Ok(None),
+        Ok(WriteOutcome::Done { .. }) => Ok(Some((id, users))),
+        Ok(WriteOutcome::Stale { .. }) => Ok(None),
         Err(error) if error.is_conflict_on("secrets_name_key") => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
 /// All of them or none.
-pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     require_access(scope)?;
     let project = scope.project.id;
     let mut unit = Unit::new();
@@ -212,15 +212,15 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
         unit = unit.and([secrets::delete(project, name)]).and(told);
     }
     match app.db().write(unit).await? {
-        Written::Done { .. } => Ok(()),
-        Written::Stale { .. } => Err(Error::absent("Secret")),
+        WriteOutcome::Done { .. } => Ok(()),
+        WriteOutcome::Stale { .. } => Err(Error::absent("Secret")),
     }
 }
 
 /// Turns the ring: a new master key, everything sealed again, the old keys forgotten.
 ///
 /// May be stopped and run again at any point: until the last step every key still opens.
-pub async fn turn_keys(app: &App) -> Result<()> {
+pub async fn rotate_keys(app: &App) -> Result<()> {
     app.keys().turn()?;
     claim_key(app).await?;
     reseal(app).await?;
@@ -261,7 +261,7 @@ pub async fn reseal(app: &App) -> Result<()> {
         }
     }
     for (repo, user, old) in sealed::repo_creds(db).await? {
-        if let Some(new) = keys.rewrap(&super::repos::belongs(repo, &user.to_string()), &old)? {
+        if let Some(new) = keys.rewrap(&super::repos::creds_aad(repo, &user.to_string()), &old)? {
             let change = sealed::replace_repo_creds(repo, user, old, new);
             db.write(Unit::new().and([change])).await?.done()?;
         }

@@ -12,8 +12,8 @@ use crate::{
     app::App,
     auth::{Caller, Token},
     db::{
-        Page, Unit, Written, tokens,
-        users::{self, New, User},
+        Page, Unit, WriteOutcome, tokens,
+        users::{self, NewUser, User},
     },
     error::{Error, Result},
     events::{EventSubject, note},
@@ -78,7 +78,7 @@ async fn with_creds(
     })
 }
 
-pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::Listing> {
+pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<wire::UserList> {
     let page = Page {
         time: asked.prev_created_at,
         id: asked.prev_id,
@@ -93,12 +93,12 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     };
     let users = users.iter().map(shown).collect();
     if asked.return_total_count {
-        return Ok(wire::Listing::Counted { total_count: Some(count), users });
+        return Ok(wire::UserList::Counted { total_count: Some(count), users });
     }
-    Ok(wire::Listing::Plain(users))
+    Ok(wire::UserList::Plain(users))
 }
 
-pub async fn mine(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
+pub async fn read_self(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
     // The cached caller may be a moment old; the answer is not.
     let user = find(app, &caller.user.name).await?;
     let mut shown = with_creds(app, caller, &user, Some(&caller.token)).await?;
@@ -144,8 +144,8 @@ pub async fn add(
     active: bool,
     token: Option<Token>,
 ) -> Result<(UserId, Token)> {
-    names::user(name)?;
-    if users::is_taken(app.db(), name).await? {
+    names::check_user(name)?;
+    if users::is_name_taken(app.db(), name).await? {
         return Err(Error::exists("User"));
     }
     let id = UserId(app.db().new_id()?);
@@ -154,7 +154,8 @@ pub async fn add(
     let token = token.map_or_else(Token::draw, Ok)?;
     let (public, private) = generate_key_pair(name)?;
     let sealed = seal_key(app, id, &private)?;
-    let row = New { id, name, admin, email, active, ssh_public_key: &public, ssh_private_key_sealed: sealed };
+    let row =
+        NewUser { id, name, admin, email, active, ssh_public_key: &public, ssh_private_key_sealed: sealed };
     let about = EventSubject { entity: Entity::User, id: id.0, name, project: None };
     let unit = Unit::new()
         .and([users::create(row), tokens::create(app.db().new_id()?, id, &token.hash(), token.shown(), life)])
@@ -200,7 +201,7 @@ pub async fn refresh_token(app: &App, caller: &Caller, name: &str) -> Result<wir
 }
 
 pub async fn named_tokens(app: &App, caller: &Caller) -> Result<Vec<wire::NamedToken>> {
-    Ok(tokens::named(app.db(), caller.user.id).await?.iter().map(shown_token).collect())
+    Ok(tokens::list_named(app.db(), caller.user.id).await?.iter().map(token_to_wire).collect())
 }
 
 /// The answer carries the token: it is shown here and never again.
@@ -209,7 +210,7 @@ pub async fn create_token(
     caller: &Caller,
     asked: wire::CreateTokenRequest,
 ) -> Result<wire::NewToken> {
-    names::token(&asked.name)?;
+    names::check_token(&asked.name)?;
     let life = match asked.expires_in {
         None => token_life(app),
         Some(seconds @ 1..=EXPIRES_IN_MAX) => Some(seconds * 1_000_000),
@@ -218,12 +219,12 @@ pub async fn create_token(
             return Err(Error::refused(format!("a token expires after one second to {years} years")));
         }
     };
-    let held = tokens::named(app.db(), caller.user.id).await?;
+    let held = tokens::list_named(app.db(), caller.user.id).await?;
     if held.len() >= TOKENS_MAX {
         return Err(Error::refused(format!("a user has at most {TOKENS_MAX} tokens; revoke some")));
     }
     let token = Token::draw()?;
-    let scope = if asked.scope == TokenScope::All { tokens::EVERYTHING } else { asked.scope.name() };
+    let scope = if asked.scope == TokenScope::All { tokens::FULL_SCOPE } else { asked.scope.name() };
     let made = tokens::create_named(
         app.db().new_id()?,
         caller.user.id,
@@ -242,9 +243,9 @@ pub async fn create_token(
         Err(error) if error.is_conflict_on("tokens_name_key") => return Err(Error::exists("Token")),
         Err(error) => return Err(error.into()),
     };
-    let held = tokens::named(app.db(), caller.user.id).await?;
+    let held = tokens::list_named(app.db(), caller.user.id).await?;
     let about = held.iter().find(|held| held.name == asked.name).ok_or_else(|| Error::absent("Token"))?;
-    Ok(wire::NewToken { about: shown_token(about), token: token.text().to_owned() })
+    Ok(wire::NewToken { about: token_to_wire(about), token: token.text().to_owned() })
 }
 
 pub async fn revoke_tokens(app: &App, caller: &Caller, names: &[String]) -> Result<()> {
@@ -264,12 +265,12 @@ pub async fn revoke_tokens(app: &App, caller: &Caller, names: &[String]) -> Resu
     let written = app.db().write(unit).await?;
     app.access().forget();
     match written {
-        Written::Done { .. } => Ok(()),
-        Written::Stale { .. } => Err(Error::absent("Token")),
+        WriteOutcome::Done { .. } => Ok(()),
+        WriteOutcome::Stale { .. } => Err(Error::absent("Token")),
     }
 }
 
-fn shown_token(token: &tokens::Named) -> wire::NamedToken {
+fn token_to_wire(token: &tokens::NamedToken) -> wire::NamedToken {
     let scope = TokenScope::ALL.into_iter().find(|scope| scope.name() == token.scope);
     wire::NamedToken {
         name: token.name.clone(),
@@ -338,7 +339,7 @@ fn open_key(app: &App, user: UserId, sealed: &[u8]) -> Result<String> {
 }
 
 pub async fn public_keys(app: &App, caller: &Caller) -> Result<Vec<wire::PublicKey>> {
-    Ok(users::public_keys(app.db(), caller.user.id).await?.iter().map(shown_key).collect())
+    Ok(users::public_keys(app.db(), caller.user.id).await?.iter().map(key_to_wire).collect())
 }
 
 pub async fn add_public_key(
@@ -359,7 +360,7 @@ pub async fn add_public_key(
     }
     let text = key.to_openssh().map_err(invalid)?;
     match users::add_public_key(app.db(), caller.user.id, name, &text, &fingerprint).await {
-        Ok(key) => Ok(shown_key(&key)),
+        Ok(key) => Ok(key_to_wire(&key)),
         Err(error) if error.is_conflict_on("public_keys_fingerprint_key") => Err(Error::Refused {
             code: ApiErrorCode::ResourceExists,
             msg: "Public key already exists".into(),
@@ -377,7 +378,7 @@ pub async fn delete_public_keys(
     Ok(())
 }
 
-fn shown_key(key: &users::PublicKey) -> wire::PublicKey {
+fn key_to_wire(key: &users::PublicKey) -> wire::PublicKey {
     wire::PublicKey {
         id: key.id,
         added_at: key.created_at,

@@ -18,9 +18,9 @@ use super::{
 use crate::{
     app::App,
     attachments::mounts,
-    auth::{Caller, Scope},
+    auth::{Caller, ProjectScope},
     db::{
-        Page, Unit, Written, instances, projects, users,
+        Page, Unit, WriteOutcome, instances, projects, users,
         volumes::{self, NewVolume, Query, Volume},
     },
     error::{Error, Result},
@@ -48,13 +48,13 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     to_wire(app, volumes::list(app.db(), &query).await?).await
 }
 
-pub async fn list_project(app: &App, scope: &Scope) -> Result<Vec<wire::Volume>> {
+pub async fn list_project(app: &App, scope: &ProjectScope) -> Result<Vec<wire::Volume>> {
     let page = Page { limit: i64::from(i32::MAX), ascending: true, ..Page::default() };
     let query = Query { projects: Some(vec![scope.project.id]), only_active: false, page };
     to_wire(app, volumes::list(app.db(), &query).await?).await
 }
 
-pub async fn read(app: &App, scope: &Scope, name: &str) -> Result<wire::Volume> {
+pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::Volume> {
     let found = volumes::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
     to_wire_one(app, found).await
 }
@@ -118,7 +118,7 @@ async fn attachments(app: &App, ids: &[VolumeId]) -> Result<BTreeMap<VolumeId, V
     Ok(all)
 }
 
-pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Result<wire::Volume> {
+pub async fn create(app: &App, scope: &ProjectScope, asked: &wire::CreateRequest) -> Result<wire::Volume> {
     let mut configuration = asked.configuration.value()?;
     let parsed = Configuration::from_json(&configuration).map_err(|problems| refused(&problems))?;
     let Configuration::Volume(wanted) = parsed else {
@@ -146,10 +146,10 @@ pub async fn create(app: &App, scope: &Scope, asked: &wire::CreateRequest) -> Re
     Err(Error::refused("no free name was found; give the volume a name"))
 }
 
-fn new_volume(app: &App, scope: &Scope, configuration: &Value) -> Result<(VolumeId, Unit)> {
+fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<(VolumeId, Unit)> {
     let (db, by) = (app.db(), scope.caller.user.id);
     let name = configuration["name"].as_str().unwrap_or_default();
-    names::resource("name", name)?;
+    names::check_resource("name", name)?;
     let id = VolumeId(db.new_id()?);
     let row = NewVolume {
         id,
@@ -163,7 +163,7 @@ fn new_volume(app: &App, scope: &Scope, configuration: &Value) -> Result<(Volume
     let because =
         EventCause { actor: actor(Some(by)), reason: "applied".into(), message: "Volume created".into() };
     let about = EventSubject { entity: Entity::Volume, id: id.0, name, project: Some(scope.project.id) };
-    let created = Event::created::<volume::Volume>(id.0, volume::Status::Submitted, because);
+    let created = Event::created::<volume::VolumeLifecycle>(id.0, volume::Status::Submitted, because);
     let unit = Unit::new().and([volumes::insert(row)]).and(record(db, Some(by), &about, &created)?);
     Ok((id, unit))
 }
@@ -173,7 +173,7 @@ const SINGLE_ATTACH_BACKENDS: [&str; 3] = ["aws", "gcp", "mock"];
 
 /// The volumes that a run's jobs name must be there and fit together.
 pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {
-    let mounts: Vec<_> = jobs.iter().map(mounts::of_spec).collect();
+    let mounts: Vec<_> = jobs.iter().map(mounts::for_spec).collect();
     let catalogue = mounts::VolumeCatalog::of(app.db(), project, mounts.iter().flatten()).await?;
     let refusal = catalogue
         .refuse(&mounts, |backend| !SINGLE_ATTACH_BACKENDS.contains(&backend))
@@ -182,7 +182,7 @@ pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]
 }
 
 /// Stores the wish to end, for all of them or none.
-pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
@@ -190,7 +190,7 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
         scope.require_ownership::<DeleteVolumes>(Some(found.user_id), &format!("volume `{name}`"))?;
         let about =
             EventSubject { entity: Entity::Volume, id: found.id.0, name, project: Some(found.project_id) };
-        unit = unit.and(volumes::ask_delete(found.id)).and(note(
+        unit = unit.and(volumes::request_delete(found.id)).and(note(
             app.db(),
             Some(by),
             &about,
@@ -199,10 +199,10 @@ pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
         )?);
     }
     match app.db().write(unit).await? {
-        Written::Done { .. } => {
+        WriteOutcome::Done { .. } => {
             app.wake(&["volumes"]);
             Ok(())
         }
-        Written::Stale { .. } => Err(Error::refused("an attached volume cannot be deleted")),
+        WriteOutcome::Stale { .. } => Err(Error::refused("an attached volume cannot be deleted")),
     }
 }

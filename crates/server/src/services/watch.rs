@@ -10,41 +10,41 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-use super::{SseEvent, SseStream, offers, runs::Spec};
+use super::{SseEvent, SseStream, offers, runs::ResolvedRunSpec};
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     db::{job_metrics::recent, jobs, replicas, runs},
     error::{Error, Result},
     job_metrics::{prometheus, series},
     logs::{
-        Log, Stream, page,
-        tail::{ReadEvent, Reader, Start},
+        Log, LogSource, page,
+        tail::{LogReader, ReadEvent, ReadStart},
     },
 };
 
 const LIMIT_MAX: i64 = 1000;
 
-pub async fn poll_logs(app: &App, scope: &Scope, asked: &logs::PollRequest) -> Result<logs::Page> {
+pub async fn poll_logs(app: &App, scope: &ProjectScope, asked: &logs::PollRequest) -> Result<logs::Page> {
     if !(0..=LIMIT_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 0 to 1000"));
     }
     let range = page::range(asked).map_err(|error| Error::field("next_token", error.to_string()))?;
     let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
     let mask = app.masks().of(&log).await?;
-    let page = page::read(app.logs().as_ref(), &log, range, mask.as_deref()).await?;
+    let page = page::read_page(app.logs().as_ref(), &log, range, mask.as_deref()).await?;
     Ok(if asked.raw { page } else { page::strip_terminal_codes(page, asked.descending) })
 }
 
 /// `resume` is where a client stopped that comes back.
 pub async fn stream_logs(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     asked: &logs::StreamRequest,
     resume: Option<u64>,
 ) -> Result<SseStream<logs::StreamEvent>> {
     let log = find_log(app, scope, asked.job_submission_id, &asked.run_name, asked.diagnose).await?;
-    let start = Start {
+    let start = ReadStart {
         offset: resume.unwrap_or(asked.offset),
         after: asked.start_time.map(|time| time.0),
         follow: asked.follow,
@@ -54,7 +54,7 @@ pub async fn stream_logs(
 }
 
 /// Everything a reader comes to, as events.
-fn log_events(reader: Reader) -> SseStream<logs::StreamEvent> {
+fn log_events(reader: LogReader) -> SseStream<logs::StreamEvent> {
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
         let turn = reader.next_with_retries().await?;
@@ -82,7 +82,13 @@ fn log_events(reader: Reader) -> SseStream<logs::StreamEvent> {
 }
 
 /// The submission must be one of that run, and the run one of this project (O5).
-async fn find_log(app: &App, scope: &Scope, submission: Uuid, run_name: &str, diagnose: bool) -> Result<Log> {
+async fn find_log(
+    app: &App,
+    scope: &ProjectScope,
+    submission: Uuid,
+    run_name: &str,
+    diagnose: bool,
+) -> Result<Log> {
     let job = jobs::find(app.db(), SubmissionId(submission)).await?;
     let job = job
         .filter(|job| job.project_id == scope.project.id)
@@ -91,12 +97,16 @@ async fn find_log(app: &App, scope: &Scope, submission: Uuid, run_name: &str, di
     if run.is_none_or(|run| run.run.name != run_name) {
         return Err(Error::absent("Job submission"));
     }
-    let stream = if diagnose { Stream::Runner } else { Stream::Job };
+    let stream = if diagnose { LogSource::Runner } else { LogSource::Job };
     Ok(Log { project: job.project_id, run: job.run_id, submission: job.id, stream })
 }
 
 /// The newest submission of the job counts.
-pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Result<metrics::JobMetrics> {
+pub async fn job_metrics(
+    app: &App,
+    scope: &ProjectScope,
+    asked: &metrics::Query,
+) -> Result<metrics::JobMetrics> {
     if !(1..=LIMIT_MAX).contains(&asked.limit) {
         return Err(Error::field("limit", "must be from 1 to 1000"));
     }
@@ -118,7 +128,7 @@ pub async fn job_metrics(app: &App, scope: &Scope, asked: &metrics::Query) -> Re
 /// What a service was asked lately, over all who carry its requests.
 pub async fn service_metrics(
     app: &App,
-    scope: &Scope,
+    scope: &ProjectScope,
     asked: &metrics::ServiceQuery,
 ) -> Result<metrics::ServiceMetrics> {
     if !(5..=300).contains(&asked.seconds) {
@@ -132,10 +142,10 @@ pub async fn service_metrics(
     }
     let window = Span::secs(asked.seconds);
     let traffic = replicas::traffic(app.db(), run.id, None, window).await?.unwrap_or_default();
-    let mut sum = metrics::Answers::default();
+    let mut sum = metrics::ResponseCounts::default();
     for told in replicas::answers(app.db(), run.id, window).await? {
         // Another version of a proxy may tell it in another way.
-        let Ok(one) = serde_json::from_str::<metrics::Answers>(&told) else { continue };
+        let Ok(one) = serde_json::from_str::<metrics::ResponseCounts>(&told) else { continue };
         sum.latency_us += one.latency_us;
         for (all, one) in [(&mut sum.classes, one.classes), (&mut sum.buckets, one.buckets)] {
             all.resize(all.len().max(one.len()), 0);
@@ -168,9 +178,9 @@ pub async fn prometheus(app: &App) -> String {
 }
 
 /// Offers of the first job, by GPU.
-pub async fn list_gpus(app: &App, scope: &Scope, asked: &gpus::ListRequest) -> Result<gpus::GpuList> {
+pub async fn list_gpus(app: &App, scope: &ProjectScope, asked: &gpus::ListRequest) -> Result<gpus::GpuList> {
     let by = offers::GpuGrouping::read(asked.group_by.as_deref().unwrap_or_default())?;
-    let spec = Spec::read(&asked.run_spec, None, &app.settings().images)?;
+    let spec = ResolvedRunSpec::read(&asked.run_spec, None, &app.settings().images)?;
     let supply = offers::supply(app, scope.project.id).await?;
     let jobs = spec.plan()?;
     let found = jobs.first().map(|job| offers::for_job(&supply, &spec.shape, job)).unwrap_or_default();

@@ -7,13 +7,13 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
-use windlass_api::queue::Client;
-use windlass_dispatch::scheduler::{Order, Scheduler, StopMode, SubmitError, Unknown};
+use windlass_api::queue::QueueHttpClient;
+use windlass_dispatch::scheduler::{Scheduler, SchedulerError, StopMode, SubmitError, SubmitRequest};
 use windlass_model::{
     dispatch::{
-        Attempt, Job, Life, Needs, SchedulerSnapshot,
-        choose::{Fit, Room},
-        room::Amount,
+        Attempt, ContainerNeeds, SchedulerJob, SchedulerJobState, SchedulerSnapshot,
+        choose::{Capacity, Fit},
+        room::ResourceAmount,
     },
     time::Timestamp,
 };
@@ -34,7 +34,7 @@ pub(super) struct PoolScheduler {
     begun: Instant,
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
     /// For executors; each has a token of its own.
-    client: Client,
+    client: QueueHttpClient,
 }
 
 /// What became of a command.
@@ -47,7 +47,7 @@ enum CommandOutcome {
 }
 
 impl PoolScheduler {
-    pub(super) fn new(world: SharedQueueWorld, at: usize, begun: Instant, client: Client) -> Self {
+    pub(super) fn new(world: SharedQueueWorld, at: usize, begun: Instant, client: QueueHttpClient) -> Self {
         Self { world, at, begun, ended: Mutex::default(), client }
     }
 
@@ -101,14 +101,14 @@ impl PoolScheduler {
     }
 }
 
-fn failed(program: &'static str) -> Unknown {
-    Unknown::Failed { program, said: "simulated".to_owned() }
+fn failed(program: &'static str) -> SchedulerError {
+    SchedulerError::Failed { program, said: "simulated".to_owned() }
 }
 
 impl Scheduler for PoolScheduler {
     type Room = PoolCapacity;
 
-    async fn look(&self) -> Result<SchedulerSnapshot, Unknown> {
+    async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
         self.world.lock().rounds[self.at].push(Instant::now());
         if !matches!(self.send_command().await, CommandOutcome::Delivered) {
             return Err(failed("look"));
@@ -122,19 +122,21 @@ impl Scheduler for PoolScheduler {
         let is_shown = |job: &PoolJob| {
             job.over.is_some() || !pool.is_silent(job) || job.worker.is_some_and(|worker| worker % 14 == 7)
         };
-        let jobs: Vec<Job> = pool
+        let jobs: Vec<SchedulerJob> = pool
             .jobs
             .iter()
             .filter(|(_, job)| is_shown(job))
             .map(|(id, job)| {
                 let life = match job.over {
-                    Some(_) => Life::Ended(*ended.entry(job.attempt.clone()).or_insert(asked_at)),
-                    None if pool.is_silent(job) => Life::Unknown,
-                    None if job.worker.is_none() => Life::Waiting,
-                    None => Life::Running,
+                    Some(_) => {
+                        SchedulerJobState::Ended(*ended.entry(job.attempt.clone()).or_insert(asked_at))
+                    }
+                    None if pool.is_silent(job) => SchedulerJobState::Unknown,
+                    None if job.worker.is_none() => SchedulerJobState::Waiting,
+                    None => SchedulerJobState::Running,
                 };
                 let priority = Some(job.priority);
-                Job { attempt: job.attempt.clone(), id: id.to_string(), life, priority, said: None }
+                SchedulerJob { attempt: job.attempt.clone(), id: id.to_string(), life, priority, said: None }
             })
             .collect();
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt));
@@ -145,7 +147,7 @@ impl Scheduler for PoolScheduler {
         Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
     }
 
-    async fn room(&self, _lower: &SchedulerSnapshot) -> Result<PoolCapacity, Unknown> {
+    async fn room(&self, _lower: &SchedulerSnapshot) -> Result<PoolCapacity, SchedulerError> {
         if !matches!(self.send_command().await, CommandOutcome::Delivered) {
             return Err(failed("room"));
         }
@@ -157,7 +159,7 @@ impl Scheduler for PoolScheduler {
         Ok(PoolCapacity { free, world: self.world.clone(), at: self.at })
     }
 
-    async fn submit(&self, order: &Order) -> Result<String, SubmitError> {
+    async fn submit(&self, order: &SubmitRequest) -> Result<String, SubmitError> {
         let spoken = self.send_command().await;
         if matches!(spoken, CommandOutcome::Lost) {
             return Err(SubmitError::Unclear(failed("submit")));
@@ -198,7 +200,7 @@ impl Scheduler for PoolScheduler {
         }
     }
 
-    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), Unknown> {
+    async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), SchedulerError> {
         let spoken = self.send_command().await;
         if matches!(spoken, CommandOutcome::Lost) {
             return Err(failed("stop"));
@@ -225,7 +227,7 @@ impl Scheduler for PoolScheduler {
         }
     }
 
-    async fn renice(&self, job: &str, priority: u64) -> Result<(), Unknown> {
+    async fn renice(&self, job: &str, priority: u64) -> Result<(), SchedulerError> {
         let spoken = self.send_command().await;
         if let (CommandOutcome::Delivered | CommandOutcome::Unanswered, Ok(id)) =
             (&spoken, job.parse::<u64>())
@@ -241,21 +243,21 @@ impl Scheduler for PoolScheduler {
 
 /// Room on the workers that are up.
 pub(super) struct PoolCapacity {
-    free: Vec<Amount>,
+    free: Vec<ResourceAmount>,
     world: SharedQueueWorld,
     at: usize,
 }
 
 impl PoolCapacity {
     /// The tightest that fits.
-    fn find(&self, needs: &Needs) -> Option<usize> {
+    fn find(&self, needs: &ContainerNeeds) -> Option<usize> {
         let fits = |at: &usize| holds(self.free[*at], amount(needs));
         (0..self.free.len()).filter(fits).min_by_key(|at| self.free[*at].cpus)
     }
 }
 
 impl Room for PoolCapacity {
-    fn fit(&self, needs: &Needs) -> Fit {
+    fn fit(&self, needs: &ContainerNeeds) -> Fit {
         if self.find(needs).is_some() {
             return Fit::Now;
         }
@@ -266,13 +268,13 @@ impl Room for PoolCapacity {
         Fit::Later("waits for a worker".to_owned())
     }
 
-    fn take(&mut self, needs: &Needs) {
+    fn take(&mut self, needs: &ContainerNeeds) {
         if let Some(at) = self.find(needs) {
             self.free[at] = self.free[at].less(amount(needs));
         }
     }
 
-    fn reserve(&mut self, needs: &Needs) {
+    fn reserve(&mut self, needs: &ContainerNeeds) {
         let most = (0..self.free.len()).max_by_key(|at| self.free[*at].cpus);
         if let Some(at) = most {
             self.free[at] = self.free[at].less(amount(needs));

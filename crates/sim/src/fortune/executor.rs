@@ -7,7 +7,7 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
-use windlass_api::queue::{Client, QueueError};
+use windlass_api::queue::{QueueError, QueueHttpClient};
 use windlass_model::dispatch::Attempt;
 
 use super::{ProgramStart, SharedQueueWorld};
@@ -67,7 +67,7 @@ impl ExecutorBehaviour {
 
 /// Whether it failed before anything ran.
 pub(super) async fn execute(
-    client: &Client,
+    client: &QueueHttpClient,
     attempt: &Attempt,
     fate: ExecutorBehaviour,
     mut told: watch::Receiver<bool>,
@@ -133,7 +133,7 @@ async fn wait_for_stop(told: &mut watch::Receiver<bool>) {
     }
 }
 
-async fn read_with_retry(client: &Client, path: &str) -> Option<Value> {
+async fn read_with_retry(client: &QueueHttpClient, path: &str) -> Option<Value> {
     for _ in 0..ATTEMPTS_MAX {
         match client.get(path).await {
             Ok(record) => return Some(record),
@@ -146,7 +146,7 @@ async fn read_with_retry(client: &Client, path: &str) -> Option<Value> {
 
 /// Until somebody answers; a repeat is known by its name.
 async fn put_with_retry(
-    client: &Client,
+    client: &QueueHttpClient,
     path: &str,
     attempt: &Attempt,
     mut change: Value,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 use tokio::time::Instant;
-use windlass_api::queue::Client;
-use windlass_model::{dispatch::Needs, time::Timestamp};
+use windlass_api::queue::QueueHttpClient;
+use windlass_model::{dispatch::ContainerNeeds, time::Timestamp};
 
 use super::{EPOCH_US, LockRecord, QueueWorld, SharedQueueWorld};
 use crate::invariants::containers;
@@ -20,7 +20,7 @@ struct ContainerChange<'a> {
 }
 
 /// Tokens of attempts that are over open nothing.
-pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &Client) {
+pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &QueueHttpClient) {
     let tokens = world.lock().tokens.clone();
     for (uuid, attempt, token) in tokens {
         let answer = people.with_token(&token).get(&format!("containers/{uuid}")).await;
@@ -30,10 +30,10 @@ pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &Clie
     }
 }
 
-pub(super) fn history(
+pub(super) fn check_history(
     world: &SharedQueueWorld,
     rows: &[Value],
-    needs: &BTreeMap<String, Needs>,
+    needs: &BTreeMap<String, ContainerNeeds>,
     began: Instant,
 ) {
     let mut world = world.lock();
@@ -42,7 +42,7 @@ pub(super) fn history(
         world.record_violation("C2", what);
     }
     check_single_start(&mut world, &records);
-    let theirs: BTreeMap<&str, &Needs> = rows
+    let theirs: BTreeMap<&str, &ContainerNeeds> = rows
         .iter()
         .filter_map(|row| {
             let new = &row["properties"]["new_attributes"];
@@ -118,7 +118,7 @@ fn changes(rows: &[Value]) -> Vec<ContainerChange<'_>> {
 /// Who was in the queue when.
 struct QueueOrder<'a> {
     changes: Vec<ContainerChange<'a>>,
-    needs: BTreeMap<&'a str, &'a Needs>,
+    needs: BTreeMap<&'a str, &'a ContainerNeeds>,
     began: Instant,
 }
 

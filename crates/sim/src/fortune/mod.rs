@@ -28,15 +28,15 @@ use tokio::{
     task::JoinHandle,
     time::{Instant, sleep},
 };
-use windlass_api::queue::{Client, encoded};
+use windlass_api::queue::{QueueHttpClient, percent_encode};
 use windlass_dispatch::{
-    queue::Door,
+    queue::QueueClient,
     rounds::{Dispatcher, Settings as Ways},
 };
-use windlass_model::{dispatch::Needs, time::Span};
+use windlass_model::{dispatch::ContainerNeeds, time::Span};
 use windlass_server::{
     app::App,
-    config::{Given, Settings},
+    config::{Settings, SettingsSource},
     db::Db,
     routes,
     secrets::Keyring,
@@ -111,7 +111,7 @@ impl QueueWorld {
 /// A request of somebody.
 struct SimRequest {
     request: String,
-    needs: Needs,
+    needs: ContainerNeeds,
     is_held: bool,
 }
 
@@ -120,7 +120,7 @@ struct QueueSim {
     rng: Rng,
     world: SharedQueueWorld,
     router: axum::Router,
-    people: Client,
+    people: QueueHttpClient,
     started: Instant,
     tokens: Vec<String>,
     dispatchers: Vec<Option<JoinHandle<()>>>,
@@ -139,20 +139,20 @@ impl QueueSim {
         let started = Instant::now();
         let clock = move || EPOCH_US + i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
-        let given = Given {
+        let given = SettingsSource {
             // Nothing is kept there.
             data_dir: Some(PathBuf::from("/nonexistent/windlass-simulation")),
             admin_token: Some(TOKEN.to_owned()),
             no_local: Some(true),
-            ..Given::default()
+            ..SettingsSource::default()
         };
         let settings = Settings { pipelines: false, ..Settings::new(given, None)? };
         let app = App::new(db, settings, Keyring::ephemeral()?)?;
         boot::ensure(&app).await?;
-        let router = routes::all().into_router(app);
+        let router = routes::all_routes().into_router(app);
         let world = SharedQueueWorld::default();
         let way = FaultyTransport::new(router.clone(), world.clone(), rng.fork(), Caller::User);
-        let people = Client::with_transport(Arc::new(way), TOKEN);
+        let people = QueueHttpClient::with_transport(Arc::new(way), TOKEN);
         let mut play = Self {
             seed,
             world,
@@ -200,7 +200,7 @@ impl QueueSim {
         });
         let made = self.people.post("container_requests", &json!({ "container_request": request })).await?;
         let request = made["uuid"].as_str().context("a request without a name")?.to_owned();
-        let needs = Needs { cpus: u32::try_from(cpus)?, memory, ..Needs::default() };
+        let needs = ContainerNeeds { cpus: u32::try_from(cpus)?, memory, ..ContainerNeeds::default() };
         self.asked.push(SimRequest { request, needs, is_held: false });
         Ok(())
     }
@@ -215,8 +215,8 @@ impl QueueSim {
         );
         let executors =
             FaultyTransport::new(self.router.clone(), self.world.clone(), self.rng.fork(), Caller::Executor);
-        let client = Client::with_transport(Arc::new(way), &self.tokens[at]);
-        let executors = Client::with_transport(Arc::new(executors), "");
+        let client = QueueHttpClient::with_transport(Arc::new(way), &self.tokens[at]);
+        let executors = QueueHttpClient::with_transport(Arc::new(executors), "");
         let begun = Instant::now();
         let pool = PoolScheduler::new(self.world.clone(), at, begun, executors);
         self.dispatchers[at] = Some(tokio::spawn(dispatch(client, pool, begun)));
@@ -231,9 +231,9 @@ impl QueueSim {
         }
         let history = self.history().await?;
         judge::check_tokens_revoked(&self.world, &self.people).await;
-        let needs: BTreeMap<String, Needs> =
+        let needs: BTreeMap<String, ContainerNeeds> =
             self.asked.iter().map(|one| (one.request.clone(), one.needs.clone())).collect();
-        judge::history(&self.world, &history, &needs, self.started);
+        judge::check_history(&self.world, &history, &needs, self.started);
         let mut hasher = DefaultHasher::new();
         for row in &history {
             let change = &row["properties"];
@@ -316,7 +316,7 @@ impl QueueSim {
 
     async fn wait_until_empty(&mut self) -> Result<()> {
         let (mut moved, mut rows) = (Instant::now(), 0);
-        let open = encoded(&json!([["state", "in", ["Queued", "Locked", "Running"]]]).to_string());
+        let open = percent_encode(&json!([["state", "in", ["Queued", "Locked", "Running"]]]).to_string());
         loop {
             let page = self.people.get(&format!("containers?limit=0&filters={open}")).await?;
             if page["items_available"] == 0 {
@@ -360,7 +360,7 @@ impl QueueSim {
         let mut rows: Vec<Value> = Vec::new();
         loop {
             let last = rows.last().and_then(|row| row["id"].as_i64()).unwrap_or(0);
-            let filters = encoded(&json!([["id", ">", last]]).to_string());
+            let filters = percent_encode(&json!([["id", ">", last]]).to_string());
             let path = format!("logs?order=id&limit=1000&count=none&filters={filters}");
             let page = self.people.get(&path).await?;
             let more = page["items"].as_array().context("no list")?;
@@ -373,9 +373,9 @@ impl QueueSim {
 }
 
 /// As `windlass dispatch` does it.
-async fn dispatch(client: Client, pool: PoolScheduler, begun: Instant) {
+async fn dispatch(client: QueueHttpClient, pool: PoolScheduler, begun: Instant) {
     let door = loop {
-        match Door::open(client.clone()).await {
+        match QueueClient::open(client.clone()).await {
             Ok(door) => break door,
             Err(_) => sleep(DISPATCH_INTERVAL).await,
         }

@@ -10,7 +10,7 @@ use tokio::{
     task::AbortHandle,
     time::{Instant, sleep},
 };
-use windlass_model::dispatch::{Attempt, Needs, room::Amount};
+use windlass_model::dispatch::{Attempt, ContainerNeeds, room::ResourceAmount};
 
 use super::SharedQueueWorld;
 use crate::rng::Rng;
@@ -18,12 +18,12 @@ use crate::rng::Rng;
 const WORKERS_MAX: usize = 10;
 const GIB: u64 = 1 << 30;
 /// What can be had, by size. The second never comes, the fourth not in the first minutes.
-pub(super) const WORKER_SIZES: [Amount; 5] = [
-    Amount { cpus: 2, memory: 4 * GIB, gpus: 0 },
-    Amount { cpus: 4, memory: 4 * GIB, gpus: 0 },
-    Amount { cpus: 4, memory: 8 * GIB, gpus: 0 },
-    Amount { cpus: 8, memory: 8 * GIB, gpus: 0 },
-    Amount { cpus: 8, memory: 16 * GIB, gpus: 0 },
+pub(super) const WORKER_SIZES: [ResourceAmount; 5] = [
+    ResourceAmount { cpus: 2, memory: 4 * GIB, gpus: 0 },
+    ResourceAmount { cpus: 4, memory: 4 * GIB, gpus: 0 },
+    ResourceAmount { cpus: 4, memory: 8 * GIB, gpus: 0 },
+    ResourceAmount { cpus: 8, memory: 8 * GIB, gpus: 0 },
+    ResourceAmount { cpus: 8, memory: 16 * GIB, gpus: 0 },
 ];
 const UNAVAILABLE_SIZE: usize = 1;
 const LATE_SIZE: usize = 3;
@@ -58,7 +58,7 @@ pub(super) enum WorkerState {
 
 pub(super) struct PoolWorker {
     pub(super) number: u64,
-    pub(super) size: Amount,
+    pub(super) size: ResourceAmount,
     pub(super) state: WorkerState,
     since: Instant,
     /// When it comes up, or when its trouble begins.
@@ -68,7 +68,7 @@ pub(super) struct PoolWorker {
 
 pub(super) struct PoolJob {
     pub(super) attempt: Attempt,
-    pub(super) needs: Needs,
+    pub(super) needs: ContainerNeeds,
     pub(super) priority: u64,
     pub(super) token: String,
     pub(super) worker: Option<u64>,
@@ -85,7 +85,7 @@ pub(super) struct Pool {
     pub(super) jobs: BTreeMap<u64, PoolJob>,
     pub(super) next_job: u64,
     next_worker: u64,
-    pub(super) demand: Vec<Needs>,
+    pub(super) demand: Vec<ContainerNeeds>,
     shunned: BTreeMap<usize, Instant>,
     limited_until: Option<Instant>,
     pub(super) submitted: BTreeSet<Attempt>,
@@ -172,7 +172,7 @@ impl Pool {
         self.ended(id, false);
     }
 
-    pub(super) fn free(&self, worker: &PoolWorker) -> Amount {
+    pub(super) fn free(&self, worker: &PoolWorker) -> ResourceAmount {
         let theirs = self.jobs.values().filter(|job| job.worker == Some(worker.number) && job.over.is_none());
         theirs.fold(worker.size, |free, job| free.less(amount(&job.needs)))
     }
@@ -257,7 +257,7 @@ impl Pool {
         }
         // Those that were handed over before their worker went are waited for as well.
         let waiting = self.jobs.values().filter(|job| job.worker.is_none() && job.over.is_none());
-        let mut wanted: Vec<Needs> = waiting.map(|job| job.needs.clone()).collect();
+        let mut wanted: Vec<ContainerNeeds> = waiting.map(|job| job.needs.clone()).collect();
         wanted.append(&mut self.demand);
         for needs in wanted {
             if self.workers.len() >= WORKERS_MAX {
@@ -333,11 +333,11 @@ impl Pool {
     }
 }
 
-pub(super) fn amount(needs: &Needs) -> Amount {
-    Amount { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
+pub(super) fn amount(needs: &ContainerNeeds) -> ResourceAmount {
+    ResourceAmount { cpus: needs.cpus, memory: needs.memory, gpus: needs.gpus }
 }
 
-pub(super) fn holds(size: Amount, needs: Amount) -> bool {
+pub(super) fn holds(size: ResourceAmount, needs: ResourceAmount) -> bool {
     size.cpus >= needs.cpus && size.memory >= needs.memory
 }
 
@@ -349,7 +349,7 @@ pub(super) fn add_stray_jobs(world: &SharedQueueWorld, at: usize) {
         let id = pool.next_job;
         pool.next_job += 1;
         let attempt = Attempt { uuid: format!("wlass-dz642-stray{number}"), number: 1 };
-        let needs = Needs { cpus: 1, memory: GIB, ..Needs::default() };
+        let needs = ContainerNeeds { cpus: 1, memory: GIB, ..ContainerNeeds::default() };
         let job = PoolJob {
             attempt,
             needs,

@@ -10,7 +10,7 @@ use crate::cloud::MachineEvent;
 /// Why an instance may end though jobs are on it: it is lost anyway.
 const LOST_REASONS: [&str; 4] = ["unreachable", "error", "provisioning_timeout", "no_offers"];
 
-pub(super) fn safety(h: &History) -> Vec<Violation> {
+pub(super) fn check_always(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     found.extend(g4_volumes_are_with_one_machine_and_never_torn_away(h));
     found.extend(g4_a_final_job_has_no_volume(h));
@@ -125,7 +125,7 @@ fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
 }
 
 /// Once faults have stopped and time has passed.
-pub(super) fn at_rest(h: &History) -> Vec<Violation> {
+pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (volume, instance) in &h.attachments {
         found.push(broken("G4", format!("volume {volume} stays attached to {instance}")));
@@ -164,7 +164,7 @@ pub(super) fn m8_no_ssh_host_failed(h: &History) -> Vec<Violation> {
 }
 
 /// Every fleet and volume was deleted: nothing is left that costs money.
-pub(super) fn swept(h: &History) -> Vec<Violation> {
+pub(super) fn check_after_deletion(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (instance, machine) in &h.machines {
         found.push(broken("G7", format!("machine {machine} of instance {instance} was left behind")));

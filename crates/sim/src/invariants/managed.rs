@@ -9,28 +9,28 @@ use windlass_model::{
     job,
     managed_job::{
         RecoverySource, Status,
-        plan::{Plan, RecoveryStrategy, Shape},
-        record::{Record, job_status},
+        plan::{ManagedJobPlan, RecoveryStrategy, Shape},
+        record::{TaskRecord, job_status},
     },
     run,
 };
 
 use super::{Event, History, RunRow, Violation, broken, status_events};
-use crate::host::Effect;
+use crate::host::HostEffect;
 
 /// A cancel may meet a pass that was on its way; whoever launches this long after it did not look.
 const CANCEL_GRACE_US: i64 = 120_000_000;
 
 /// Which attempt a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct RunAttempt {
     pub job: Uuid,
     pub task: usize,
     pub number: u32,
     pub made_at: i64,
 }
 
-impl Attempt {
+impl RunAttempt {
     /// From the name of its run, which ends with the numbers of the task and the attempt.
     pub fn read(job: Uuid, name: &str, made_at: i64) -> Result<Self> {
         let mut parts = name.rsplitn(3, '-');
@@ -42,10 +42,10 @@ impl Attempt {
 
 /// A managed job as stored.
 #[derive(Clone, Debug, PartialEq)]
-pub struct JobRow {
+pub struct ManagedJobRow {
     pub id: Uuid,
     pub number: i64,
-    pub plan: Plan,
+    pub plan: ManagedJobPlan,
     pub status: String,
     pub schedule: String,
     pub claimed: bool,
@@ -59,10 +59,10 @@ pub struct TaskRow {
     pub id: Uuid,
     pub status: String,
     pub schedule: String,
-    pub record: Record,
+    pub record: TaskRecord,
 }
 
-pub(super) fn safety(h: &History) -> Vec<Violation> {
+pub(super) fn check_always(h: &History) -> Vec<Violation> {
     let mut found: Vec<Violation> =
         h.watched.iter().map(|(id, what)| broken(id, format!("at a write: {what}"))).collect();
     // Most histories have none, and the rest would look through all their events for nothing.
@@ -82,7 +82,7 @@ pub(super) fn safety(h: &History) -> Vec<Violation> {
         }
     }
     found.extend(m6_attempts_never_overlap(h));
-    found.extend(events(h));
+    found.extend(check_events(h));
     found
 }
 
@@ -91,7 +91,7 @@ fn about(name: &str, violation: &Violation) -> Violation {
 }
 
 /// Once faults have stopped and time has passed: none is lost.
-pub(super) fn at_rest(h: &History) -> Vec<Violation> {
+pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for job in &h.managed {
         let (number, status, schedule) = (job.number, &job.status, &job.schedule);
@@ -117,7 +117,7 @@ fn newest(h: &History) -> BTreeMap<(Uuid, usize), &RunRow> {
     newest.into_iter().map(|(task, (_, run))| (task, run)).collect()
 }
 
-fn r5_columns_agree_and_form_legal_pairs(job: &JobRow) -> Vec<Violation> {
+fn r5_columns_agree_and_form_legal_pairs(job: &ManagedJobRow) -> Vec<Violation> {
     let mut found = Vec::new();
     for (index, task) in job.tasks.iter().enumerate() {
         let record = &task.record;
@@ -139,11 +139,11 @@ fn r5_columns_agree_and_form_legal_pairs(job: &JobRow) -> Vec<Violation> {
     found
 }
 
-fn is_primary(plan: &Plan, task: usize) -> bool {
+fn is_primary(plan: &ManagedJobPlan, task: usize) -> bool {
     u32::try_from(task).is_ok_and(|task| plan.is_primary(task))
 }
 
-fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &JobRow) -> Vec<Violation> {
+fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &ManagedJobRow) -> Vec<Violation> {
     let Some(asked) = job.cancel_asked_at else { return Vec::new() };
     let own = h.runs.iter().filter_map(|run| run.attempt).filter(|attempt| attempt.job == job.id);
     let late = own.filter(|attempt| attempt.made_at > asked + CANCEL_GRACE_US);
@@ -165,7 +165,12 @@ fn is_done(h: &History, run: &RunRow) -> bool {
 }
 
 /// The end of a task follows from how its newest attempt ended, or from what was asked of it.
-fn check_task_ends(job: &JobRow, index: usize, newest: Option<&RunRow>, done: bool) -> Option<Violation> {
+fn check_task_ends(
+    job: &ManagedJobRow,
+    index: usize,
+    newest: Option<&RunRow>,
+    done: bool,
+) -> Option<Violation> {
     let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
     let status = newest.and_then(|run| run.status.parse::<run::Status>().ok());
     let over = status.is_none_or(|status| status.is_final());
@@ -200,7 +205,7 @@ fn check_task_ends(job: &JobRow, index: usize, newest: Option<&RunRow>, done: bo
 }
 
 /// Somebody asked for it, or what it belongs to ended before it.
-fn is_cancel_due(job: &JobRow, index: usize) -> bool {
+fn is_cancel_due(job: &ManagedJobRow, index: usize) -> bool {
     let status = |task: usize| job.tasks.get(task).map(|task| task.record.status);
     let after = job.plan.tasks.get(index).map(|task| task.after.clone()).unwrap_or_default();
     let failed = |task: &u32| {
@@ -222,7 +227,7 @@ fn is_cancel_due(job: &JobRow, index: usize) -> bool {
     job.cancel_asked_at.is_some() || after.iter().any(failed) || in_group
 }
 
-fn check_restart_counts(job: &JobRow, index: usize) -> Option<Violation> {
+fn check_restart_counts(job: &ManagedJobRow, index: usize) -> Option<Violation> {
     let (task, record) = (job.plan.tasks.get(index)?, &job.tasks.get(index)?.record);
     let (count, most) = (record.restarts_on_errors, task.recovery.max_restarts_on_errors);
     (count > most)
@@ -232,7 +237,7 @@ fn check_restart_counts(job: &JobRow, index: usize) -> Option<Violation> {
 /// Containers of two attempts of one task never live at one time, and never two attempts are active. A host that was
 /// given up is let off: it is fenced, and nobody can know.
 fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
-    let attempts: BTreeMap<Uuid, Attempt> =
+    let attempts: BTreeMap<Uuid, RunAttempt> =
         h.runs.iter().filter_map(|run| Some((run.id, run.attempt?))).collect();
     let mut found = Vec::new();
     let mut active = BTreeSet::new();
@@ -244,7 +249,7 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
             found.push(broken("M6", what));
         }
     }
-    let of: BTreeMap<SubmissionId, Attempt> = h
+    let of: BTreeMap<SubmissionId, RunAttempt> = h
         .jobs
         .iter()
         .filter(|job| !job.host_lost)
@@ -257,15 +262,18 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
         let Some(attempt) = of.get(&entry.submission) else { continue };
         let lives = lives.entry((attempt.job, attempt.task)).or_default();
         match entry.kind {
-            Effect::ContainerStarted => {
+            HostEffect::ContainerStarted => {
                 lives.insert(entry.submission, (entry.at, i64::MAX, attempt.number));
             }
-            Effect::ContainerExited => {
+            HostEffect::ContainerExited => {
                 if let Some(life) = lives.get_mut(&entry.submission) {
                     life.1 = entry.at;
                 }
             }
-            Effect::GpuAcquired(_) | Effect::GpuReleased(_) | Effect::RefusedEpoch | Effect::Removed => {}
+            HostEffect::GpuAcquired(_)
+            | HostEffect::GpuReleased(_)
+            | HostEffect::RefusedEpoch
+            | HostEffect::Removed => {}
         }
     }
     for ((job, task), lives) in lives {
@@ -301,8 +309,8 @@ struct TaskHistory {
 }
 
 /// Checks that walk the history of each task: where recoveries come from, what they count, and who waits for whom.
-fn events(h: &History) -> Vec<Violation> {
-    let plans: BTreeMap<Uuid, (&JobRow, usize)> = h
+fn check_events(h: &History) -> Vec<Violation> {
+    let plans: BTreeMap<Uuid, (&ManagedJobRow, usize)> = h
         .managed
         .iter()
         .flat_map(|job| job.tasks.iter().enumerate().map(move |(index, task)| (task.id, (job, index))))
@@ -411,7 +419,7 @@ impl TaskHistory {
 }
 
 /// How tasks ended, and how often they recovered: for whoever wants to know that something happened at all.
-pub fn outcomes(h: &History) -> BTreeMap<String, u64> {
+pub fn count_outcomes(h: &History) -> BTreeMap<String, u64> {
     let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();
     for record in h.managed.iter().flat_map(|job| &job.tasks).map(|task| &task.record) {
         *outcomes.entry(record.status.to_string()).or_default() += 1;

@@ -12,11 +12,11 @@ use windlass_server::{
 
 use super::{
     Event, FleetRow, History, InstanceRow, JobRow, RunRow, VolumeRow,
-    managed::{self, Attempt, TaskRow},
+    managed::{self, RunAttempt, TaskRow},
 };
 
 /// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
-pub async fn read(history: &mut History, db: &Db) -> Result<()> {
+pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
     let seen = history.events.last().map_or(0, |event| event.seq);
     for row in db.query(checks::EVENTS, params![seen]).await? {
         history.events.push(Event {
@@ -53,16 +53,16 @@ pub async fn read(history: &mut History, db: &Db) -> Result<()> {
     for row in db.query(checks::RUNS, Vec::new()).await? {
         let id: Uuid = row.uuid(0)?;
         let attempt = match row.opt_uuid(2)? {
-            Some(job) => Some(Attempt::read(job, &row.text(3)?, row.int(4)?)?),
+            Some(job) => Some(RunAttempt::read(job, &row.text(3)?, row.int(4)?)?),
             None => None,
         };
         history.runs.push(RunRow { id, status: row.text(1)?, stopped_at: None, attempt });
     }
-    managed(history, db).await?;
+    read_managed(history, db).await?;
     read_resources(history, db).await
 }
 
-async fn managed(history: &mut History, db: &Db) -> Result<()> {
+async fn read_managed(history: &mut History, db: &Db) -> Result<()> {
     let mut tasks: BTreeMap<Uuid, Vec<TaskRow>> = BTreeMap::new();
     for row in db.query(checks::MANAGED_TASKS, Vec::new()).await? {
         tasks.entry(row.uuid(1)?).or_default().push(TaskRow {
@@ -75,7 +75,7 @@ async fn managed(history: &mut History, db: &Db) -> Result<()> {
     history.managed.clear();
     for row in db.query(checks::MANAGED_JOBS, Vec::new()).await? {
         let id: Uuid = row.uuid(0)?;
-        history.managed.push(managed::JobRow {
+        history.managed.push(read_managed::ManagedJobRow {
             id,
             number: row.int(1)?,
             plan: serde_json::from_str(&row.text(2)?)?,

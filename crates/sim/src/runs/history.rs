@@ -14,14 +14,14 @@ use crate::{
 };
 
 /// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
-pub(super) async fn read(
+pub(super) async fn read_history(
     history: &mut History,
     db: &Db,
     world: &SharedWorld,
     cast: &Workload,
     shelf: &MemoryLogs,
 ) -> Result<()> {
-    rows::read(history, db).await?;
+    rows::read_history(history, db).await?;
     history.watched.clear();
     for row in db.query(checks::watch::VIOLATIONS, Vec::new()).await? {
         let id = if row.text(0)? == "M5" { "M5" } else { "M6" };

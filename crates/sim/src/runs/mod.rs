@@ -46,7 +46,7 @@ use self::{
 use crate::{
     cloud,
     invariants::{self, History, Violation},
-    net::{Rates, SharedWorld, World},
+    net::{NetworkFaultRates, SharedWorld, World},
     rng::Rng,
     runs::weather::DbFaultRates,
 };
@@ -87,7 +87,7 @@ pub struct Report {
 
 /// What a seed has more of than chance would give it. A planted bug that needs one kind of trouble is caught sooner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum FaultBias {
     /// A bit of everything, as chance has it.
     Mixed,
     /// The database's clock jumps ahead often: leases end earlier than their holders can know.
@@ -102,7 +102,7 @@ pub fn play(seed: u64) -> Result<Report> {
 }
 
 /// Plays one seed with more of one kind of trouble.
-pub fn play_with(seed: u64, trouble: Trouble) -> Result<Report> {
+pub fn play_with(seed: u64, trouble: FaultBias) -> Result<Report> {
     virtual_time_runtime()?.block_on(async { RunSim::begin(seed, trouble)?.play().await })
 }
 
@@ -110,13 +110,13 @@ pub fn play_with(seed: u64, trouble: Trouble) -> Result<Report> {
 pub fn simulate_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
     // Inside, where time is virtual from the first moment on.
     virtual_time_runtime()?.block_on(async {
-        let sim = RunSim::begin(seed, Trouble::Mixed)?;
+        let sim = RunSim::begin(seed, FaultBias::Mixed)?;
         let db = sim.db.clone();
         let report = sim.play().await?;
         if let Some(folder) = folder.filter(|_| !report.violations.is_empty()) {
             std::fs::create_dir_all(folder)?;
             let file = folder.join(format!("seed-{seed}.db"));
-            db.query(checks::KEEP, params![file.display().to_string()]).await?;
+            db.query(checks::VACUUM_INTO, params![file.display().to_string()]).await?;
         }
         Ok(report)
     })
@@ -128,7 +128,7 @@ fn virtual_time_runtime() -> Result<tokio::runtime::Runtime> {
 
 struct RunSim {
     seed: u64,
-    trouble: Trouble,
+    trouble: FaultBias,
     rng: Rng,
     world: SharedWorld,
     db: Db,
@@ -150,7 +150,7 @@ fn ssh_key() -> Result<String> {
 }
 
 impl RunSim {
-    fn begin(seed: u64, trouble: Trouble) -> Result<Self> {
+    fn begin(seed: u64, trouble: FaultBias) -> Result<Self> {
         let mut rng = Rng::new(seed);
         let started = Instant::now();
         let clock_ahead = Arc::new(AtomicI64::new(0));
@@ -227,7 +227,7 @@ impl RunSim {
             fired,
             runs: history.runs.len(),
             managed_jobs: history.managed.len(),
-            outcomes: invariants::managed::outcomes(history),
+            outcomes: invariants::managed::count_outcomes(history),
             passes: self.watch.passes(),
             calls: self.calls.load(Ordering::Relaxed),
             virtual_secs: self.started.elapsed().as_secs(),
@@ -236,7 +236,7 @@ impl RunSim {
 
     fn set_misfortune(&mut self, on: bool) {
         let (rates, storm, hints_lost) = if on {
-            let mut rates = Rates {
+            let mut rates = NetworkFaultRates {
                 lost: self.rng.between(0, 6),
                 unanswered: self.rng.between(0, 6),
                 doubled: self.rng.between(0, 8),
@@ -247,15 +247,15 @@ impl RunSim {
                 acknowledgement_lost: self.rng.between(0, 2),
                 slow: self.rng.between(0, 5),
             };
-            if self.trouble == Trouble::SlowCalls {
+            if self.trouble == FaultBias::SlowCalls {
                 (rates.slow, storm.slow) = (BIAS_PERCENT, BIAS_PERCENT);
             }
             (rates, storm, *self.rng.pick(&[0, 20, 100]))
         } else {
-            (Rates::default(), DbFaultRates::default(), 0)
+            (NetworkFaultRates::default(), DbFaultRates::default(), 0)
         };
         let bad = |rng: &mut Rng, most: u64| if on { rng.between(0, most) } else { 0 };
-        let cloud = cloud::Rates {
+        let cloud = cloud::CloudFaultRates {
             lost: bad(&mut self.rng, 6),
             unanswered: bad(&mut self.rng, 6),
             slow: bad(&mut self.rng, 10),
@@ -300,7 +300,7 @@ impl RunSim {
 
     fn inject_fault(&mut self) {
         let victim = self.rng.between(0, self.replicas.len() as u64 - 1) as usize;
-        let jumps = self.trouble == Trouble::ClockJumps && self.rng.chance(BIAS_PERCENT);
+        let jumps = self.trouble == FaultBias::ClockJumps && self.rng.chance(BIAS_PERCENT);
         match if jumps { 12 } else { self.rng.between(1, 12) } {
             1..=4 => {
                 let back = self.rng.millis(100, 60_000);
@@ -370,7 +370,7 @@ impl RunSim {
             if !found.is_empty() {
                 return Ok(found);
             }
-            let left = invariants::swept(&self.history);
+            let left = invariants::check_after_deletion(&self.history);
             if left.is_empty() || Instant::now() >= deadline {
                 return Ok(left);
             }
@@ -378,12 +378,12 @@ impl RunSim {
     }
 
     async fn read(&mut self) -> Result<()> {
-        history::read(&mut self.history, &self.db, &self.world, &self.cast, &self.shelf).await
+        history::read_history(&mut self.history, &self.db, &self.world, &self.cast, &self.shelf).await
     }
 
     async fn check(&mut self) -> Result<Vec<Violation>> {
         self.read().await?;
-        let mut found = invariants::safety(&self.history);
+        let mut found = invariants::check_always(&self.history);
         found.extend(self.watch.violations());
         Ok(found)
     }

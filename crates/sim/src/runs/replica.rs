@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use windlass_backend::{Backend, Backends};
 use windlass_engine::{Engine, Hints, Settings};
 use windlass_model::{
-    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::Limits},
+    decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::SlotLimits},
     retry,
 };
 use windlass_server::{
     db::Db,
-    logs::{Store, archive::Archive},
+    logs::{LogStore, archive::NotifyingLogStore},
     pipelines::{self, PipelineContext},
     run_shape::RunSpecCache,
     secrets::Keyring,
@@ -27,7 +27,7 @@ use super::{
     weather::{DbFaultRates, FaultyDbLink},
 };
 use crate::{
-    cloud::{Door, SimRemoteBackend},
+    cloud::{SimBackend, SimRemoteBackend},
     net::{ReplicaFreeze, SharedWorld, SimNetwork},
     rng::Rng,
 };
@@ -36,12 +36,12 @@ use crate::{
 const IDLE_DELAYS: &[Duration] = &[Duration::from_secs(2), Duration::from_secs(5)];
 
 /// Few slots: managed jobs stand in line for them.
-pub(super) const JOB_LIMITS: Limits = Limits { max_launching: 2, max_alive: 3 };
+pub(super) const JOB_LIMITS: SlotLimits = SlotLimits { max_launching: 2, max_alive: 3 };
 
 /// What all replicas of a server have in common beside the database.
 #[derive(Clone)]
 pub(super) struct SharedState {
-    pub(super) logs: Arc<dyn Store>,
+    pub(super) logs: Arc<dyn LogStore>,
     pub(super) keys: Arc<Keyring>,
     /// Of the database, by all of them.
     pub(super) calls: Arc<AtomicU64>,
@@ -107,7 +107,7 @@ impl Replica {
                 Arc::new(self.cloud_backend()) as Arc<dyn Backend>,
                 Arc::new(SimRemoteBackend(self.cloud_backend())) as Arc<dyn Backend>,
             ]),
-            logs: Arc::new(Archive::new(self.shared.logs.clone())),
+            logs: Arc::new(NotifyingLogStore::new(self.shared.logs.clone())),
             keys: self.shared.keys.clone(),
             shapes: RunSpecCache::default(),
             lost_after: UNREACHABLE_GRACE,
@@ -130,12 +130,12 @@ impl Replica {
         settings.workers = 4;
         // Looks for nothing are most of what a quiet replica does; rarer ones find the same.
         settings.idle_delays = IDLE_DELAYS;
-        pipelines::install(&hands, &mut MonitoredInstaller { engine: &mut engine, settings, eye });
+        pipelines::register_all(&hands, &mut MonitoredInstaller { engine: &mut engine, settings, eye });
         self.running = Some(engine);
     }
 
-    fn cloud_backend(&self) -> Door {
-        Door { world: self.world.clone(), freeze: self.freeze.clone() }
+    fn cloud_backend(&self) -> SimBackend {
+        SimBackend { world: self.world.clone(), freeze: self.freeze.clone() }
     }
 
     /// Abrupt death: every task stops at the await it stands at.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
-use windlass_server::logs::{Answer, Log, LogError, Piece, Range, Store, Stream};
+use windlass_server::logs::{Log, LogChunk, LogError, LogFuture, LogRange, LogSource, LogStore};
 
 #[derive(Default)]
 pub(super) struct MemoryLogs(Mutex<HashMap<Log, Vec<u8>>>);
@@ -12,14 +12,14 @@ pub(super) struct MemoryLogs(Mutex<HashMap<Log, Vec<u8>>>);
 impl MemoryLogs {
     /// Every job's log.
     pub(super) fn all_logs(&self, mut look: impl FnMut(SubmissionId, &[u8])) {
-        for (log, bytes) in self.0.lock().iter().filter(|(log, _)| log.stream == Stream::Job) {
+        for (log, bytes) in self.0.lock().iter().filter(|(log, _)| log.stream == LogSource::Job) {
             look(log.submission, bytes);
         }
     }
 }
 
-impl Store for MemoryLogs {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, _at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+impl LogStore for MemoryLogs {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, _at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
         Box::pin(async move {
             let mut logs = self.0.lock();
             let kept = logs.entry(*log).or_default();
@@ -33,22 +33,22 @@ impl Store for MemoryLogs {
         })
     }
 
-    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+    fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64> {
         Box::pin(async move { Ok(self.0.lock().get(log).map_or(0, |kept| kept.len() as u64)) })
     }
 
-    fn read<'a>(&'a self, log: &'a Log, _range: Range) -> Answer<'a, Vec<Piece>> {
+    fn read<'a>(&'a self, log: &'a Log, _range: LogRange) -> LogFuture<'a, Vec<LogChunk>> {
         Box::pin(async move {
             let bytes = self.0.lock().get(log).cloned().unwrap_or_default();
-            Ok(vec![Piece { offset: 0, at: 0, bytes }])
+            Ok(vec![LogChunk { offset: 0, at: 0, bytes }])
         })
     }
 
-    fn sync<'a>(&'a self, _log: &'a Log) -> Answer<'a, ()> {
+    fn sync<'a>(&'a self, _log: &'a Log) -> LogFuture<'a, ()> {
         Box::pin(async { Ok(()) })
     }
 
-    fn remove(&self, _project: ProjectId, run: RunId) -> Answer<'_, ()> {
+    fn remove(&self, _project: ProjectId, run: RunId) -> LogFuture<'_, ()> {
         Box::pin(async move {
             self.0.lock().retain(|log, _| log.run != run);
             Ok(())

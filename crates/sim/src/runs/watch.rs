@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use uuid::Uuid;
 use windlass_engine::{ApplyOutcome, BatchPipeline, DbTime, Engine, Lease, Pipeline, Queue, Settings};
-use windlass_server::{db::Db, pipelines::Install};
+use windlass_server::{db::Db, pipelines::PipelineRegistry};
 
 use crate::{invariants::Violation, net::ReplicaFreeze, rng::Rng};
 
@@ -129,7 +129,7 @@ impl PipelineProbe {
     }
 }
 
-impl Install for MonitoredInstaller<'_> {
+impl PipelineRegistry for MonitoredInstaller<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         self.engine
             .spawn(MonitoredPipeline { inner: pipeline, eye: self.eye.clone() }, self.settings.clone());

@@ -12,7 +12,7 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::time::sleep;
-use windlass_server::db::{DbError, HookFuture, Weather};
+use windlass_server::db::{DbError, FaultHook, HookFuture};
 
 use crate::{net::ReplicaFreeze, rng::Rng};
 
@@ -52,7 +52,7 @@ fn connection_reset(what: &'static str) -> Arc<dyn std::error::Error + Send + Sy
     Arc::new(io::Error::new(io::ErrorKind::ConnectionReset, format!("{what}: the simulated road is cut")))
 }
 
-impl Weather for FaultyDbLink {
+impl FaultHook for FaultyDbLink {
     fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {

@@ -4,10 +4,10 @@ use uuid::Uuid;
 use windlass_model::id::{InstanceId, SubmissionId, VolumeId};
 use windlass_sim::{
     cloud::{self, MachineEvent},
-    host::{Effect, Entry},
+    host::{HostEffect, HostEntry},
     invariants::{
-        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, check_after_faults,
-        check_ssh_hosts, safety, swept,
+        Event, FleetRow, History, InstanceRow, JobRow, LogRow, RunRow, VolumeRow, check_after_deletion,
+        check_after_faults, check_always, check_ssh_hosts,
     },
 };
 
@@ -41,8 +41,8 @@ fn event(text: &str) -> Event {
     }
 }
 
-fn entry(n: u128, epoch: i64, at: i64, kind: Effect) -> Entry {
-    Entry { at, host: HOST, submission: submission(n), epoch, kind }
+fn entry(n: u128, epoch: i64, at: i64, kind: HostEffect) -> HostEntry {
+    HostEntry { at, host: HOST, submission: submission(n), epoch, kind }
 }
 
 fn job(id: u128, submission_num: i64, finished: bool) -> JobRow {
@@ -84,8 +84,8 @@ fn fleet(nodes_min: i64, nodes_max: i64) -> FleetRow {
     }
 }
 
-fn machine(name: &str, kind: MachineEvent) -> cloud::Entry {
-    cloud::Entry { at: 1, instance: HOST, machine: name.into(), kind }
+fn machine(name: &str, kind: MachineEvent) -> cloud::CloudEntry {
+    cloud::CloudEntry { at: 1, instance: HOST, machine: name.into(), kind }
 }
 
 #[track_caller]
@@ -96,7 +96,7 @@ fn assert_left(id: &str, history: &History) {
 
 #[track_caller]
 fn assert_breaks(id: &str, history: &History) {
-    let found = safety(history);
+    let found = check_always(history);
     assert!(found.iter().any(|v| v.id == id), "expected {id}, found {found:?}");
 }
 
@@ -119,16 +119,16 @@ fn a_clean_history_breaks_nothing() {
         .map(event)
         .into(),
         journal: vec![
-            entry(7, 3, 1, Effect::GpuAcquired("GPU-0".into())),
-            entry(7, 3, 2, Effect::ContainerStarted),
-            entry(7, 5, 3, Effect::ContainerExited),
-            entry(7, 5, 3, Effect::GpuReleased("GPU-0".into())),
+            entry(7, 3, 1, HostEffect::GpuAcquired("GPU-0".into())),
+            entry(7, 3, 2, HostEffect::ContainerStarted),
+            entry(7, 5, 3, HostEffect::ContainerExited),
+            entry(7, 5, 3, HostEffect::GpuReleased("GPU-0".into())),
         ],
         jobs: vec![job(7, 0, true)],
         instances: vec![instance(0, 1)],
         ..History::default()
     };
-    assert_eq!(safety(&history), []);
+    assert_eq!(check_always(&history), []);
     assert_eq!(check_after_faults(&history), []);
 }
 
@@ -181,7 +181,8 @@ fn r6_two_active_submissions_and_gaps_are_seen() {
 
 #[test]
 fn r7_a_second_container_is_seen() {
-    let journal = vec![entry(7, 1, 1, Effect::ContainerStarted), entry(7, 2, 2, Effect::ContainerStarted)];
+    let journal =
+        vec![entry(7, 1, 1, HostEffect::ContainerStarted), entry(7, 2, 2, HostEffect::ContainerStarted)];
     assert_breaks("R7", &History { journal, ..History::default() });
 }
 
@@ -205,31 +206,33 @@ fn r12_a_submission_after_a_stop_is_seen() {
 #[test]
 fn r22_a_container_that_outlives_its_job_is_seen() {
     let events = vec![event("job 7: terminating -> done by JobTerminating @1")];
-    let started = entry(7, 1, 1, Effect::ContainerStarted);
+    let started = entry(7, 1, 1, HostEffect::ContainerStarted);
     let runs_on = History { events: events.clone(), journal: vec![started.clone()], ..History::default() };
     assert_breaks("R22", &runs_on);
-    let late = entry(7, 1, 11, Effect::ContainerExited);
+    let late = entry(7, 1, 11, HostEffect::ContainerExited);
     assert_breaks(
         "R22",
         &History { events: events.clone(), journal: vec![started, late], ..History::default() },
     );
-    let revived = entry(7, 1, 12, Effect::ContainerStarted);
+    let revived = entry(7, 1, 12, HostEffect::ContainerStarted);
     assert_breaks("R22", &History { events, journal: vec![revived], ..History::default() });
 }
 
 #[test]
 fn l2_an_effect_of_an_older_holder_is_seen() {
-    let journal = vec![entry(7, 2, 1, Effect::ContainerStarted), entry(7, 1, 2, Effect::ContainerExited)];
+    let journal =
+        vec![entry(7, 2, 1, HostEffect::ContainerStarted), entry(7, 1, 2, HostEffect::ContainerExited)];
     assert_breaks("L2", &History { journal, ..History::default() });
 }
 
 #[test]
 fn g1_a_gpu_taken_twice_or_released_by_another_is_seen() {
     let gpu = || "GPU-0".to_owned();
-    let twice = vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuAcquired(gpu()))];
+    let twice =
+        vec![entry(7, 1, 1, HostEffect::GpuAcquired(gpu())), entry(8, 1, 2, HostEffect::GpuAcquired(gpu()))];
     assert_breaks("G1", &History { journal: twice, ..History::default() });
     let foreign =
-        vec![entry(7, 1, 1, Effect::GpuAcquired(gpu())), entry(8, 1, 2, Effect::GpuReleased(gpu()))];
+        vec![entry(7, 1, 1, HostEffect::GpuAcquired(gpu())), entry(8, 1, 2, HostEffect::GpuReleased(gpu()))];
     assert_breaks("G1", &History { journal: foreign, ..History::default() });
 }
 
@@ -288,7 +291,8 @@ fn g7_machines_that_nobody_owns_or_that_go_under_a_job_are_seen() {
     let idle = InstanceRow { reason: Some("idle_timeout".into()), ..instance(0, 1) };
     let under = vec![machine("vm-1", MachineEvent::DeleteAsked { running: 1 })];
     assert_breaks("G7", &History { instances: vec![idle], machine_journal: under, ..History::default() });
-    let left: Vec<_> = swept(&History { machines, ..History::default() }).iter().map(|v| v.id).collect();
+    let left: Vec<_> =
+        check_after_deletion(&History { machines, ..History::default() }).iter().map(|v| v.id).collect();
     assert_eq!(left, ["G7"]);
 }
 

@@ -5,28 +5,27 @@ use windlass_model::{
     id::{InstanceId, SubmissionId},
     managed_job::{
         PendingKind, Schedule, Status,
-        plan::{Plan, RecoveryStrategy},
-        record::Record,
+        plan::{ManagedJobPlan, RecoveryStrategy},
+        record::TaskRecord,
     },
-    sky::{self, Given},
+    sky::{self, CommandLineValues},
 };
 use windlass_sim::{
-    host::{Effect, Entry},
+    host::{HostEffect, HostEntry},
     invariants::{
-        self, Event, History, RunRow, check_after_faults,
-        managed::{Attempt, JobRow, TaskRow},
-        safety,
+        self, Event, History, RunRow, check_after_faults, check_always,
+        managed::{ManagedJobRow, RunAttempt, TaskRow},
     },
 };
 
 const JOB: Uuid = Uuid::from_u128(1);
 
-fn plan(text: &str) -> Plan {
-    sky::parse(text, &Given::default()).unwrap().plan
+fn plan(text: &str) -> ManagedJobPlan {
+    sky::parse_task_file(text, &CommandLineValues::default()).unwrap().plan
 }
 
 /// A job whose tasks are in these states.
-fn job(plan: Plan, records: Vec<Record>) -> JobRow {
+fn job(plan: ManagedJobPlan, records: Vec<TaskRecord>) -> ManagedJobRow {
     let rows = (100..).zip(records).map(|(id, record)| TaskRow {
         id: Uuid::from_u128(id),
         status: record.status.to_string(),
@@ -38,7 +37,7 @@ fn job(plan: Plan, records: Vec<Record>) -> JobRow {
     let status = windlass_model::managed_job::record::job_status(all).to_string();
     let finished = tasks.iter().all(|task| task.record.schedule == Schedule::Done);
     let schedule = if finished { Schedule::Done } else { Schedule::Alive }.to_string();
-    JobRow {
+    ManagedJobRow {
         id: JOB,
         number: 1,
         plan,
@@ -51,16 +50,16 @@ fn job(plan: Plan, records: Vec<Record>) -> JobRow {
     }
 }
 
-fn single_task_job(record: Record) -> JobRow {
+fn single_task_job(record: TaskRecord) -> ManagedJobRow {
     job(plan("run: work"), vec![record])
 }
 
-fn ended_record(status: Status) -> Record {
-    Record { status, schedule: Schedule::Done, pending: None, attempt: 1, ..Record::default() }
+fn ended_record(status: Status) -> TaskRecord {
+    TaskRecord { status, schedule: Schedule::Done, pending: None, attempt: 1, ..TaskRecord::default() }
 }
 
 fn attempt(number: u32, status: &str) -> RunRow {
-    let attempt = Attempt { job: JOB, task: 0, number, made_at: 1_000 };
+    let attempt = RunAttempt { job: JOB, task: 0, number, made_at: 1_000 };
     let id = Uuid::from_u128(200 + u128::from(number));
     RunRow { id, status: status.into(), stopped_at: None, attempt: Some(attempt) }
 }
@@ -115,32 +114,32 @@ const STARTED: [(u128, &str); 3] = [
     (0, "STARTING -> RUNNING for started"),
 ];
 
-fn running() -> Record {
-    Record {
+fn running() -> TaskRecord {
+    TaskRecord {
         status: Status::Running,
         schedule: Schedule::Alive,
         pending: None,
         attempt: 1,
-        ..Record::default()
+        ..TaskRecord::default()
     }
 }
 
 #[track_caller]
 fn assert_breaks(id: &str, words: &str, history: &History) {
-    let found = safety(history);
+    let found = check_always(history);
     assert!(
         found.iter().any(|v| v.id == id && v.what.contains(words)),
         "expected {id} {words}, found {found:?}"
     );
 }
 
-fn history_with(job: JobRow, runs: Vec<RunRow>) -> History {
+fn history_with(job: ManagedJobRow, runs: Vec<RunRow>) -> History {
     History { managed: vec![job], runs, ..History::default() }
 }
 
 #[test]
 fn a_job_that_recovers_and_succeeds_breaks_nothing() {
-    let record = Record { recovery_count: 1, attempt: 2, ..ended_record(Status::Succeeded) };
+    let record = TaskRecord { recovery_count: 1, attempt: 2, ..ended_record(Status::Succeeded) };
     let more = [
         (0, "RUNNING -> RECOVERING for failure"),
         (0, "RECOVERING -> RUNNING for recovered"),
@@ -150,9 +149,9 @@ fn a_job_that_recovers_and_succeeds_breaks_nothing() {
         events: events(&[&STARTED[..], &more[..]].concat()),
         ..history_with(single_task_job(record), vec![attempt(1, "failed"), attempt(2, "done")])
     };
-    assert_eq!(safety(&history), []);
+    assert_eq!(check_always(&history), []);
     assert_eq!(check_after_faults(&history), []);
-    assert_eq!(invariants::managed::outcomes(&history)["recovered"], 1);
+    assert_eq!(invariants::managed::count_outcomes(&history)["recovered"], 1);
 }
 
 #[test]
@@ -165,19 +164,19 @@ fn r2_a_job_that_never_ends_is_seen() {
 fn m5_what_the_database_saw_of_slots_is_told() {
     let history = History { watched: vec![("M5", "3 tasks launch".into())], ..History::default() };
     assert_breaks("M5", "3 tasks launch", &history);
-    let kept = JobRow { claimed: true, ..single_task_job(ended_record(Status::Succeeded)) };
+    let kept = ManagedJobRow { claimed: true, ..single_task_job(ended_record(Status::Succeeded)) };
     let found = check_after_faults(&history_with(kept, vec![attempt(1, "done")]));
     assert!(found.iter().any(|v| v.id == "M5"), "{found:?}");
 }
 
 #[test]
 fn r5_columns_that_may_not_stand_beside_each_other_are_seen() {
-    let record = Record { schedule: Schedule::Launching, ..running() };
+    let record = TaskRecord { schedule: Schedule::Launching, ..running() };
     assert_breaks("R5", "beside LAUNCHING", &history_with(single_task_job(record), vec![]));
     let mut job = single_task_job(running());
     job.tasks[0].status = "PENDING".into();
     assert_breaks("R5", "disagree", &history_with(job, vec![]));
-    let shown = JobRow { status: "PENDING".into(), ..single_task_job(running()) };
+    let shown = ManagedJobRow { status: "PENDING".into(), ..single_task_job(running()) };
     assert_breaks("R20", "shows PENDING", &history_with(shown, vec![]));
     let edge = [STARTED[0], (0, "PENDING -> SUCCEEDED for succeeded")];
     assert_breaks(
@@ -213,13 +212,13 @@ fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
     left.plan.tasks[0].recovery.max_restarts_on_errors = 1;
     assert_breaks("R20", "restarts left", &history_with(left.clone(), vec![attempt(1, "failed")]));
     left.plan.tasks[0].recovery.strategy = RecoveryStrategy::None;
-    assert_eq!(safety(&history_with(left, vec![attempt(1, "failed")])), []);
+    assert_eq!(check_always(&history_with(left, vec![attempt(1, "failed")])), []);
     // A stop that comes when all is done takes nothing back, whoever asked for it.
     let stopped = |status| History {
         jobs: vec![submitted(1, status)],
         ..history_with(single_task_job(ended_record(Status::Succeeded)), vec![attempt(1, "terminated")])
     };
-    assert_eq!(safety(&stopped("done")), []);
+    assert_eq!(check_always(&stopped("done")), []);
     assert_breaks("R20", "its run did not", &stopped("terminated"));
 }
 
@@ -228,8 +227,8 @@ fn m2_a_cancel_by_nobody_and_a_launch_after_one_are_seen() {
     let cancelled = single_task_job(ended_record(Status::Cancelled));
     assert_breaks("M2", "by nobody", &history_with(cancelled.clone(), vec![attempt(1, "terminated")]));
     let stopped = RunRow { stopped_at: Some(5), ..attempt(1, "terminated") };
-    assert_eq!(safety(&history_with(cancelled.clone(), vec![stopped])), []);
-    let asked = JobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
+    assert_eq!(check_always(&history_with(cancelled.clone(), vec![stopped])), []);
+    let asked = ManagedJobRow { cancel_asked_at: Some(-200_000_000), ..cancelled };
     assert_breaks("M2", "long after its cancel", &history_with(asked, vec![attempt(1, "terminated")]));
 }
 
@@ -256,13 +255,18 @@ fn m6_two_attempts_at_one_time_are_seen() {
     );
     let row = |number: u32| submitted(number, "running");
     let host = |number: u32| InstanceId(Uuid::from_u128(400 + u128::from(number)));
-    let entry =
-        |number, at, kind| Entry { at, host: host(number), submission: submission(number), epoch: 1, kind };
+    let entry = |number, at, kind| HostEntry {
+        at,
+        host: host(number),
+        submission: submission(number),
+        epoch: 1,
+        kind,
+    };
     let journal = |second_at| {
         vec![
-            entry(1, 10, Effect::ContainerStarted),
-            entry(1, 20, Effect::ContainerExited),
-            entry(2, second_at, Effect::ContainerStarted),
+            entry(1, 10, HostEffect::ContainerStarted),
+            entry(1, 20, HostEffect::ContainerExited),
+            entry(2, second_at, HostEffect::ContainerStarted),
         ]
     };
     let history = |second_at| History {
@@ -271,18 +275,21 @@ fn m6_two_attempts_at_one_time_are_seen() {
         ..history_with(single_task_job(running()), vec![attempt(1, "failed"), attempt(2, "running")])
     };
     assert_breaks("M6", "lived at one time", &history(15));
-    assert_eq!(safety(&history(20)), []);
+    assert_eq!(check_always(&history(20)), []);
     let mut lost = history(15);
     lost.jobs[0].host_lost = true;
-    assert_eq!(safety(&lost), []);
+    assert_eq!(check_always(&lost), []);
 }
 
 #[test]
 fn m7_a_task_that_begins_before_its_turn_is_seen() {
     let chain = || plan("name: chain\n---\nname: a\nrun: work\n---\nname: b\nrun: work\n");
-    let waiting =
-        Record { schedule: Schedule::Waiting, pending: Some(PendingKind::Queued), ..Record::default() };
-    assert_eq!(safety(&history_with(job(chain(), vec![running(), waiting]), vec![])), []);
+    let waiting = TaskRecord {
+        schedule: Schedule::Waiting,
+        pending: Some(PendingKind::Queued),
+        ..TaskRecord::default()
+    };
+    assert_eq!(check_always(&history_with(job(chain(), vec![running(), waiting]), vec![])), []);
     let early = [
         &STARTED[..],
         &[
@@ -299,13 +306,13 @@ fn m7_a_task_that_begins_before_its_turn_is_seen() {
 
 #[test]
 fn r17_a_wrong_count_of_recoveries_is_seen() {
-    let record = Record { recovery_count: 1, ..running() };
+    let record = TaskRecord { recovery_count: 1, ..running() };
     assert_breaks(
         "R17",
         "counts 1",
         &History { events: events(&STARTED), ..history_with(single_task_job(record), vec![]) },
     );
-    let record = Record { restarts_on_errors: 1, ..running() };
+    let record = TaskRecord { restarts_on_errors: 1, ..running() };
     assert_breaks("R17", "restarted 1", &history_with(single_task_job(record), vec![]));
 }
 
@@ -316,7 +323,7 @@ fn m1_m3_and_m4_recoveries_without_a_cause_are_seen() {
     {
         let text = format!("RUNNING -> RECOVERING for {reason}");
         let more = [(0, text.as_str())];
-        let record = Record { status: Status::Recovering, schedule: Schedule::AliveWaiting, ..running() };
+        let record = TaskRecord { status: Status::Recovering, schedule: Schedule::AliveWaiting, ..running() };
         let events = events(&[&STARTED[..], &more[..]].concat());
         assert_breaks(id, words, &History { events, ..history_with(single_task_job(record), vec![]) });
     }

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, io::Write as _};
 use windlass_planted_bugs::{Bug, plant};
 use windlass_sim::{
     fortune,
-    runs::{Report, Trouble, play, play_with},
+    runs::{FaultBias, Report, play, play_with},
 };
 
 /// Seeds that may pass before a bug is caught.
@@ -33,13 +33,16 @@ fn assert_caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
 fn l1_an_apply_without_token_check_is_caught() {
     plant(Some(Bug::ApplyWithoutTokenCheck));
     // A stale write also unlocks the row under the hands of whoever holds it.
-    assert_caught(|seed| play_with(seed, Trouble::ClockJumps), &["L1", "L9", "R3", "R5", "R6", "R8", "R22"]);
+    assert_caught(
+        |seed| play_with(seed, FaultBias::ClockJumps),
+        &["L1", "L9", "R3", "R5", "R6", "R8", "R22"],
+    );
 }
 
 #[test]
 fn l9_a_heartbeat_that_stops_renewing_is_caught() {
     plant(Some(Bug::HeartbeatStopsRenewing));
-    assert_caught(|seed| play_with(seed, Trouble::SlowCalls), &["L9"]);
+    assert_caught(|seed| play_with(seed, FaultBias::SlowCalls), &["L9"]);
 }
 
 #[test]

@@ -34,13 +34,13 @@ impl HttpResponse {
 }
 
 #[derive(Clone)]
-pub struct Caller {
+pub struct ServiceCaller {
     address: String,
     token: Option<String>,
     host: String,
 }
 
-impl Caller {
+impl ServiceCaller {
     pub fn new(address: &str) -> Self {
         Self { address: address.to_owned(), token: Some(TOKEN.to_owned()), host: "services.test".to_owned() }
     }

@@ -11,23 +11,23 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 pub use self::{
-    caller::{Caller, HttpResponse, read, read_until},
-    node::Node,
-    traffic::Traffic,
+    caller::{HttpResponse, ServiceCaller, read, read_until},
+    node::GatewayProcess,
+    traffic::ConstantTraffic,
 };
-use crate::{server::submission, stage::Stage};
+use crate::{server::submission, stage::TestEnv};
 
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub const TIMEOUT: Duration = Duration::from_secs(90);
 /// The program of a replica.
-pub const PAGE: &str = include_str!("page.py");
+pub const REPLICA_PROGRAM: &str = include_str!("page.py");
 
 /// For a replica: those on this machine share its network.
 pub use windlass_testkit::ports::free as free_port;
 
 /// A service of [`PAGE`].
-pub fn service(name: &str, port: u16) -> Value {
+pub fn service_config(name: &str, port: u16) -> Value {
     json!({"type": "service", "name": name, "image": "none", "user": "root", "port": port,
-        "env": {"PAGE": PAGE, "VERSION": "1"},
+        "env": {"PAGE": REPLICA_PROGRAM, "VERSION": "1"},
         "commands": [replica_command(port)],
         "resources": {"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
@@ -37,7 +37,7 @@ fn replica_command(port: u16) -> String {
 }
 
 /// The same service at another port: two of its versions are on one machine for a while.
-pub fn moved(service: &Value, port: u16) -> Value {
+pub fn with_port(service: &Value, port: u16) -> Value {
     let mut moved = service.clone();
     moved["port"] = json!(port);
     moved["commands"] = json!([replica_command(port)]);
@@ -45,12 +45,12 @@ pub fn moved(service: &Value, port: u16) -> Value {
 }
 
 /// It takes requests when it has been well twice.
-pub fn probe() -> Value {
+pub fn probe_config() -> Value {
     json!([{"type": "http", "url": "/health", "interval": 1, "timeout": 5, "ready_after": 2}])
 }
 
 /// Changes a run that is active.
-pub async fn update(stage: &mut Stage, configuration: &Value) -> Value {
+pub async fn update_run(stage: &mut TestEnv, configuration: &Value) -> Value {
     let mut asked = submission(configuration);
     asked["force"] = json!(true);
     stage.project("runs/apply", &asked).await

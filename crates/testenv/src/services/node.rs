@@ -9,24 +9,31 @@ use std::{
 use serde_json::{Value, json};
 use windlass_testkit::wait::{eventually_ok, eventually_ok_async};
 
-use super::Caller;
-use crate::{server::binary, stage::Stage};
+use super::ServiceCaller;
+use crate::{server::binary, stage::TestEnv};
 
 /// A process of a gateway. It ends with this.
-pub struct Node {
+pub struct GatewayProcess {
     child: Child,
     port: u16,
     log: PathBuf,
 }
 
-impl Node {
+impl GatewayProcess {
     /// The state of two processes with the same `name` is the same.
-    pub fn start(stage: &Stage, url: &str, token: &str, name: &str, port: u16) -> Self {
+    pub fn start(stage: &TestEnv, url: &str, token: &str, name: &str, port: u16) -> Self {
         Self::start_with(stage, url, token, name, port, &[])
     }
 
     /// With more arguments.
-    pub fn start_with(stage: &Stage, url: &str, token: &str, name: &str, port: u16, more: &[String]) -> Self {
+    pub fn start_with(
+        stage: &TestEnv,
+        url: &str,
+        token: &str,
+        name: &str,
+        port: u16,
+        more: &[String],
+    ) -> Self {
         let file = stage.home().join("gateway.token");
         std::fs::write(&file, token).unwrap();
         let log = stage.home().join(format!("{name}.log"));
@@ -47,8 +54,8 @@ impl Node {
         Self { child, port, log }
     }
 
-    pub fn caller(&self, host: &str) -> Caller {
-        Caller::new(&format!("127.0.0.1:{}", self.port)).with_host(host)
+    pub fn caller(&self, host: &str) -> ServiceCaller {
+        ServiceCaller::new(&format!("127.0.0.1:{}", self.port)).with_host(host)
     }
 
     pub fn said(&self) -> String {
@@ -66,19 +73,19 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for GatewayProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
 /// A gateway of so many processes, and the token that they show.
-pub async fn gateway(stage: &mut Stage, name: &str, replicas: u32) -> String {
+pub async fn create_gateway(stage: &mut TestEnv, name: &str, replicas: u32) -> String {
     create_gateway_with(stage, name, replicas, &Value::Null).await
 }
 
 pub async fn create_gateway_with(
-    stage: &mut Stage,
+    stage: &mut TestEnv,
     name: &str,
     replicas: u32,
     certificate: &Value,
@@ -92,7 +99,7 @@ pub async fn create_gateway_with(
 }
 
 /// Waits until it is in service, with so many processes.
-pub async fn is_running(stage: &mut Stage, nodes: usize) {
+pub async fn wait_until_running(stage: &mut TestEnv, nodes: usize) {
     eventually_ok_async("the gateway is in service", async || {
         let found = stage.project("gateways/get", &json!({"name": "entry"})).await;
         let is_running = found["status"] == "running" && found["replicas"].as_array().unwrap().len() == nodes;

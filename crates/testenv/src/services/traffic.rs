@@ -11,17 +11,17 @@ use std::{
 
 use windlass_testkit::wait::eventually;
 
-use super::caller::Caller;
+use super::caller::ServiceCaller;
 
 /// Somebody who asks again and again, until the end of the test.
-pub struct Traffic {
+pub struct ConstantTraffic {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
     thread: Option<JoinHandle<Vec<String>>>,
 }
 
-impl Traffic {
-    pub fn start(caller: &Caller, path: &'static str) -> Self {
+impl ConstantTraffic {
+    pub fn start(caller: &ServiceCaller, path: &'static str) -> Self {
         let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (caller, over, count) = (caller.clone(), Arc::clone(&stop), Arc::clone(&answered));
         let thread = std::thread::spawn(move || {
@@ -55,7 +55,7 @@ impl Traffic {
     }
 }
 
-impl Drop for Traffic {
+impl Drop for ConstantTraffic {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }

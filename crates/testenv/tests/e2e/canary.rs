@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     containers::{IMAGE, image},
-    stage::{Machines, Stage, engine, task},
+    stage::{HostMode, TestEnv, engine, task},
 };
 
 const SECRET: &str = "canary-of-a-secret-7c1d9b";
@@ -59,7 +59,7 @@ fn inspect_containers() -> Vec<u8> {
 #[tokio::test]
 async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
     image();
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     stage.project("secrets/create_or_update", &json!({ "name": "key", "value": SECRET })).await;
     stage.project("secrets/create_or_update", &json!({ "name": "other", "value": DERIVED })).await;
     let creds = json!({ "repo_id": "private", "repo_info": { "repo_type": "remote", "repo_name": "private" },

@@ -14,7 +14,7 @@ use windlass_testkit::lab::Lab;
 
 use crate::{
     hosts::fleet,
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,7 +70,7 @@ fn work_tree(dir: &Path, url: &str, ssh: &str) -> String {
 }
 
 /// What a job says of the folder it starts in, for [`work_tree`].
-const LOOK: &str =
+const INSPECT_COMMANDS: &str =
     "commands:\n  - git rev-parse HEAD\n  - cat kept changed committed\n  - od -An -tx1 bytes\n  - ls -A\n";
 
 fn seen(commit: &str) -> String {
@@ -79,7 +79,7 @@ fn seen(commit: &str) -> String {
 }
 
 /// Attached: what the command prints is what the job says.
-fn apply(stage: &Stage, dir: &Path, args: &[&str]) -> Output {
+fn apply(stage: &TestEnv, dir: &Path, args: &[&str]) -> Output {
     stage.windlass(dir, &[&["apply", "-y"], args].concat())
 }
 
@@ -117,15 +117,15 @@ impl Drop for GitDaemon {
 
 #[tokio::test]
 async fn a_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
-    starts_from_the_remote(&Stage::new(Machines::Processes).await, RESOURCES);
+    starts_from_the_remote(&TestEnv::new(HostMode::Processes).await, RESOURCES);
 }
 
 #[tokio::test]
 async fn a_confined_job_starts_from_the_commit_of_the_remote_with_the_changes_nobody_pushed() {
-    starts_from_the_remote(&Stage::confined(Machines::Processes).await, SMALL_RESOURCES);
+    starts_from_the_remote(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
 }
 
-fn starts_from_the_remote(stage: &Stage, resources: &str) {
+fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
     let (served, here) = (stage.home().join("served"), stage.home().join("here"));
     fs::create_dir(&served).unwrap();
     Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
@@ -153,7 +153,7 @@ fn starts_from_the_remote(stage: &Stage, resources: &str) {
 async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
     // The first host runs the job, the second has the repository.
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, &lab.hosts()[..1], 1).await;
     assert!(lab.host(2).run("git init --quiet --bare /var/lib/app.git").unwrap().status.success());
     let key = lab.key_file();
@@ -187,15 +187,15 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
 
 #[tokio::test]
 async fn a_folder_without_a_remote_is_sent_whole_and_files_go_where_they_are_wanted() {
-    sends_a_folder(&Stage::new(Machines::Processes).await, RESOURCES);
+    sends_a_folder(&TestEnv::new(HostMode::Processes).await, RESOURCES);
 }
 
 #[tokio::test]
 async fn a_confined_job_gets_a_folder_without_a_remote_and_files() {
-    sends_a_folder(&Stage::confined(Machines::Processes).await, SMALL_RESOURCES);
+    sends_a_folder(&TestEnv::confined(HostMode::Processes).await, SMALL_RESOURCES);
 }
 
-fn sends_a_folder(stage: &Stage, resources: &str) {
+fn sends_a_folder(stage: &TestEnv, resources: &str) {
     let here = stage.home().join("here");
     fs::create_dir_all(here.join("code/below")).unwrap();
     for (name, text) in [

@@ -8,10 +8,10 @@ use std::{
 use serde_json::{Value, json};
 use windlass_testenv::{
     server::{call_api_as, submission},
-    services::{Caller, PATIENCE, free_port, probe, service},
+    services::{ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
 };
 
-use crate::stage::{Machines, Stage, submission_of, task};
+use crate::stage::{HostMode, TestEnv, submission_of, task};
 
 /// A task that leaves its user to the machine.
 fn plain(name: &str, commands: &[&str]) -> Value {
@@ -21,20 +21,20 @@ fn plain(name: &str, commands: &[&str]) -> Value {
 }
 
 /// A member of project `main` with role `user`, by their token.
-async fn member(stage: &mut Stage, name: &str) -> String {
+async fn member(stage: &mut TestEnv, name: &str) -> String {
     let made = stage.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
     let member = json!({"members": [{"username": name, "project_role": "user"}]});
     stage.post("/api/projects/main/add_members", &member).await;
     made["creds"]["token"].as_str().unwrap().to_owned()
 }
 
-async fn submit(stage: &Stage, token: &str, job: &Value) {
+async fn submit(stage: &TestEnv, token: &str, job: &Value) {
     let asked = call_api_as(stage.address(), token, "/api/project/main/runs/apply", &submission(job)).await;
     asked.unwrap().ok().unwrap();
 }
 
 /// What a job of a member tries on the machine that the server is on. Each line says what it got.
-fn attacks(stage: &Stage) -> Vec<String> {
+fn attacks(stage: &TestEnv) -> Vec<String> {
     let data = stage.home().join("server");
     let data = data.display();
     let read = |what: &str, path: &str| format!("if cat {path} >/dev/null 2>&1; then echo GOT {what}; fi");
@@ -62,7 +62,7 @@ fn attacks(stage: &Stage) -> Vec<String> {
 
 #[tokio::test]
 async fn x5_a_members_job_reads_nothing_of_the_server_nor_of_another_members_job() {
-    let mut stage = Stage::confined(Machines::Processes).await;
+    let mut stage = TestEnv::confined(HostMode::Processes).await;
     let (alice, bob) = (member(&mut stage, "alice").await, member(&mut stage, "bob").await);
     let mut victim = plain("victim", &["echo up; sleep 600"]);
     victim["env"] = json!({"BOB_PASSWORD": "canary-7781"});
@@ -91,7 +91,7 @@ async fn x5_a_members_job_reads_nothing_of_the_server_nor_of_another_members_job
 #[tokio::test]
 async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
     // The stage starts its servers with `own`.
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     stage.wait_for_hosts("local", 1).await;
     let key = stage.home().join("server/keys/master");
     let read = format!("if cat {} >/dev/null 2>&1; then echo reads; else echo refused; fi", key.display());
@@ -127,7 +127,7 @@ async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
 
 #[tokio::test]
 async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those_that_run() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     let wait = format!("echo up; until [ -e {} ]; do sleep 0.02; done; echo down", go.display());
     stage.apply(&plain("before", &[&wait])).await;
@@ -136,7 +136,7 @@ async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those
     let mut stage = stage.with_env("WINDLASS_SERVER_LOCAL_PROCESSES", "refused");
     stage.start().await;
     let why = "is a plain process, and the machine refuses those";
-    stage.eventually_run("before", PATIENCE, |run| run["status"] == "running").await;
+    stage.eventually_run("before", TIMEOUT, |run| run["status"] == "running").await;
     stage.eventually_fleet("local", |fleet| fleet.to_string().contains("\"refused\"")).await;
     let run = stage.ends(&plain("after", &["echo no"])).await;
     assert_eq!(run["status"], "failed", "{run:#}");
@@ -148,7 +148,7 @@ async fn a_server_started_with_another_mode_runs_the_next_job_so_and_keeps_those
 
 #[tokio::test]
 async fn a_confined_job_of_a_server_that_is_not_root_reads_nothing_of_it_or_is_refused() {
-    let mut stage = Stage::unprivileged_with("confined").await;
+    let mut stage = TestEnv::unprivileged_with("confined").await;
     stage.wait_for_hosts("local", 1).await;
     let told = stage.fleet("local").await["instances"][0]["instance_type"]["processes"].clone();
     let key = stage.home().join("server/keys/master");
@@ -164,7 +164,7 @@ async fn a_confined_job_of_a_server_that_is_not_root_reads_nothing_of_it_or_is_r
 
 #[tokio::test]
 async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network() {
-    let mut stage = Stage::confined(Machines::Processes).await;
+    let mut stage = TestEnv::confined(HostMode::Processes).await;
     let version = Command::new("/usr/bin/python3")
         .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
         .output()
@@ -191,15 +191,15 @@ async fn a_confined_job_has_a_home_a_temporary_directory_python_and_the_network(
 
 #[tokio::test]
 async fn a_confined_service_is_reached_once_its_probe_succeeds_and_scripts_go_in_by_exec() {
-    let mut stage = Stage::confined(Machines::Processes).await;
-    let mut page = service("page", free_port());
+    let mut stage = TestEnv::confined(HostMode::Processes).await;
+    let mut page = service_config("page", free_port());
     page.as_object_mut().unwrap().remove("user");
-    page["probes"] = probe();
+    page["probes"] = probe_config();
     stage.apply(&page).await;
     let ready =
         |run: &Value| run["jobs"][0]["job_submissions"][0]["probes"][0]["success_streak"].as_i64() >= Some(2);
-    stage.eventually_run("page", PATIENCE, ready).await;
-    let caller = Caller::new(stage.address());
+    stage.eventually_run("page", TIMEOUT, ready).await;
+    let caller = ServiceCaller::new(stage.address());
     let got = caller.get("/proxy/services/main/page/").unwrap();
     assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
 
@@ -211,7 +211,7 @@ async fn a_confined_service_is_reached_once_its_probe_succeeds_and_scripts_go_in
 
 #[tokio::test]
 async fn ssh_leads_into_a_confined_dev_environment() {
-    let stage = Stage::confined(Machines::Processes).await;
+    let stage = TestEnv::confined(HostMode::Processes).await;
     let dir = stage.home().to_owned();
     let dev = "type: dev-environment\nname: desk\nide: vscode\ninit: [echo kept > note]\n\
                resources: {cpu: 1.., memory: 0.., disk: null}\n";
@@ -234,7 +234,7 @@ async fn ssh_leads_into_a_confined_dev_environment() {
 }
 
 /// What a command says in the dev environment; `None` when nobody lets us in.
-fn run_in_dev_environment(stage: &Stage, command: &str) -> Option<String> {
+fn run_in_dev_environment(stage: &TestEnv, command: &str) -> Option<String> {
     let mut ssh = Command::new("ssh");
     ssh.arg("-F").arg(stage.home().join(".ssh/config")).args(["-o", "BatchMode=yes", "desk", command]);
     let done = ssh.stdin(Stdio::null()).output().unwrap();
@@ -243,7 +243,7 @@ fn run_in_dev_environment(stage: &Stage, command: &str) -> Option<String> {
 
 #[tokio::test]
 async fn a_confined_job_has_its_stop_duration_and_its_volume_keeps_what_it_wrote() {
-    let mut stage = Stage::confined(Machines::Processes).await;
+    let mut stage = TestEnv::confined(HostMode::Processes).await;
     let volume = json!({"configuration": {"type": "volume", "name": "data", "backend": "local"}});
     stage.project("volumes/create", &volume).await;
     stage.eventually_volume("data", "active").await;

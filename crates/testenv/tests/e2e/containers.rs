@@ -3,7 +3,7 @@
 use serde_json::json;
 
 pub(crate) use crate::stage::IMAGE;
-use crate::stage::{Machines, Stage, engine, load_busybox_image, submission_of, task};
+use crate::stage::{HostMode, TestEnv, engine, load_busybox_image, submission_of, task};
 use windlass_testenv::server::submission;
 
 pub(crate) fn image() {
@@ -16,7 +16,7 @@ const OWN: &str = "a plain process, not confined: it has all rights of the serve
 #[tokio::test]
 async fn a_docker_job_runs_in_its_image_and_nothing_is_left_of_it() {
     image();
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     let mut job = task("contained", &["echo from $(cat /proc/1/comm)", "echo /*"]);
     job["image"] = json!(IMAGE);
     let run = stage.ends(&job).await;
@@ -33,7 +33,7 @@ async fn a_docker_job_runs_in_its_image_and_nothing_is_left_of_it() {
 
 #[tokio::test]
 async fn a_docker_image_that_does_not_exist_ends_the_job_with_the_engines_words() {
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     let mut job = task("imageless", &["true"]);
     job["image"] = json!("localhost:1/windlass/none:1");
     let run = stage.ends(&job).await;
@@ -58,7 +58,7 @@ async fn a_docker_image_says_what_runs_where_and_as_whom() {
     let command = "CMD [\"sh\", \"-c\", \"busybox id; echo in $PWD\"]";
     docker(&["commit", "-c", "USER 1234:5678", "-c", "WORKDIR /bin", "-c", command, &made, own]);
     docker(&["rm", &made]);
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     let run = stage.ends(&json!({"type": "task", "name": "own", "image": own})).await;
     assert_eq!(run["status"], "done", "{run:#}");
     let log = stage.log(&run).await;
@@ -68,7 +68,7 @@ async fn a_docker_image_says_what_runs_where_and_as_whom() {
 #[tokio::test]
 async fn beside_a_docker_engine_a_job_without_an_image_is_a_plain_process_and_the_plan_says_which() {
     image();
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     let see =
         format!("if [ -d {} ]; then echo on the machine; else echo contained; fi", stage.home().display());
     let mut contained = task("contained", &[&see]);

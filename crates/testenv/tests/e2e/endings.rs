@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::stage::{Machines, Stage, submission_of, task};
+use crate::stage::{HostMode, TestEnv, submission_of, task};
 
 /// A run waits for its first retry for so long; 15 s unless told otherwise.
 const SHORT_RETRY_SETTINGS: [(&str, &str); 1] = [("WINDLASS_SERVER_RETRY_DELAY", "1s")];
 
 #[tokio::test]
 async fn a_job_that_takes_longer_than_its_max_duration_is_ended() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut job = task("long", &["echo up", "sleep 600"]);
     job["max_duration"] = json!(1);
     let run = stage.ends(&job).await;
@@ -21,7 +21,7 @@ async fn a_job_that_takes_longer_than_its_max_duration_is_ended() {
 
 #[tokio::test]
 async fn a_missing_secret_ends_the_job_and_is_named() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut job = task("secretless", &["true"]);
     job["env"] = json!({"HIDDEN": "${{ secrets.nowhere }}"});
     let run = stage.ends(&job).await;
@@ -31,7 +31,7 @@ async fn a_missing_secret_ends_the_job_and_is_named() {
 
 #[tokio::test]
 async fn a_job_without_a_place_is_tried_again_until_the_duration_is_over() {
-    let mut stage = Stage::with_settings(Machines::Processes, &SHORT_RETRY_SETTINGS).await;
+    let mut stage = TestEnv::with_settings(HostMode::Processes, &SHORT_RETRY_SETTINGS).await;
     let mut job = task("stubborn", &["true"]);
     job["resources"] = json!({"cpu": {"count": {"min": 4096}}});
     job["retry"] = json!({"on_events": ["no-capacity"], "duration": 5});
@@ -44,7 +44,7 @@ async fn a_job_without_a_place_is_tried_again_until_the_duration_is_over() {
 
 #[tokio::test]
 async fn a_job_that_fails_once_is_tried_again_and_done() {
-    let mut stage = Stage::with_settings(Machines::Processes, &SHORT_RETRY_SETTINGS).await;
+    let mut stage = TestEnv::with_settings(HostMode::Processes, &SHORT_RETRY_SETTINGS).await;
     let flag = stage.home().join("tried");
     let once = format!("[ -e {flag} ] || {{ touch {flag}; exit 1; }}", flag = flag.display());
     let mut job = task("second", &[&once]);
@@ -56,7 +56,7 @@ async fn a_job_that_fails_once_is_tried_again_and_done() {
 
 #[tokio::test]
 async fn a_dev_environment_that_nobody_uses_is_ended() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let dev = json!({"type": "dev-environment", "name": "idle", "image": "none", "user": "root", "ide": "vscode",
         "init": ["echo prepared"], "inactivity_duration": 1});
     let run = stage.ends(&dev).await;
@@ -67,7 +67,7 @@ async fn a_dev_environment_that_nobody_uses_is_ended() {
 #[tokio::test]
 async fn a_job_that_writes_without_end_is_ended_by_its_quota() {
     let settings = [("WINDLASS_SERVER_LOG_RATE_MAX", "1MB")];
-    let mut stage = Stage::with_settings(Machines::Processes, &settings).await;
+    let mut stage = TestEnv::with_settings(HostMode::Processes, &settings).await;
     let run = stage.ends(&task("flood", &["yes windlass"])).await;
     let job = submission_of(&run);
     assert_eq!(job["termination_reason"], "log_quota_exceeded", "{run:#}");
@@ -77,7 +77,7 @@ async fn a_job_that_writes_without_end_is_ended_by_its_quota() {
 
 #[tokio::test]
 async fn a_stopped_job_has_its_stop_duration_to_save_its_work_also_when_the_server_dies_meanwhile() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let (asked, go) = (stage.home().join("asked"), stage.home().join("go"));
     let saves = format!(
         "trap 'touch {}; until [ -e {} ]; do sleep 0.05; done; echo saved; exit 3' TERM; echo up; while :; do sleep 0.1; done",
@@ -102,7 +102,7 @@ async fn a_stopped_job_has_its_stop_duration_to_save_its_work_also_when_the_serv
 
 #[tokio::test]
 async fn a_job_that_does_not_end_within_its_stop_duration_is_killed_and_that_is_told() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut job = task("deaf", &["trap '' TERM; echo up; while :; do sleep 0.1; done"]);
     job["stop_duration"] = json!(1);
     job["shell"] = json!("sh");

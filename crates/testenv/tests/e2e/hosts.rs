@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::lab::{Lab, LabHost};
 
-use crate::stage::{Machines, Stage, host_of, small, submission_of};
+use crate::stage::{HostMode, TestEnv, host_of, small_task_config, submission_of};
 
 /// How long an agent may be silent, and how long a run waits for its first retry. The defaults are two minutes, which
 /// row F4 of the fault matrix waits for with `--long`, and 15 s.
@@ -14,16 +14,16 @@ const SHORT_TIMEOUT_SETTINGS: [(&str, &str); 2] =
 /// What comes after the silence comes within this time.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(120);
 
-pub(crate) async fn fleet(stage: &mut Stage, lab: &Lab, hosts: &[Host], blocks: u32) {
+pub(crate) async fn fleet(stage: &mut TestEnv, lab: &Lab, hosts: &[LabHost], blocks: u32) {
     stage.create_lab_fleet(lab, hosts, blocks).await;
 }
 
 #[tokio::test]
 async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let run = stage.ends(&small("remote", &["hostname", "echo $DSTACK_RUN_NAME"])).await;
+    let run = stage.ends(&small_task_config("remote", &["hostname", "echo $DSTACK_RUN_NAME"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     let name = String::from_utf8(lab.host(1).run("hostname").unwrap().stdout).unwrap();
     assert_eq!(stage.log(&run).await, format!("{name}remote\n"));
@@ -45,14 +45,14 @@ async fn a_job_runs_on_a_host_over_ssh_and_a_deleted_fleet_leaves_nothing_there(
 #[tokio::test]
 async fn four_nodes_find_their_master_and_talk_to_it() {
     let lab = Lab::start(4).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let master = "for i in 1 2 3; do busybox nc -l -p 990$i > got.$i & done; wait; cat got.1 got.2 got.3";
     // Not by nc: the master's has nothing to say, and ours would take that for the end before it has read its line.
     let worker = "until bash -c 'echo \"rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM\" > \
                   /dev/tcp/$DSTACK_MASTER_NODE_IP/990$DSTACK_NODE_RANK' 2> /dev/null; do sleep 0.1; done";
     let both = format!("if [ $DSTACK_NODE_RANK = 0 ]; then {master}; else {worker}; fi");
-    let mut job = small("cluster", &[&both, "echo \"$DSTACK_NODES_IPS\" | wc -l"]);
+    let mut job = small_task_config("cluster", &[&both, "echo \"$DSTACK_NODES_IPS\" | wc -l"]);
     job["nodes"] = json!(4);
     let run = stage.ends(&job).await;
     assert_eq!(run["status"], "done", "{run:#}");
@@ -65,11 +65,11 @@ async fn four_nodes_find_their_master_and_talk_to_it() {
 #[tokio::test]
 async fn four_tasks_share_two_hosts_by_blocks() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 2).await;
     let names = ["one", "two", "three", "four"];
     for name in names {
-        stage.apply(&small(name, &["echo up; sleep 600"])).await;
+        stage.apply(&small_task_config(name, &["echo up; sleep 600"])).await;
     }
     for name in names {
         stage.says(name, "up").await;
@@ -82,7 +82,7 @@ async fn four_tasks_share_two_hosts_by_blocks() {
             "{instance:#}"
         );
     }
-    stage.apply(&small("fifth", &["true"])).await;
+    stage.apply(&small_task_config("fifth", &["true"])).await;
     for name in names {
         stage.stop(name, true).await;
     }
@@ -93,10 +93,10 @@ async fn four_tasks_share_two_hosts_by_blocks() {
 #[tokio::test]
 async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::with_settings(Machines::None, &SHORT_TIMEOUT_SETTINGS).await;
+    let mut stage = TestEnv::with_settings(HostMode::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let once = "if [ -e /var/tmp/tried ]; then exit 0; fi; echo up; touch /var/tmp/tried; sleep 600";
-    let mut job = small("rebooted", &[once]);
+    let mut job = small_task_config("rebooted", &[once]);
     job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 600});
     stage.apply(&job).await;
     stage.says("rebooted", "up").await;
@@ -109,10 +109,10 @@ async fn f8_a_host_that_reboots_loses_its_job_and_takes_the_next() {
 #[tokio::test]
 async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     let lab = Lab::start(3).unwrap();
-    let mut stage = Stage::with_settings(Machines::None, &SHORT_TIMEOUT_SETTINGS).await;
+    let mut stage = TestEnv::with_settings(HostMode::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let wait = "echo up; until [ -e /var/tmp/go ]; do sleep 0.1; done";
-    let mut job = small("lost", &[wait]);
+    let mut job = small_task_config("lost", &[wait]);
     job["nodes"] = json!(2);
     job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 3600});
     stage.apply(&job).await;
@@ -147,9 +147,9 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
 #[tokio::test]
 async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usable() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::with_settings(Machines::None, &SHORT_TIMEOUT_SETTINGS).await;
+    let mut stage = TestEnv::with_settings(HostMode::None, &SHORT_TIMEOUT_SETTINGS).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    stage.apply(&small("cut", &["echo up", "sleep 4711"])).await;
+    stage.apply(&small_task_config("cut", &["echo up", "sleep 4711"])).await;
     stage.says("cut", "up").await;
     lab.host(1).partition().unwrap();
     let run = stage.wait_for_status_within("cut", &["terminating", "failed"], LOSS_TIMEOUT).await;
@@ -159,17 +159,20 @@ async fn f7_a_host_that_was_cut_off_and_returns_is_rid_of_its_dead_job_and_usabl
     lab.host(1).heal().unwrap();
     stage.wait_for_status_within("cut", &["failed"], LOSS_TIMEOUT).await;
     stage.eventually("the old job is dead", || !alive(&lab));
-    let run = stage.ends(&small("next", &["echo usable"])).await;
+    let run = stage.ends(&small_task_config("next", &["echo usable"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
 }
 
 #[tokio::test]
 async fn an_agent_is_upgraded_under_a_running_job() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     stage
-        .apply(&small("steady", &["echo up", "until [ -e /var/tmp/go ]; do sleep 0.05; done", "echo down"]))
+        .apply(&small_task_config(
+            "steady",
+            &["echo up", "until [ -e /var/tmp/go ]; do sleep 0.05; done", "echo down"],
+        ))
         .await;
     stage.says("steady", "up").await;
     let shim = |lab: &Lab| {
@@ -192,7 +195,7 @@ async fn an_agent_is_upgraded_under_a_running_job() {
 #[tokio::test]
 async fn a_host_that_shows_another_key_is_left_alone_and_says_so() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     lab.host(1).change_host_key().unwrap();
     let deadline = std::time::Instant::now() + LOSS_TIMEOUT;

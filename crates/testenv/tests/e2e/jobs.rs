@@ -14,12 +14,12 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    hollow::{Hosts, Running, Runtime},
+    hollow::{HostOptions, HostRuntime, RunningHosts},
     server::binary,
 };
 use windlass_testkit::lab::Lab;
 
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 /// Nothing here takes this long unless it is broken.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -35,12 +35,12 @@ const FINAL_STATUSES: [&str; 7] = [
 ];
 
 /// A stage with so many hosts, each with an agent of its own whose jobs are processes of this machine.
-async fn with_hosts(count: usize, blocks: i64) -> (Stage, Running) {
-    let mut stage = Stage::new(Machines::None).await;
+async fn with_hosts(count: usize, blocks: i64) -> (TestEnv, RunningHosts) {
+    let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     let (data, home) = (stage.home().join("server"), stage.home().join("hosts"));
     let agent = binary("windlass-agent").unwrap();
-    let hosts = Hosts { agent: &agent, home: &home, count, blocks, runtime: Runtime::Process };
+    let hosts = HostOptions { agent: &agent, home: &home, count, blocks, runtime: HostRuntime::Process };
     let url = format!("sqlite:{}/windlass.db", data.display());
     let hosts = hosts.start(&url, &data.join("keys/master")).await.unwrap();
     stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
@@ -49,19 +49,19 @@ async fn with_hosts(count: usize, blocks: i64) -> (Stage, Running) {
     (stage, hosts)
 }
 
-async fn launch(stage: &mut Stage, text: &str, more: Value) -> i64 {
+async fn launch(stage: &mut TestEnv, text: &str, more: Value) -> i64 {
     let mut asked = json!({"text": text});
     asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let launched = stage.project("jobs/launch", &asked).await;
     launched["jobs"][0]["job_id"].as_i64().unwrap()
 }
 
-async fn job(stage: &mut Stage, id: i64) -> Value {
+async fn job(stage: &mut TestEnv, id: i64) -> Value {
     stage.project("jobs/get", &json!({"job_id": id})).await
 }
 
 /// Waits until something is true of a job.
-async fn wait_until(stage: &mut Stage, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+async fn wait_until(stage: &mut TestEnv, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let asked = Instant::now();
     loop {
         let seen = job(stage, id).await;
@@ -74,11 +74,11 @@ async fn wait_until(stage: &mut Stage, id: i64, what: &str, holds: impl Fn(&Valu
 }
 
 /// Waits until the job is done with, and its nodes are released.
-async fn wait_until_done(stage: &mut Stage, id: i64) -> Value {
+async fn wait_until_done(stage: &mut TestEnv, id: i64) -> Value {
     wait_until(stage, id, "it ends", |job| job["schedule_state"] == "DONE").await
 }
 
-async fn runs(stage: &mut Stage, id: i64) -> Value {
+async fn runs(stage: &mut TestEnv, id: i64) -> Value {
     wait_until(stage, id, "it runs", |job| {
         let status = job["status"].as_str().unwrap_or_default();
         assert!(!FINAL_STATUSES.contains(&status), "it ended: {job:#}");
@@ -88,7 +88,7 @@ async fn runs(stage: &mut Stage, id: i64) -> Value {
 }
 
 /// What the newest attempt of a task wrote.
-async fn log(stage: &mut Stage, job: &Value, task: usize) -> String {
+async fn log(stage: &mut TestEnv, job: &Value, task: usize) -> String {
     let runs = job["tasks"][task]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
     stage.log(&run).await
@@ -105,7 +105,7 @@ fn statuses(job: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let dir = stage.home().join("work");
     std::fs::create_dir_all(dir.join("code")).unwrap();
     std::fs::write(dir.join("code/hello.txt"), "from the workdir\n").unwrap();
@@ -140,7 +140,7 @@ async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() 
 
 #[tokio::test]
 async fn a_failure_of_the_program_and_of_its_setup_are_told_apart() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let program = launch(&mut stage, "run: |\n  echo up\n  exit 3\n", json!({})).await;
     let setup = launch(&mut stage, "setup: exit 4\nrun: echo never\n", json!({})).await;
     let empty = launch(&mut stage, "setup: exit 4\n", json!({})).await;
@@ -162,7 +162,7 @@ fn comparable(time: &str) -> String {
 
 #[tokio::test]
 async fn m7_a_pipeline_goes_on_only_after_success() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let good = "name: two\n---\nname: a\nrun: echo one\n---\nname: b\nrun: echo two $SKYPILOT_TASK_ID\n";
     let bad = "name: two\n---\nname: a\nrun: exit 1\n---\nname: b\nrun: echo never\n";
     let (good, bad) = (launch(&mut stage, good, json!({})).await, launch(&mut stage, bad, json!({})).await);
@@ -183,7 +183,7 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
 
 #[tokio::test]
 async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_all_it_names() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let meet = stage.home().join("meet");
     std::fs::create_dir(&meet).unwrap();
     let dir = meet.display();
@@ -208,7 +208,8 @@ async fn a_group_runs_at_once_and_ends_with_its_primaries_and_a_dag_waits_for_al
 
 #[tokio::test]
 async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
-    let mut stage = Stage::new(Machines::Processes).await.with_env("WINDLASS_SERVER_JOBS_LAUNCHING_MAX", "1");
+    let mut stage =
+        TestEnv::new(HostMode::Processes).await.with_env("WINDLASS_SERVER_JOBS_LAUNCHING_MAX", "1");
     stage.stop_server();
     stage = stage.with_env("WINDLASS_SERVER_JOBS_ALIVE_MAX", "1");
     stage.start().await;
@@ -243,7 +244,7 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
 
 #[tokio::test]
 async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_are_kept() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let count = stage.home().join("count");
     let text = format!(
         "name: stubborn\nresources:\n  job_recovery: {{max_restarts_on_errors: 1, recover_on_exit_codes: 29}}\n\
@@ -266,7 +267,7 @@ async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_ar
 
 #[tokio::test]
 async fn m4_a_server_that_was_killed_finds_its_running_job_again_and_starts_nothing_twice() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let (count, go) = (stage.home().join("count"), stage.home().join("go"));
     let text = format!(
         "name: survivor\nrun: |\n  echo start >> {}\n  until [ -e {} ]; do sleep 0.05; done\n  echo after\n",
@@ -288,7 +289,7 @@ async fn m4_a_server_that_was_killed_finds_its_running_job_again_and_starts_noth
 
 #[tokio::test]
 async fn m4_a_server_that_dies_at_any_moment_of_a_launch_launches_it_once() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     for pause in [0, 15, 40, 80] {
         let count = stage.home().join(format!("count-{pause}"));
         let text = format!("name: once\nrun: echo start >> {}\n", count.display());
@@ -305,7 +306,7 @@ async fn m4_a_server_that_dies_at_any_moment_of_a_launch_launches_it_once() {
 #[tokio::test]
 async fn m6_the_loss_of_a_host_is_recovered_on_another_and_a_stopped_run_is_a_cancel() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;

@@ -6,11 +6,11 @@ use serde_json::json;
 
 use windlass_testenv::server::submission;
 
-use crate::stage::{Machines, Stage, submission_of, task};
+use crate::stage::{HostMode, TestEnv, submission_of, task};
 
 #[tokio::test]
 async fn a_first_job_runs_on_this_machine_and_its_log_is_kept_to_the_byte() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let run = stage.ends(&task("hello", &["echo hello", "printf 'no newline at the end'"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     assert_eq!(run["termination_reason"], "all_jobs_done");
@@ -21,7 +21,7 @@ async fn a_first_job_runs_on_this_machine_and_its_log_is_kept_to_the_byte() {
 
 #[tokio::test]
 async fn a_job_that_fails_says_with_what() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let run = stage.ends(&task("fails", &["echo before", "exit 3"])).await;
     assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!("job_failed")));
     let job = submission_of(&run);
@@ -32,7 +32,7 @@ async fn a_job_that_fails_says_with_what() {
 
 #[tokio::test]
 async fn a_stop_lets_the_job_say_good_bye_and_an_abort_need_not() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     for (name, abort) in [("polite", false), ("hurried", true)] {
         let command = "trap 'echo good bye; exit 0' INT TERM; echo up; while :; do sleep 0.05; done";
         stage.apply(&task(name, &[command])).await;
@@ -49,7 +49,7 @@ async fn a_stop_lets_the_job_say_good_bye_and_an_abort_need_not() {
 
 #[tokio::test]
 async fn f1_a_server_that_was_killed_finds_its_job_again_and_loses_no_line() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
     stage.apply(&task("survivor", &["echo before", &wait, "echo after"])).await;
@@ -64,7 +64,7 @@ async fn f1_a_server_that_was_killed_finds_its_job_again_and_loses_no_line() {
 
 #[tokio::test]
 async fn a_server_that_is_stopped_leaves_its_job_running_and_takes_it_up_again() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     let wait = format!("until [ -e {} ]; do sleep 0.02; done", go.display());
     stage.apply(&task("patient", &["echo up", &wait, "echo down"])).await;
@@ -78,7 +78,7 @@ async fn a_server_that_is_stopped_leaves_its_job_running_and_takes_it_up_again()
 
 #[tokio::test]
 async fn environment_and_secrets_reach_the_job_and_no_secret_stays_in_what_people_see() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     stage.project("secrets/create_or_update", &json!({"name": "key", "value": "canary-4711"})).await;
     let mut job = task("secretive", &["echo $PLAIN-${#HIDDEN}", "echo $DSTACK_RUN_NAME $DSTACK_NODE_RANK"]);
     job["env"] = json!({"PLAIN": "seen", "HIDDEN": "${{ secrets.key }}"});
@@ -93,7 +93,7 @@ async fn environment_and_secrets_reach_the_job_and_no_secret_stays_in_what_peopl
 
 #[tokio::test]
 async fn several_jobs_share_this_machine() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
     // Each ends only after the other has begun.
     let dir = go.display();
@@ -110,7 +110,7 @@ async fn several_jobs_share_this_machine() {
 
 #[tokio::test]
 async fn a_job_that_asks_for_too_much_is_refused_with_every_reason() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut job = task("giant", &["true"]);
     job["resources"] =
         json!({"cpu": {"count": {"min": 4096}}, "gpu": {"count": {"min": 64}, "name": ["H100"]}});
@@ -124,7 +124,7 @@ async fn a_job_that_asks_for_too_much_is_refused_with_every_reason() {
 
 #[tokio::test]
 async fn a_long_log_is_kept_whole() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let run =
         stage.ends(&task("wordy", &["i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
@@ -134,7 +134,7 @@ async fn a_long_log_is_kept_whole() {
 
 #[tokio::test]
 async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let fleet = stage.wait_for_hosts("local", 1).await;
     let instance = &fleet["instances"][0];
     assert_eq!((&instance["backend"], &instance["price"]), (&json!("remote"), &json!(0.0)), "{instance:#}");
@@ -149,7 +149,7 @@ async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
 
 #[tokio::test]
 async fn a_server_of_somebody_who_is_not_root_runs_the_first_example() {
-    let mut stage = Stage::unprivileged().await;
+    let mut stage = TestEnv::unprivileged().await;
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
     let output = stage.windlass(&examples, &["apply", "-y", "-f", "hello.yml"]);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -170,7 +170,7 @@ mod nightly {
 
     #[tokio::test]
     async fn a_schedule_starts_its_run_with_the_minute_and_again_with_the_next() {
-        let mut stage = Stage::new(Machines::Processes).await;
+        let mut stage = TestEnv::new(HostMode::Processes).await;
         let mut job = task("minutely", &["date -u +%s"]);
         job["schedule"] = json!({"cron": ["* * * * *"]});
         stage.apply(&job).await;
@@ -191,7 +191,7 @@ mod nightly {
 
 #[tokio::test]
 async fn a_job_with_an_image_never_runs_as_a_plain_process() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let mut job = task("imaged", &["echo outside"]);
     job["image"] = json!("nosuch-image:9");
     let asked = json!({"run_spec": submission(&job)["plan"]["run_spec"]});
@@ -207,7 +207,7 @@ async fn a_job_with_an_image_never_runs_as_a_plain_process() {
 
 #[tokio::test]
 async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let version = std::process::Command::new("/usr/bin/python3")
         .args(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
         .output()
@@ -223,13 +223,13 @@ async fn a_job_gets_the_python_that_it_asks_for_or_is_told_that_there_is_none() 
 
 #[tokio::test]
 async fn a_volume_of_this_machine_keeps_what_a_run_wrote_and_goes_when_it_is_deleted() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let volume = json!({"configuration": {"type": "volume", "name": "data", "backend": "local"}});
     stage.project("volumes/create", &volume).await;
     while stage.project("volumes/get", &json!({"name": "data"})).await["status"] != "active" {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    let directories = |stage: &Stage| {
+    let directories = |stage: &TestEnv| {
         let volumes = stage.home().join("server/local/volumes");
         std::fs::read_dir(volumes).map(|entries| entries.count()).unwrap_or_default()
     };

@@ -9,13 +9,13 @@ use std::{
 };
 
 use windlass_testenv::server::{TOKEN, binary};
-use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::lab::{Lab, LabHost};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PORT: u16 = 3000;
 
 /// Brings both programs to a host and starts the server there; it ends with the host.
-fn start_server_on(host: &Host) {
+fn start_server_on(host: &LabHost) {
     let dir = host.path("/var/windlass");
     fs::create_dir_all(&dir).unwrap();
     for name in ["windlass", "windlass-agent"] {
@@ -33,12 +33,12 @@ fn start_server_on(host: &Host) {
     }
 }
 
-fn server_log(host: &Host) -> String {
+fn server_log(host: &LabHost) -> String {
     fs::read_to_string(host.path("/var/windlass/log")).unwrap_or_default()
 }
 
 /// The command line, outside of the host.
-fn windlass(host: &Host, dir: &Path, args: &[&str]) -> String {
+fn windlass(host: &LabHost, dir: &Path, args: &[&str]) -> String {
     let mut command = Command::new(binary("windlass").unwrap());
     command.args(args).current_dir(dir).stdin(Stdio::null()).env("HOME", dir).env("WINDLASS_HOME", dir);
     command.env("WINDLASS_URL", format!("http://{}:{PORT}", host.addr())).env("WINDLASS_TOKEN", TOKEN);

@@ -12,7 +12,7 @@ use windlass_testkit::lab::Lab;
 use crate::{
     containers::{IMAGE, image},
     hosts::fleet,
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 const RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\nuser: root\n";
@@ -31,7 +31,7 @@ impl Drop for AttachGuard {
 }
 
 /// Starts the job, attaches to it, and goes in by both ways.
-fn assert_shell_and_port_work(stage: &Stage, image: &str) {
+fn assert_shell_and_port_work(stage: &TestEnv, image: &str) {
     let dir = stage.home().to_owned();
     let job = format!("type: task\nname: open\n{image}commands:\n  - {PAGE}\n{RESOURCES}");
     fs::write(dir.join("open.yml"), job).unwrap();
@@ -82,7 +82,7 @@ fn fetch_page(address: &str) -> String {
 #[tokio::test]
 async fn a_shell_and_a_port_lead_into_a_job_on_a_host_over_ssh() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     assert_shell_and_port_work(&stage, "");
 }
@@ -90,14 +90,14 @@ async fn a_shell_and_a_port_lead_into_a_job_on_a_host_over_ssh() {
 #[tokio::test]
 async fn a_shell_and_a_port_lead_into_a_docker_job() {
     image();
-    let stage = Stage::new(Machines::Containers).await;
+    let stage = TestEnv::new(HostMode::Containers).await;
     assert_shell_and_port_work(&stage, &format!("image: {IMAGE}\n"));
 }
 
 #[tokio::test]
 async fn nodes_write_into_one_terminal_each_line_under_its_rank() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let dir = stage.home().to_owned();
     let commands = "commands:\n  - 'for i in 1 2 3; do echo line $i of $DSTACK_NODE_RANK; done'\n";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::stage::{Machines, Stage, small};
+use crate::stage::{HostMode, TestEnv, small_task_config};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -22,7 +22,7 @@ fn regions(run: &Value) -> Vec<String> {
 
 #[tokio::test]
 async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     let script = stage.home().join("cloud.yml");
     std::fs::write(&script, CLOUD).unwrap();
@@ -34,7 +34,7 @@ async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
         "nodes": {"min": 0, "target": 0, "max": 8}});
     let spec = json!({"configuration": fleet, "profile": {"name": "default"}});
     stage.project("fleets/apply", &json!({"plan": {"spec": spec}, "force": false})).await;
-    let mut job = small("pair", &["sleep 600"]);
+    let mut job = small_task_config("pair", &["sleep 600"]);
     job["nodes"] = json!(2);
     stage.apply(&job).await;
     let run = stage.eventually_run("pair", TIMEOUT, |run| regions(run) == ["west", "west"]).await;
@@ -44,7 +44,7 @@ async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
     stage.reaches("pair", &["terminated"]).await;
 
     // Where every region is full, that is the end, and it is told.
-    let mut job = small("trio", &["true"]);
+    let mut job = small_task_config("trio", &["true"]);
     job["nodes"] = json!(2);
     job["regions"] = json!(["east", "north"]);
     stage.apply(&job).await;

@@ -11,8 +11,8 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    hollow::{Runtime, empty_job},
-    replicas::{Plan, Replicas},
+    hollow::{HostRuntime, empty_job},
+    replicas::{ReplicaOptions, Replicas},
     server::{call_api_idempotent, submission},
 };
 
@@ -43,7 +43,8 @@ async fn done(replicas: &Replicas) -> BTreeSet<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_another_was_told() {
-    let plan = Plan { name: "share", servers: 3, hosts: 6, blocks: 8, runtime: Runtime::Hollow };
+    let plan =
+        ReplicaOptions { name: "share", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();
     let mut most = 0;
     for number in 0..120 {
@@ -77,7 +78,7 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
 /// Hosts stand still so that passes hold their rows; one of the holders dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock_timeout() {
-    let plan = Plan { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: Runtime::Hollow };
+    let plan = ReplicaOptions { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: HostRuntime::Hollow };
     let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();
     // It ends long after the kill: who hears of that?
     replicas.apply(0, &job_lasting("long", 25_000)).await.unwrap();
@@ -122,7 +123,7 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
 /// Everybody submits and asks somebody else when refused; each server is stopped and started once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
-    let plan = Plan { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: Runtime::Hollow };
+    let plan = ReplicaOptions { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
     let mut replicas = Replicas::start(plan).await.unwrap();
     let addresses = Arc::new(parking_lot::Mutex::new(replicas.addresses()));
     let (over, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
@@ -218,7 +219,8 @@ async fn submit_until(
 /// A server that is asked for something tells the others; one that is told looks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l7_what_one_postgres_replica_is_told_wakes_the_others() {
-    let plan = Plan { name: "hints", servers: 2, hosts: 1, blocks: 1, runtime: Runtime::Hollow };
+    let plan =
+        ReplicaOptions { name: "hints", servers: 2, hosts: 1, blocks: 1, runtime: HostRuntime::Hollow };
     let replicas = Replicas::start(plan).await.unwrap();
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let listener = listen_for_hints(&replicas, told).await;

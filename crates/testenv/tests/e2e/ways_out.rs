@@ -9,12 +9,12 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_testenv::{queue::Ground, server::binary};
+use windlass_testenv::{queue::QueueEnv, server::binary};
 use windlass_testkit::TempDir;
 
 use crate::{
     containers::{IMAGE, image},
-    stage::{Machines, Stage, engine, task},
+    stage::{HostMode, TestEnv, engine, task},
 };
 
 const PROGRAM: &str = "windlass-ways-out";
@@ -82,7 +82,7 @@ fn quoted(name: &str, target: impl std::fmt::Display) -> String {
 }
 
 /// Where a server and its agent keep what nobody else may have, as arguments of the program.
-fn targets(stage: &Stage) -> String {
+fn targets(stage: &TestEnv) -> String {
     let data = stage.home().join("server");
     let mut args = Vec::new();
     let mut read = |name: &str, path: &Path| {
@@ -141,7 +141,7 @@ fn image_with_program() {
 async fn as_a_process() -> Outcomes {
     let (_dir, program) = program();
     let mut stage =
-        Stage::with_settings(Machines::Processes, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await;
+        TestEnv::with_settings(HostMode::Processes, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await;
     let mut other = task("other", &["echo up", "sleep 600"]);
     other.as_object_mut().unwrap().remove("user");
     other["env"] = json!({"CANARY": CANARY});
@@ -156,7 +156,7 @@ async fn as_a_process() -> Outcomes {
 }
 
 async fn in_a_container() -> Outcomes {
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     let mut other = task("other", &["echo up", "sleep 600"]);
     other["image"] = json!(IMAGE);
     other["env"] = json!({"CANARY": CANARY});
@@ -171,7 +171,7 @@ async fn in_a_container() -> Outcomes {
 }
 
 async fn in_a_queue_container() -> Outcomes {
-    let mut ground = Ground::start("ways-out").await;
+    let mut ground = QueueEnv::start("ways-out").await;
     ground.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
     let token = ground.token("dispatch.token").await;
     ground.dispatch(&token, "work");

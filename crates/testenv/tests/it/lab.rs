@@ -31,7 +31,7 @@ async fn lab_hosts_have_networks_files_and_processes_of_their_own() {
     let elsewhere = first.run_checked("touch /usr/local/here", b"").await;
     assert!(elsewhere.is_err(), "what is shared can only be read");
     first.run_checked("setsid sleep 4711 < /dev/null > /dev/null 2>&1 &", b"").await.unwrap();
-    let sleeps = |host: &windlass_testkit::lab::Host| {
+    let sleeps = |host: &windlass_testkit::lab::LabHost| {
         host.processes().unwrap().iter().filter(|process| process.command == "sleep 4711").count()
     };
     // The shell starts it and goes; when it has become a sleeper is its own affair.

@@ -23,7 +23,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const FILLER_FILE: &str = "filler";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EngineKind {
     Plain,
     /// Containers outlive the engine.
     LiveRestore,
@@ -35,15 +35,15 @@ pub enum Kind {
 pub struct Engine {
     containerd: Child,
     dockerd: Option<Child>,
-    kind: Kind,
+    kind: EngineKind,
     dir: TempDir,
 }
 
 impl Engine {
-    pub fn start(kind: Kind) -> Result<Self> {
+    pub fn start(kind: EngineKind) -> Result<Self> {
         let temp = crate::temp_dir("lab-engine")?;
         let dir = temp.path();
-        if let Kind::SmallDisk(size) = kind {
+        if let EngineKind::SmallDisk(size) = kind {
             let data = dir.join("data");
             fs::create_dir(&data)?;
             let at = data.display().to_string();
@@ -78,7 +78,7 @@ impl Engine {
         command.arg("--pidfile").arg(dir.join("docker.pid"));
         command.arg("-H").arg(format!("unix://{}", self.socket().display()));
         command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"]);
-        if self.kind == Kind::LiveRestore {
+        if self.kind == EngineKind::LiveRestore {
             command.arg("--live-restore");
         }
         let _ = fs::remove_file(dir.join("docker.pid"));

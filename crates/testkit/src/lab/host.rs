@@ -54,7 +54,7 @@ const GUEST_ID: u32 = 2001;
 
 /// A host. Its processes end with it.
 #[derive(Debug)]
-pub struct Host {
+pub struct LabHost {
     place: LabId,
     number: usize,
     init: HostInit,
@@ -64,14 +64,14 @@ pub struct Host {
 
 /// A process on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct HostProcess {
     /// As this machine counts, not the host.
     pub pid: u32,
     /// With its arguments.
     pub command: String,
 }
 
-impl Host {
+impl LabHost {
     /// Writes the host's files.
     pub(super) fn install(place: &LabId, number: usize, all: usize, init: HostInit) -> Result<Self> {
         let host = Self { place: place.clone(), number, init, keeper: Mutex::new(None) };
@@ -152,7 +152,7 @@ impl Host {
         }
         let (hide, exec) = match self.init {
             HostInit::Sshd => (String::new(), "exec /usr/sbin/sshd -D -e\n".to_owned()),
-            HostInit::Systemd => systemd::boot(&self.dir()),
+            HostInit::Systemd => systemd::boot_script(&self.dir()),
         };
         script += &hide;
         for name in PERSISTENT_DIRS {
@@ -234,7 +234,7 @@ impl Host {
     }
 
     /// What runs there, the SSH server included.
-    pub fn processes(&self) -> Result<Vec<Process>> {
+    pub fn processes(&self) -> Result<Vec<HostProcess>> {
         let own = fs::read_link(format!("/proc/{}/ns/pid", self.first()?))?;
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")?.flatten() {
@@ -242,7 +242,7 @@ impl Host {
             if fs::read_link(entry.path().join("ns/pid")).is_ok_and(|space| space == own) {
                 let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
                 let command = String::from_utf8_lossy(&command).replace('\0', " ").trim().to_owned();
-                found.push(Process { pid, command });
+                found.push(HostProcess { pid, command });
             }
         }
         Ok(found)
@@ -320,7 +320,7 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for LabHost {
     fn drop(&mut self) {
         let _ = self.power_off();
     }

@@ -34,7 +34,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-pub use self::host::{Host, Process};
+pub use self::host::{HostProcess, LabHost};
 use self::program::{run, run_for_stdout, try_run};
 
 /// May use sudo without a password.
@@ -55,7 +55,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// A network of hosts.
 #[derive(Debug)]
 pub struct Lab {
-    hosts: Vec<Host>,
+    hosts: Vec<LabHost>,
     site: LabNetwork,
 }
 
@@ -101,7 +101,7 @@ impl Lab {
         }
         let mut lab = Self { hosts: Vec::new(), site: LabNetwork::claim(hosts)? };
         for number in 1..=hosts {
-            lab.hosts.push(Host::install(&lab.site.place, number, hosts, init)?);
+            lab.hosts.push(LabHost::install(&lab.site.place, number, hosts, init)?);
         }
         for host in &lab.hosts {
             host.boot()?;
@@ -117,11 +117,11 @@ impl Lab {
     /// # Panics
     ///
     /// There is no such host.
-    pub fn host(&self, number: usize) -> &Host {
+    pub fn host(&self, number: usize) -> &LabHost {
         &self.hosts[number - 1]
     }
 
-    pub fn hosts(&self) -> &[Host] {
+    pub fn hosts(&self) -> &[LabHost] {
         &self.hosts
     }
 
@@ -149,7 +149,7 @@ impl Lab {
 
 impl LabId {
     fn new(number: u16) -> Self {
-        Self { number, dir: std::env::temp_dir().join(format!("{DIR}{number}")) }
+        Self { number, dir: std::env::temp_dir().join(format!("{DIR_PREFIX}{number}")) }
     }
 
     /// Of interfaces, namespaces and groups; an interface's has 15 letters at most.
@@ -179,7 +179,7 @@ impl LabId {
     }
 }
 
-const DIR: &str = "windlass-lab-";
+const DIR_PREFIX: &str = "windlass-lab-";
 
 impl LabNetwork {
     /// Takes a free number and makes the network of a lab.
@@ -240,7 +240,7 @@ impl Drop for LabNetwork {
 fn remove_stale_labs() -> Result<()> {
     for entry in fs::read_dir(std::env::temp_dir())?.flatten() {
         let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.strip_prefix(DIR)?.parse().ok());
+        let number = name.to_str().and_then(|name| name.strip_prefix(DIR_PREFIX)?.parse().ok());
         let Some(number) = number else { continue };
         let place = LabId::new(number);
         let is_free = match fs::File::open(place.dir.join("lock")) {

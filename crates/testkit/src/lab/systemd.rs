@@ -6,7 +6,7 @@ use anyhow::Result;
 
 pub(super) const PROGRAM: &str = "/lib/systemd/systemd";
 /// Where this machine's units are; out of a host's sight.
-const UNITS: &str = "/lib/systemd/system";
+const UNIT_DIR: &str = "/lib/systemd/system";
 /// What ordinary services stand on, without anything in it.
 const TARGETS: [&str; 6] = ["sysinit", "basic", "multi-user", "shutdown", "network-online", "umount"];
 const SSH: &str = "\
@@ -35,8 +35,8 @@ pub(super) fn install(dir: &Path) -> Result<()> {
 }
 
 /// The lines that hide this machine's units, and the last one. In a container, systemd leaves the kernel alone.
-pub(super) fn boot(dir: &Path) -> (String, String) {
-    let hide = format!("mount --bind {}/units {UNITS}\n", dir.display());
+pub(super) fn boot_script(dir: &Path) -> (String, String) {
+    let hide = format!("mount --bind {}/units {UNIT_DIR}\n", dir.display());
     let exec = format!(
         "exec env container=lab {PROGRAM} --system --unit=multi-user.target --log-target=console --show-status=false\n"
     );

@@ -12,7 +12,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
-use windlass_testkit::chaos::{Proxy, Weather};
+use windlass_testkit::chaos::{ConnectionFaults, FaultProxy};
 use windlass_testkit::wait::eventually_async;
 
 /// Says back whatever is said, and counts what it heard.
@@ -42,7 +42,7 @@ fn count(counter: &AtomicU64) -> u64 {
 #[tokio::test]
 async fn a_proxy_in_fair_weather_carries_every_byte() {
     let (address, _) = start_echo_server().await;
-    let proxy = Proxy::tcp(address, 1).await.unwrap();
+    let proxy = FaultProxy::tcp(address, 1).await.unwrap();
     let sent: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
     let (mut from, mut to) = TcpStream::connect(proxy.address()).await.unwrap().into_split();
     let mut got = vec![0; sent.len()];
@@ -56,8 +56,12 @@ async fn a_proxy_in_fair_weather_carries_every_byte() {
 #[tokio::test]
 async fn a_proxy_delays_drips_and_holds() {
     let (address, _) = start_echo_server().await;
-    let proxy = Proxy::tcp(address, 2).await.unwrap();
-    proxy.set(Weather { latency: Duration::from_millis(60), drip: 200, ..Weather::default() });
+    let proxy = FaultProxy::tcp(address, 2).await.unwrap();
+    proxy.set(ConnectionFaults {
+        latency: Duration::from_millis(60),
+        drip: 200,
+        ..ConnectionFaults::default()
+    });
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     let begun = Instant::now();
     stream.write_all(&[7; 20]).await.unwrap();
@@ -66,12 +70,12 @@ async fn a_proxy_delays_drips_and_holds() {
     assert!(begun.elapsed() > Duration::from_millis(140), "{:?}", begun.elapsed());
     assert!(count(&proxy.counts().delayed) >= 3);
 
-    proxy.set(Weather { hold: true, ..Weather::default() });
+    proxy.set(ConnectionFaults { hold: true, ..ConnectionFaults::default() });
     stream.write_all(b"held").await.unwrap();
     let mut got = [0; 4];
     assert!(tokio::time::timeout(Duration::from_millis(100), stream.read_exact(&mut got)).await.is_err());
     assert_eq!(count(&proxy.counts().held), 1);
-    proxy.set(Weather::default());
+    proxy.set(ConnectionFaults::default());
     stream.read_exact(&mut got).await.unwrap();
     assert_eq!(&got, b"held");
 }
@@ -79,14 +83,14 @@ async fn a_proxy_delays_drips_and_holds() {
 #[tokio::test]
 async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
     let (address, _) = start_echo_server().await;
-    let proxy = Proxy::tcp(address, 3).await.unwrap();
+    let proxy = FaultProxy::tcp(address, 3).await.unwrap();
     let mut open = TcpStream::connect(proxy.address()).await.unwrap();
     open.write_all(b"x").await.unwrap();
     open.read_exact(&mut [0]).await.unwrap();
     proxy.cut();
     assert!(matches!(open.read(&mut [0]).await, Ok(0) | Err(_)));
 
-    proxy.set(Weather { cut_after: Some(100), ..Weather::default() });
+    proxy.set(ConnectionFaults { cut_after: Some(100), ..ConnectionFaults::default() });
     let mut long = TcpStream::connect(proxy.address()).await.unwrap();
     let mut got = 0;
     while long.write_all(&[1; 20]).await.is_ok() {
@@ -99,7 +103,7 @@ async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
     assert!(got < 200, "{got}");
     assert_eq!(count(&proxy.counts().cut), 2);
 
-    proxy.set(Weather { refuse: true, ..Weather::default() });
+    proxy.set(ConnectionFaults { refuse: true, ..ConnectionFaults::default() });
     let mut refused = TcpStream::connect(proxy.address()).await.unwrap();
     assert!(matches!(refused.read(&mut [0]).await, Ok(0) | Err(_)));
     assert_eq!(count(&proxy.counts().refused), 1);
@@ -108,8 +112,11 @@ async fn a_proxy_cuts_at_once_after_some_bytes_and_turns_away() {
 #[tokio::test]
 async fn a_proxy_says_everything_once_more_when_told() {
     let (address, heard) = start_echo_server().await;
-    let proxy = Proxy::tcp(address, 4).await.unwrap();
-    proxy.set(Weather { replay_after: Some(Duration::from_millis(10)), ..Weather::default() });
+    let proxy = FaultProxy::tcp(address, 4).await.unwrap();
+    proxy.set(ConnectionFaults {
+        replay_after: Some(Duration::from_millis(10)),
+        ..ConnectionFaults::default()
+    });
     let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
     stream.write_all(b"once").await.unwrap();
     stream.read_exact(&mut [0; 4]).await.unwrap();
@@ -133,7 +140,7 @@ async fn a_proxy_takes_the_place_of_a_socket_and_gives_it_back() {
         let mut got = [0; 4];
         stream.read_exact(&mut got).await.map(|_| got)
     };
-    let proxy = Proxy::before(&socket, 5).unwrap();
+    let proxy = FaultProxy::before(&socket, 5).unwrap();
     assert_eq!(&said().await.unwrap(), b"here");
     assert_eq!(count(&proxy.counts().connections), 1);
     drop(proxy);

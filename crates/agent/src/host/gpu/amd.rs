@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Gpu, Inventory, Use, Vendor, read, tool_problems};
+use super::{Gpu, GpuUsage, Inventory, Vendor, read, tool_problems};
 use crate::host::tool;
 
 const TOOL: &str = "amd-smi";
@@ -32,7 +32,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
         return Inventory::default();
     }
     let mut problems = Vec::new();
-    let known = match tool::output(TOOL, &["static", "--asic", "--bus", "--driver", "--json"]).await {
+    let known = match tool::run(TOOL, &["static", "--asic", "--bus", "--driver", "--json"]).await {
         Ok(text) => parse_static(&text),
         Err(error) => {
             problems.extend(tool_problems(&error));
@@ -45,9 +45,9 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     Inventory { gpus, driver_version, problems }
 }
 
-pub(super) fn in_use(root: &Path) -> Vec<Use> {
+pub(super) fn usage(root: &Path) -> Vec<GpuUsage> {
     let number = |path: PathBuf| read(&path).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let used = |card: Card| Use {
+    let used = |card: Card| GpuUsage {
         memory_mib: number(card.dir.join("mem_info_vram_used")) >> 20,
         percent: number(card.dir.join("gpu_busy_percent")),
         id: card.id,
@@ -180,8 +180,8 @@ mod tests {
                 r#"1 0000:26:00.0 AMD GPU 0x9999 196592 ["/dev/kfd", "/dev/dri/renderD129", "/dev/dri/card2"]"#,
             ]
         );
-        let used = in_use(fixture.path());
-        assert_eq!(used[0], Use { id: "8d1f0a9e4c3b2a17".into(), memory_mib: 1024, percent: 42 });
+        let used = usage(fixture.path());
+        assert_eq!(used[0], GpuUsage { id: "8d1f0a9e4c3b2a17".into(), memory_mib: 1024, percent: 42 });
     }
 
     #[test]

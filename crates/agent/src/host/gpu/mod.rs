@@ -61,7 +61,7 @@ pub struct Inventory {
 
 /// How much of a GPU is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Use {
+pub struct GpuUsage {
     pub id: String,
     pub memory_mib: u64,
     pub percent: u64,
@@ -106,9 +106,9 @@ fn select_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
 }
 
 /// How much of the GPUs is in use, of those a tool here can tell of.
-pub async fn in_use(root: &Path) -> Vec<Use> {
-    let nvidia = nvidia::in_use().await;
-    if nvidia.is_empty() { amd::in_use(root) } else { nvidia }
+pub async fn usage(root: &Path) -> Vec<GpuUsage> {
+    let nvidia = nvidia::usage().await;
+    if nvidia.is_empty() { amd::usage(root) } else { nvidia }
 }
 
 /// A missing tool is no problem: most machines have no GPU of that vendor.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use windlass_model::gpu::compute_capability;
 
-use super::{Gpu, Inventory, Use, Vendor, read, tool_problems};
+use super::{Gpu, GpuUsage, Inventory, Vendor, read, tool_problems};
 use crate::host::tool::{self, ToolError};
 
 const TOOL: &str = "nvidia-smi";
@@ -21,7 +21,7 @@ const USE_QUERY: &str = "--query-gpu=uuid,memory.used,utilization.gpu";
 pub(super) async fn discover(root: &Path) -> Inventory {
     let mut listed = Ok(String::new());
     for (query, missing) in QUERIES {
-        listed = tool::output(TOOL, &[query, FORMAT]).await.map(|text| with_columns(&text, missing));
+        listed = tool::run(TOOL, &[query, FORMAT]).await.map(|text| with_columns(&text, missing));
         let is_unknown = |error: &ToolError| matches!(error, ToolError::Failed { said, .. } if said.contains("not a valid field"));
         if !listed.as_ref().is_err_and(is_unknown) {
             break;
@@ -40,7 +40,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     let instances = if split.is_empty() {
         Vec::new()
     } else {
-        match tool::output(TOOL, &["-L"]).await {
+        match tool::run(TOOL, &["-L"]).await {
             Ok(text) => parse_mig(&text),
             Err(error) => {
                 parsed.problems.extend(tool_problems(&error));
@@ -51,8 +51,8 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     build_inventory(parsed, &instances, |bus| device(root, bus))
 }
 
-pub(super) async fn in_use() -> Vec<Use> {
-    match tool::output(TOOL, &[USE_QUERY, FORMAT]).await {
+pub(super) async fn usage() -> Vec<GpuUsage> {
+    match tool::run(TOOL, &[USE_QUERY, FORMAT]).await {
         Ok(text) => parse_usage(&text),
         Err(_) => Vec::new(),
     }
@@ -210,13 +210,13 @@ fn system_memory_mib(root: &Path) -> u64 {
     total.unwrap_or(0) / 1024
 }
 
-fn parse_usage(text: &str) -> Vec<Use> {
+fn parse_usage(text: &str) -> Vec<GpuUsage> {
     let row = |line: &str| {
         let mut columns = line.split(',').map(str::trim);
         let id = columns.next().filter(|id| is_told(id))?.to_owned();
         // In MIG mode the utilisation of the whole is not told.
         let mut number = || columns.next().and_then(|text| text.parse().ok()).unwrap_or(0);
-        Some(Use { id, memory_mib: number(), percent: number() })
+        Some(GpuUsage { id, memory_mib: number(), percent: number() })
     };
     text.lines().filter(|line| line.contains(',')).filter_map(row).collect()
 }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn use_is_read_and_what_is_not_told_is_nothing() {
         let used = parse_usage("GPU-1, 1024, 97\nGPU-2, [N/A], [N/A]\nNo devices were found\n");
-        let expected = |id: &str, memory_mib, percent| Use { id: id.into(), memory_mib, percent };
+        let expected = |id: &str, memory_mib, percent| GpuUsage { id: id.into(), memory_mib, percent };
         assert_eq!(used, [expected("GPU-1", 1024, 97), expected("GPU-2", 0, 0)]);
     }
 }

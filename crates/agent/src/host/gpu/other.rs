@@ -13,7 +13,7 @@ const TENSTORRENT_MEMORY: [(&str, u64); 5] =
 
 pub(super) async fn gaudi(root: &Path) -> Inventory {
     let arguments = ["-Q", GAUDI_QUERY, "-f", "csv,noheader,nounits"];
-    match tool::output(GAUDI_TOOL, &arguments).await {
+    match tool::run(GAUDI_TOOL, &arguments).await {
         Ok(text) => parse_gaudi(&text, &root.join("dev/accel")),
         Err(error) => Inventory { problems: tool_problems(&error), ..Inventory::default() },
     }

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{LogFn, RepoError, credential};
-use crate::runner::{child, site::Site};
+use crate::runner::{child, site::UserContext};
 
 /// All of git's work for one job. A stalled transfer ends much earlier.
 const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
@@ -50,7 +50,7 @@ const INHERITED_VARIABLES: &[&str] = &[
 /// Git, ready to be told what to do.
 pub(super) struct Git<'a> {
     program: PathBuf,
-    site: &'a Site,
+    site: &'a UserContext,
     say: LogFn<'a>,
     /// The handle of the credential.
     secret: Option<OwnedFd>,
@@ -62,7 +62,7 @@ pub(super) struct Git<'a> {
 
 impl<'a> Git<'a> {
     pub(super) fn find(
-        site: &'a Site,
+        site: &'a UserContext,
         say: LogFn<'a>,
         secret: Option<OwnedFd>,
         own_ssh: bool,
@@ -96,7 +96,7 @@ impl<'a> Git<'a> {
             }
         }
         let mut group =
-            child::Group::spawn(&mut command).map_err(|source| RepoError::Start { step, source })?;
+            child::ProcessGroup::spawn(&mut command).map_err(|source| RepoError::Start { step, source })?;
         let stderr = group.child().stderr.take();
         let left = self.until.saturating_duration_since(Instant::now());
         let mut lines = LineLogger { say: self.say, kept: Vec::new(), said: 0, progress_at: None };

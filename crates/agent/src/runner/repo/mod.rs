@@ -23,9 +23,9 @@ use self::{
     url::{RemoteUrl, Scheme},
 };
 use super::{
-    site::{self, Site, StagingDir},
+    site::{self, StagingDir, UserContext},
     unpack::{
-        CONTENT, Top,
+        CONTENT, TopLevel,
         child::{self, ChildError},
     },
 };
@@ -35,7 +35,7 @@ const LOST_AND_FOUND: &str = "lost+found";
 
 /// What the job asks for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct RepoRequest<'a> {
     pub data: Option<&'a RepoData>,
     pub credentials: Option<&'a RepoCredentials>,
     /// Where it goes, as [`Site::resolve`] reads it.
@@ -146,7 +146,7 @@ fn hint_for_output(said: &str) -> Option<&'static str> {
 pub type LogFn<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
 /// Brings the repository. Dropping the future stops git and leaves nothing half.
-pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: LogFn<'_>) -> Result<(), RepoError> {
+pub async fn prepare(site: &UserContext, wanted: &RepoRequest<'_>, say: LogFn<'_>) -> Result<(), RepoError> {
     let Some(data) = wanted.data else { return Ok(()) };
     let code = wanted.code.filter(|path| fs::metadata(path).is_ok_and(|meta| meta.len() > 0));
     let remote = match data {
@@ -165,10 +165,10 @@ pub async fn prepare(site: &Site, wanted: &Wanted<'_>, say: LogFn<'_>) -> Result
     let target = Target { made: site.create_dirs(&dir).map_err(place("make the directory"))?, dir: &dir };
     let stage = StagingDir::new(site, &dir).map_err(place("make a directory"))?;
     match (remote, code) {
-        (Some(remote), code) => clone(site, wanted, data, &remote, &stage, code, say).await?,
+        (Some(remote), code) => clone_repository(site, wanted, data, &remote, &stage, code, say).await?,
         (None, Some(code)) => {
             let unpacked =
-                child::run(stage.path(), code, Top::Keep, site).await.map_err(RepoError::Unpack)?;
+                child::run(stage.path(), code, TopLevel::Keep, site).await.map_err(RepoError::Unpack)?;
             say(&format!(
                 "unpacked {} entries of code, fenced in: {:?}",
                 unpacked.summary.entries, unpacked.landlock
@@ -209,7 +209,7 @@ impl Drop for Target<'_> {
     }
 }
 
-fn handle_existing(wanted: &Wanted<'_>, dir: &Path, say: LogFn<'_>) -> Result<(), RepoError> {
+fn handle_existing(wanted: &RepoRequest<'_>, dir: &Path, say: LogFn<'_>) -> Result<(), RepoError> {
     match wanted.exists_action {
         None | Some("" | "skip") => {
             say(&format!("`{}` is not empty: left as it is", dir.display()));
@@ -257,9 +257,9 @@ fn move_into_place(stage: &StagingDir, dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-async fn clone(
-    site: &Site,
-    wanted: &Wanted<'_>,
+async fn clone_repository(
+    site: &UserContext,
+    wanted: &RepoRequest<'_>,
     data: &RepoData,
     remote: &RemoteUrl,
     stage: &StagingDir,
@@ -269,7 +269,7 @@ async fn clone(
     let RepoData::Remote { repo_branch, repo_hash, repo_config_name, repo_config_email, .. } = data else {
         return Ok(());
     };
-    let branch = given(repo_branch.as_deref(), "branch", is_ref)?;
+    let branch = given(repo_branch.as_deref(), "branch", is_ref_name)?;
     let hash = given(repo_hash.as_deref(), "commit hash", is_hash)?;
     let credential = wanted.credentials.and_then(|credentials| credential_for(remote, credentials));
     let own_ssh = credential.as_ref().is_some_and(|it| matches!(it.secret, Secret::PrivateKey(_)));
@@ -347,7 +347,7 @@ fn given<'a>(
     }
 }
 
-fn is_ref(name: &str) -> bool {
+fn is_ref_name(name: &str) -> bool {
     !name.starts_with('-')
         && name.len() <= 255
         && !name.contains(|c: char| c.is_control() || " ~^:?*[\\".contains(c))
@@ -390,7 +390,7 @@ mod tests {
         for (name, fits) in
             [("main", true), ("feature/x", true), ("--upload-pack=x", false), ("a b", false), ("a\nb", false)]
         {
-            assert_eq!(is_ref(name), fits, "{name}");
+            assert_eq!(is_ref_name(name), fits, "{name}");
         }
         for (name, fits) in [("0123abc", true), ("0123ab", false), ("HEAD", false), ("-123abcdef", false)] {
             assert_eq!(is_hash(name), fits, "{name}");

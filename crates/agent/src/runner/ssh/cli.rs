@@ -8,7 +8,7 @@ use windlass_api::agent::runner::User;
 use super::{AuthorizedKeys, Config, ConnectionTracker, HostKey};
 use crate::runner::{
     session::Session,
-    user::{Account, Users},
+    user::{Account, UserDatabase},
 };
 
 /// The SSH server without a job around it.
@@ -48,7 +48,7 @@ enum Error {
 }
 
 /// Serves files on standard input and output.
-pub fn sftp() -> ExitCode {
+pub fn serve_sftp() -> ExitCode {
     super::sftp::serve()
 }
 
@@ -98,7 +98,7 @@ fn serve(args: &Args) -> Result<(), Error> {
 fn account(args: &Args) -> Result<Account, Error> {
     let asked = args.user.as_ref().map(|name| User { username: Some(name.clone()), ..User::default() });
     let own = rustix::process::geteuid().as_raw();
-    let mut account = Users::read("/".as_ref())?.account(asked.as_ref(), own)?;
+    let mut account = UserDatabase::read("/".as_ref())?.account(asked.as_ref(), own)?;
     if let Some(shell) = &args.shell {
         account.shell.clone_from(shell);
     }

@@ -54,7 +54,7 @@ fn set_variable(all: &mut Vec<(OsString, OsString)>, name: &str, value: &OsStr) 
 }
 
 /// The words of a command that needs no shell; `None` when only a shell could say what is meant.
-pub(super) fn split(command: &[u8]) -> Option<Vec<Vec<u8>>> {
+pub(super) fn split_words(command: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut words = Vec::new();
     let mut word: Option<Vec<u8>> = None;
     let mut bytes = command.iter().copied();
@@ -103,7 +103,7 @@ mod tests {
 
     #[track_caller]
     fn check(command: &str, words: Option<&[&str]>) {
-        let said = split(command.as_bytes()).map(|words| {
+        let said = split_words(command.as_bytes()).map(|words| {
             words.into_iter().map(|word| String::from_utf8(word).unwrap()).collect::<Vec<_>>().join("|")
         });
         assert_eq!(said, words.map(|words| words.join("|")), "{command}");

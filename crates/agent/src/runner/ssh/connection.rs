@@ -29,7 +29,7 @@ use crate::{
     isolation::restrict::Restrictions,
     runner::{
         session::Session,
-        user::{Account, Users},
+        user::{Account, UserDatabase},
     },
 };
 
@@ -176,7 +176,7 @@ fn session_for(config: &Config, login: &str) -> Option<Session> {
     let may_be_root = rustix::process::geteuid().is_root() && !Restrictions::for_children().are_active();
     if login == "root" && session.account.uid != 0 && may_be_root {
         let root = User { uid: Some(0), ..User::default() };
-        session.account = Users::read("/".as_ref())
+        session.account = UserDatabase::read("/".as_ref())
             .and_then(|users| users.account(Some(&root), 0))
             .unwrap_or_else(|_| Account::root());
     }
@@ -242,7 +242,7 @@ impl server::Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut server::Session,
     ) -> Result<(), Error> {
-        let is_runner = self.config.runner.is_some() && forward::is_runner(host, port);
+        let is_runner = self.config.runner.is_some() && forward::is_runner_port(host, port);
         if self.config.sessions.is_none() && !is_runner {
             reply.reject(ChannelOpenFailure::AdministrativelyProhibited).await;
             return Ok(());

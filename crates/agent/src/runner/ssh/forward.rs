@@ -55,7 +55,7 @@ pub(super) async fn forward_to_port(opening: OpenRequest, host: String, port: u3
 }
 
 /// Whether this names the port of the task that a runner's own API has.
-pub(super) fn is_runner(host: &str, port: u32) -> bool {
+pub(super) fn is_runner_port(host: &str, port: u32) -> bool {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     let is_here = bare.eq_ignore_ascii_case("localhost")
         || bare.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback());
@@ -322,11 +322,11 @@ mod tests {
     #[test]
     fn the_runner_is_meant_by_its_port_of_the_loopback_alone() {
         for host in ["localhost", "LocalHost", "127.0.0.1", "127.8.0.1", "::1", "[::1]", "::ffff:127.0.0.1"] {
-            assert!(is_runner(host, u32::from(RUNNER_PORT)), "{host}");
-            assert!(!is_runner(host, u32::from(RUNNER_PORT) + 1), "{host}");
+            assert!(is_runner_port(host, u32::from(RUNNER_PORT)), "{host}");
+            assert!(!is_runner_port(host, u32::from(RUNNER_PORT) + 1), "{host}");
         }
         for host in ["", "0.0.0.0", "10.0.0.1", "::2", "localhost.example", "runner"] {
-            assert!(!is_runner(host, u32::from(RUNNER_PORT)), "{host}");
+            assert!(!is_runner_port(host, u32::from(RUNNER_PORT)), "{host}");
         }
     }
 }

@@ -81,12 +81,12 @@ fn parse(text: &str) -> Vec<KeyData> {
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
         .filter_map(|line| PublicKey::from_openssh(line).ok())
         .map(|key| key.key_data().clone())
-        .filter(strong_enough)
+        .filter(is_strong)
         .take(KEYS_MAX)
         .collect()
 }
 
-fn strong_enough(key: &KeyData) -> bool {
+fn is_strong(key: &KeyData) -> bool {
     if let KeyData::Rsa(rsa) = key { rsa.key_size() >= RSA_BITS_MIN } else { !matches!(key, KeyData::Dsa(_)) }
 }
 

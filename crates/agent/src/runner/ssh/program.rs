@@ -312,7 +312,7 @@ fn start_program(start: &ProgramStart) -> Result<Child, StartError> {
 
 fn start_without_shell(line: &[u8], start: &ProgramStart) -> Result<Child, StartError> {
     let shell = || start.session.account.shell.display().to_string();
-    let words = command::split(line).ok_or_else(|| StartError::NeedsShell(shell()))?;
+    let words = command::split_words(line).ok_or_else(|| StartError::NeedsShell(shell()))?;
     let mut words = words.into_iter().map(std::ffi::OsString::from_vec);
     let program = words.next().ok_or_else(|| StartError::NoShell(shell()))?;
     let mut command = Command::new(&program);

@@ -12,10 +12,10 @@ use std::{
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::{Limits, Summary, Top, UnpackError, unpack};
+use super::{ArchiveLimits, Summary, TopLevel, UnpackError, unpack};
 use crate::{
     confine::{self, LandlockStatus},
-    runner::{child, site::Site},
+    runner::{child, site::UserContext},
 };
 
 /// An archive that takes longer is stuck, most likely on a file system that does not answer.
@@ -26,7 +26,7 @@ const REPORT_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[arg(long)]
-    top: Top,
+    top: TopLevel,
 }
 
 /// What the child writes to its standard output.
@@ -73,20 +73,28 @@ pub struct UnpackResult {
 }
 
 /// Unpacks `archive` into the directory `into` as the job's user. On an error, whatever was made is still there.
-pub async fn run(into: &Path, archive: &Path, top: Top, site: &Site) -> Result<UnpackResult, ChildError> {
+pub async fn run(
+    into: &Path,
+    archive: &Path,
+    top: TopLevel,
+    site: &UserContext,
+) -> Result<UnpackResult, ChildError> {
     let start = |what| move |source| ChildError::Start { what, source };
     let archive = File::open(archive).map_err(start("open it"))?;
     let top = match top {
-        Top::Keep => "keep",
-        Top::Rename => "rename",
+        TopLevel::Keep => "keep",
+        TopLevel::Rename => "rename",
     };
-    let mut command = child::own("unpack", site);
+    let mut command = child::agent_command("unpack", site);
     command.args(["--top", top]).current_dir(into);
     command.stdin(archive).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut group = child::Group::spawn(&mut command).map_err(start("start a child process"))?;
+    let mut group = child::ProcessGroup::spawn(&mut command).map_err(start("start a child process"))?;
     let (stdout, stderr) = (group.child().stdout.take(), group.child().stderr.take());
-    let (ended, said, complaint) =
-        tokio::join!(group.wait(DEADLINE), child::tail(stdout, REPORT_BYTES_MAX), child::tail(stderr, 1024));
+    let (ended, said, complaint) = tokio::join!(
+        group.wait(DEADLINE),
+        child::read_tail(stdout, REPORT_BYTES_MAX),
+        child::read_tail(stderr, 1024)
+    );
     ended.map_err(start("wait for the child process"))?.ok_or(ChildError::Deadline)?;
     let report: ChildReport = serde_json::from_slice(&said)
         .map_err(|_| ChildError::Silent { said: String::from_utf8_lossy(&complaint).trim().to_owned() })?;
@@ -120,7 +128,7 @@ pub fn main(args: &Args) -> ExitCode {
     }
 }
 
-fn unpack_restricted(top: Top) -> (LandlockStatus, Result<Summary, UnpackError>) {
+fn unpack_restricted(top: TopLevel) -> (LandlockStatus, Result<Summary, UnpackError>) {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir = match rustix::fs::open(".", flags, Mode::empty()) {
         Ok(dir) => dir,
@@ -134,7 +142,7 @@ fn unpack_restricted(top: Top) -> (LandlockStatus, Result<Summary, UnpackError>)
     let landlock = confine::restrict_to_dir(dir.as_fd());
     let result = open_stdin()
         .map_err(UnpackError::Read)
-        .and_then(|(archive, length)| unpack(archive, length, &dir, top, &Limits::default()));
+        .and_then(|(archive, length)| unpack(archive, length, &dir, top, &ArchiveLimits::default()));
     (landlock, result)
 }
 

@@ -18,7 +18,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{CONTENT, Refusal, Top, UnpackError, name::PathParts};
+use super::{ArchiveError, CONTENT, TopLevel, UnpackError, name::PathParts};
 
 /// Directories their owner may not write to get their mode at the end. Nobody has this many.
 const PENDING_MODES_MAX: usize = 10_000;
@@ -46,7 +46,7 @@ impl EntryMeta<'_> {
     }
 
     fn conflict_error(&self) -> UnpackError {
-        Refusal::Conflict { entry: self.shown.to_owned() }.into()
+        ArchiveError::Conflict { entry: self.shown.to_owned() }.into()
     }
 }
 
@@ -63,8 +63,8 @@ pub(super) struct TargetTree<'a> {
 }
 
 impl<'a> TargetTree<'a> {
-    pub(super) fn new(dir: BorrowedFd<'a>, top: Top) -> Result<Self, UnpackError> {
-        let keep = top == Top::Keep;
+    pub(super) fn new(dir: BorrowedFd<'a>, top: TopLevel) -> Result<Self, UnpackError> {
+        let keep = top == TopLevel::Keep;
         if keep {
             mkdirat(dir, CONTENT, DIRECTORY_MODE)
                 .map_err(|errno| UnpackError::Write { entry: CONTENT.to_owned(), source: errno.into() })?;
@@ -91,7 +91,7 @@ impl<'a> TargetTree<'a> {
             return fchmod(&handle, mode).map_err(|errno| meta.write_error(errno));
         }
         if self.locked.len() == PENDING_MODES_MAX {
-            return Err(Refusal::TooManyEntries { limit: PENDING_MODES_MAX as u64 }.into());
+            return Err(ArchiveError::TooManyEntries { limit: PENDING_MODES_MAX as u64 }.into());
         }
         self.locked.push((path.iter().map(|part| (*part).to_owned()).collect(), mode));
         Ok(())
@@ -132,7 +132,7 @@ impl<'a> TargetTree<'a> {
         parts: &PathParts<'_>,
         meta: &EntryMeta<'_>,
         target: &PathParts<'_>,
-        bad: impl Fn() -> Refusal,
+        bad: impl Fn() -> ArchiveError,
     ) -> Result<(), UnpackError> {
         let target = content_path(target);
         let (file, above) = target.split_last().ok_or_else(&bad)?;
@@ -214,7 +214,7 @@ impl<'a> TargetTree<'a> {
             to.write_all(&self.buffer[..count]).map_err(|error| meta.write_error(error))?;
             written += count as u64;
         }
-        if written == size { Ok(()) } else { Err(Refusal::Truncated.into()) }
+        if written == size { Ok(()) } else { Err(ArchiveError::Truncated.into()) }
     }
 }
 

@@ -28,7 +28,7 @@ pub const CONTENT: &str = "content";
 
 /// How much one archive may make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ArchiveLimits {
     /// Headers of any kind.
     pub entries: u64,
     /// Bytes of all files together.
@@ -39,7 +39,7 @@ pub struct Limits {
     pub depth: usize,
 }
 
-impl Default for Limits {
+impl Default for ArchiveLimits {
     fn default() -> Self {
         Self { entries: 250_000, bytes: 16 << 30, path: 4095, depth: 128 }
     }
@@ -52,7 +52,7 @@ const MAX_EXTENDED: u64 = 1 << 20;
 
 /// What the first component of each path becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Top {
+pub enum TopLevel {
     /// Paths stand below [`CONTENT`] as they are.
     Keep,
     /// [`CONTENT`] stands for the first component.
@@ -67,7 +67,7 @@ pub struct Summary {
 
 /// Why an archive is not taken. Names in the messages are escaped.
 #[derive(Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum ArchiveError {
     #[error("more than {limit} entries")]
     TooManyEntries { limit: u64 },
     #[error("more than {limit} bytes of files")]
@@ -121,7 +121,7 @@ pub enum Refusal {
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     #[error("unpack archive: {0}")]
-    Refused(#[from] Refusal),
+    Refused(#[from] ArchiveError),
     #[error("unpack archive: read it")]
     Read(#[source] io::Error),
     #[error("unpack archive: write `{entry}`")]

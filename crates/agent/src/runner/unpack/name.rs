@@ -2,41 +2,45 @@
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
-use super::{Limits, MAX_COMPONENT, Refusal, Top, shown};
+use super::{ArchiveError, ArchiveLimits, MAX_COMPONENT, TopLevel, shown};
 
 /// A checked path: its components below the content's root. Empty is the root itself.
 pub(super) type PathParts<'a> = Vec<&'a OsStr>;
 
 /// Takes the name of an entry apart. `.` and doubled or trailing slashes mean nothing.
-pub(super) fn parts<'a>(name: &'a [u8], top: Top, limits: &Limits) -> Result<PathParts<'a>, Refusal> {
+pub(super) fn parts<'a>(
+    name: &'a [u8],
+    top: TopLevel,
+    limits: &ArchiveLimits,
+) -> Result<PathParts<'a>, ArchiveError> {
     let entry = || shown(name);
     if name.is_empty() {
-        return Err(Refusal::NoName);
+        return Err(ArchiveError::NoName);
     }
     if name.contains(&0) {
-        return Err(Refusal::Nul { entry: entry() });
+        return Err(ArchiveError::Nul { entry: entry() });
     }
     if name.len() > limits.path {
-        return Err(Refusal::PathTooLong { entry: entry(), limit: limits.path });
+        return Err(ArchiveError::PathTooLong { entry: entry(), limit: limits.path });
     }
     if name.starts_with(b"/") {
-        return Err(Refusal::Absolute { entry: entry() });
+        return Err(ArchiveError::Absolute { entry: entry() });
     }
     let mut parts = Vec::new();
     for part in name.split(|byte| *byte == b'/') {
         match part {
             b"" | b"." => {}
-            b".." => return Err(Refusal::Parent { entry: entry() }),
-            part if part.len() > MAX_COMPONENT => return Err(Refusal::NameTooLong { entry: entry() }),
+            b".." => return Err(ArchiveError::Parent { entry: entry() }),
+            part if part.len() > MAX_COMPONENT => return Err(ArchiveError::NameTooLong { entry: entry() }),
             part => parts.push(OsStr::from_bytes(part)),
         }
     }
     if parts.len() > limits.depth {
-        return Err(Refusal::TooDeep { entry: entry(), limit: limits.depth });
+        return Err(ArchiveError::TooDeep { entry: entry(), limit: limits.depth });
     }
-    if top == Top::Rename {
+    if top == TopLevel::Rename {
         if parts.is_empty() {
-            return Err(Refusal::NoName);
+            return Err(ArchiveError::NoName);
         }
         parts.remove(0);
     }
@@ -70,8 +74,8 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(name: &str, top: Top, expected: Option<&str>) {
-        let limits = Limits { path: 100, depth: 4, ..Limits::default() };
+    fn check(name: &str, top: TopLevel, expected: Option<&str>) {
+        let limits = ArchiveLimits { path: 100, depth: 4, ..ArchiveLimits::default() };
         let joined = parts(name.as_bytes(), top, &limits)
             .ok()
             .map(|parts| parts.iter().map(|part| part.to_str().unwrap()).collect::<Vec<_>>().join("/"));
@@ -80,23 +84,23 @@ mod tests {
 
     #[test]
     fn names_are_taken_apart_and_those_that_lead_out_refused() {
-        check("a/b", Top::Keep, Some("a/b"));
-        check("./a//b/", Top::Keep, Some("a/b"));
-        check("a/b", Top::Rename, Some("b"));
-        check("a", Top::Rename, Some(""));
-        check("./", Top::Keep, Some(""));
-        check("./", Top::Rename, None);
-        check("", Top::Keep, None);
-        check("/a", Top::Keep, None);
-        check("..", Top::Keep, None);
-        check("a/../b", Top::Keep, None);
-        check("a\0b", Top::Keep, None);
-        check("a/..b/...", Top::Keep, Some("a/..b/..."));
-        check("a\\..\\b", Top::Keep, Some("a\\..\\b"));
-        check("a/b/c/d/e", Top::Keep, None);
-        check(&"x".repeat(101), Top::Keep, None);
-        let long = Limits::default();
-        assert!(matches!(parts(&[b'x'; 256], Top::Keep, &long), Err(Refusal::NameTooLong { .. })));
+        check("a/b", TopLevel::Keep, Some("a/b"));
+        check("./a//b/", TopLevel::Keep, Some("a/b"));
+        check("a/b", TopLevel::Rename, Some("b"));
+        check("a", TopLevel::Rename, Some(""));
+        check("./", TopLevel::Keep, Some(""));
+        check("./", TopLevel::Rename, None);
+        check("", TopLevel::Keep, None);
+        check("/a", TopLevel::Keep, None);
+        check("..", TopLevel::Keep, None);
+        check("a/../b", TopLevel::Keep, None);
+        check("a\0b", TopLevel::Keep, None);
+        check("a/..b/...", TopLevel::Keep, Some("a/..b/..."));
+        check("a\\..\\b", TopLevel::Keep, Some("a\\..\\b"));
+        check("a/b/c/d/e", TopLevel::Keep, None);
+        check(&"x".repeat(101), TopLevel::Keep, None);
+        let long = ArchiveLimits::default();
+        assert!(matches!(parts(&[b'x'; 256], TopLevel::Keep, &long), Err(ArchiveError::NameTooLong { .. })));
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl UnpackTestDir {
         self.0.join("in").join(CONTENT)
     }
 
-    fn unpack(&self, archive: &[u8], top: Top, limits: &Limits) -> Result<Summary, UnpackError> {
+    fn unpack(&self, archive: &[u8], top: TopLevel, limits: &ArchiveLimits) -> Result<Summary, UnpackError> {
         let dir = fs::File::open(self.0.join("in")).unwrap();
         let result = unpack(archive, archive.len() as u64, &dir, top, limits);
         let names: Vec<_> = fs::read_dir(&self.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -83,8 +83,8 @@ fn archive(entries: &[Vec<u8>]) -> Vec<u8> {
 
 #[track_caller]
 fn assert_refused(entries: &[Vec<u8>], why: &str) {
-    for top in [Top::Keep, Top::Rename] {
-        match UnpackTestDir::new().unpack(&archive(entries), top, &Limits::default()) {
+    for top in [TopLevel::Keep, TopLevel::Rename] {
+        match UnpackTestDir::new().unpack(&archive(entries), top, &ArchiveLimits::default()) {
             Err(UnpackError::Refused(refusal)) => {
                 let said = refusal.to_string();
                 assert!(said.contains(why), "{top:?}: refused with `{said}`, not with `{why}`");
@@ -189,15 +189,15 @@ fn what_two_parsers_could_read_differently_is_refused() {
 fn a_comment_for_all_entries_is_passed_over() {
     let ground = UnpackTestDir::new();
     let entries = [entry(b'g', "g", "", &record("comment", "0123abcd")), entry(b'0', "t/a", "", b"x")];
-    ground.unpack(&archive(&entries), Top::Keep, &Limits::default()).unwrap();
+    ground.unpack(&archive(&entries), TopLevel::Keep, &ArchiveLimits::default()).unwrap();
     assert_eq!(fs::read(ground.content().join("t/a")).unwrap(), b"x");
 }
 
 #[test]
 fn more_than_the_limits_is_refused_and_the_limit_named() {
-    let small = Limits { entries: 3, bytes: 1000, ..Limits::default() };
+    let small = ArchiveLimits { entries: 3, bytes: 1000, ..ArchiveLimits::default() };
     let said = |entries: &[Vec<u8>]| {
-        UnpackTestDir::new().unpack(&archive(entries), Top::Keep, &small).unwrap_err().to_string()
+        UnpackTestDir::new().unpack(&archive(entries), TopLevel::Keep, &small).unwrap_err().to_string()
     };
     let file = |name: &str| entry(b'0', name, "", &[7; 400]);
     assert_eq!(said(&[file("a"), file("b"), file("c")]), "unpack archive: more than 1000 bytes of files");
@@ -237,8 +237,13 @@ fn a_million_entries_are_refused() {
     let ground = UnpackTestDir::new();
     let bytes = entry(b'5', "t", "", b"");
     let dir = fs::File::open(ground.0.join("in")).unwrap();
-    let result =
-        unpack(RepeatedBytes { bytes: &bytes, at: 0 }, 512 * 1_000_000, &dir, Top::Keep, &Limits::default());
+    let result = unpack(
+        RepeatedBytes { bytes: &bytes, at: 0 },
+        512 * 1_000_000,
+        &dir,
+        TopLevel::Keep,
+        &ArchiveLimits::default(),
+    );
     assert_eq!(result.unwrap_err().to_string(), "unpack archive: more than 250000 entries");
 }
 
@@ -247,14 +252,17 @@ fn an_archive_that_was_cut_is_refused() {
     let whole = archive(&[entry(b'0', "t/a", "", &[1; 600]), entry(b'0', "t/b", "", b"x")]);
     for length in [0, 100, 512, 1000, 1536, 2048, whole.len() - 1024] {
         let said = UnpackTestDir::new()
-            .unpack(&whole[..length], Top::Keep, &Limits::default())
+            .unpack(&whole[..length], TopLevel::Keep, &ArchiveLimits::default())
             .unwrap_err()
             .to_string();
         assert!(said.contains("too early") || said.contains("claims"), "cut at {length}: {said}");
     }
     let mut bent = whole;
     bent[5] ^= 1;
-    let said = UnpackTestDir::new().unpack(&bent, Top::Keep, &Limits::default()).unwrap_err().to_string();
+    let said = UnpackTestDir::new()
+        .unpack(&bent, TopLevel::Keep, &ArchiveLimits::default())
+        .unwrap_err()
+        .to_string();
     assert!(said.contains("not one of tar's"), "{said}");
 }
 
@@ -278,7 +286,7 @@ fn modes_are_kept_without_the_bits_that_give_rights() {
     header.set_mode(0o600);
     header.set_size(1);
     builder.append_data(&mut header, "t/locked/file", &b"x"[..]).unwrap();
-    ground.unpack(&builder.into_inner().unwrap(), Top::Rename, &Limits::default()).unwrap();
+    ground.unpack(&builder.into_inner().unwrap(), TopLevel::Rename, &ArchiveLimits::default()).unwrap();
     let mode = |name: &str| fs::metadata(ground.content().join(name)).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode("plain"), 0o640);
     assert_eq!(mode("suid"), 0o755);
@@ -299,7 +307,7 @@ fn links_inside_and_files_that_come_twice_are_taken() {
         entry(b'2', "t/f2", "nowhere", b""),
         entry(b'0', "t/f2", "", b"file after link"),
     ];
-    ground.unpack(&archive(&entries), Top::Rename, &Limits::default()).unwrap();
+    ground.unpack(&archive(&entries), TopLevel::Rename, &ArchiveLimits::default()).unwrap();
     let read = |name: &str| fs::read_to_string(ground.content().join(name)).unwrap();
     assert_eq!([read("f"), read("d/l"), read("h"), read("f2")], ["new", "new", "new", "file after link"]);
 }
@@ -307,13 +315,16 @@ fn links_inside_and_files_that_come_twice_are_taken() {
 #[test]
 fn an_archive_of_one_file_becomes_that_file() {
     let ground = UnpackTestDir::new();
-    ground.unpack(&archive(&[entry(b'0', "name", "", b"x")]), Top::Rename, &Limits::default()).unwrap();
+    ground
+        .unpack(&archive(&[entry(b'0', "name", "", b"x")]), TopLevel::Rename, &ArchiveLimits::default())
+        .unwrap();
     assert_eq!(fs::read(ground.content()).unwrap(), b"x");
-    assert_empty_refused(Top::Rename);
+    assert_empty_refused(TopLevel::Rename);
 }
 
-fn assert_empty_refused(top: Top) {
-    let said = UnpackTestDir::new().unpack(&archive(&[]), top, &Limits::default()).unwrap_err().to_string();
+fn assert_empty_refused(top: TopLevel) {
+    let said =
+        UnpackTestDir::new().unpack(&archive(&[]), top, &ArchiveLimits::default()).unwrap_err().to_string();
     assert_eq!(said, "unpack archive: the archive is empty");
 }
 
@@ -372,8 +383,8 @@ proptest! {
     #[test]
     fn no_archive_reaches_outside(bytes in prop_oneof![hostile(), bent()], rename in any::<bool>()) {
         let ground = UnpackTestDir::new();
-        let top = if rename { Top::Rename } else { Top::Keep };
-        if ground.unpack(&bytes, top, &Limits::default()).is_ok() {
+        let top = if rename { TopLevel::Rename } else { TopLevel::Keep };
+        if ground.unpack(&bytes, top, &ArchiveLimits::default()).is_ok() {
             let content = ground.content().canonicalize().unwrap();
             let mut todo = vec![ground.content()];
             while let Some(path) = todo.pop() {
@@ -407,7 +418,7 @@ proptest! {
         let bytes = builder.into_inner().unwrap();
         let (ours, theirs) = (UnpackTestDir::new(), UnpackTestDir::new());
         let them = tar::Archive::new(bytes.as_slice()).unpack(theirs.0.join("in"));
-        let us = ours.unpack(&bytes, Top::Keep, &Limits::default());
+        let us = ours.unpack(&bytes, TopLevel::Keep, &ArchiveLimits::default());
         prop_assert_eq!(us.is_ok(), them.is_ok(), "{:?} {:?}", us, them);
         if us.is_ok() {
             let strip = |root: PathBuf, files: Vec<(PathBuf, Vec<u8>)>| -> Vec<_> {

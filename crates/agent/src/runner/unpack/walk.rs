@@ -8,7 +8,7 @@ use std::{
 use tar::{EntryType, Header};
 
 use super::{
-    Limits, MAX_EXTENDED, Refusal, Summary, Top, UnpackError,
+    ArchiveError, ArchiveLimits, MAX_EXTENDED, Summary, TopLevel, UnpackError,
     extract::{EntryMeta, TargetTree},
     name, shown,
 };
@@ -31,8 +31,8 @@ pub fn unpack(
     archive: impl Read,
     length: u64,
     dir: impl AsFd,
-    top: Top,
-    limits: &Limits,
+    top: TopLevel,
+    limits: &ArchiveLimits,
 ) -> Result<Summary, UnpackError> {
     let mut walk = ArchiveReader {
         archive,
@@ -47,14 +47,14 @@ pub fn unpack(
         walk.entry(Header::from_byte_slice(&block), &mut extended)?;
         // Directories that no entry names cost as much as those that have one.
         if walk.summary.entries + walk.tree.implied > limits.entries {
-            return Err(Refusal::TooManyEntries { limit: limits.entries }.into());
+            return Err(ArchiveError::TooManyEntries { limit: limits.entries }.into());
         }
     }
     if extended.any {
-        return Err(Refusal::Truncated.into());
+        return Err(ArchiveError::Truncated.into());
     }
-    if top == Top::Rename && !walk.tree.has_content() {
-        return Err(Refusal::Empty.into());
+    if top == TopLevel::Rename && !walk.tree.has_content() {
+        return Err(ArchiveError::Empty.into());
     }
     walk.tree.finish()?;
     Ok(walk.summary)
@@ -63,8 +63,8 @@ pub fn unpack(
 struct ArchiveReader<'a, R> {
     archive: R,
     left: u64,
-    limits: Limits,
-    top: Top,
+    limits: ArchiveLimits,
+    top: TopLevel,
     summary: Summary,
     tree: TargetTree<'a>,
 }
@@ -80,11 +80,11 @@ impl<R: Read> ArchiveReader<'_, R> {
         let header = Header::from_byte_slice(&block);
         let sum: u32 = block[..148].iter().chain(&block[156..]).map(|byte| u32::from(*byte)).sum();
         if header.cksum().ok() != Some(sum + 8 * u32::from(b' ')) {
-            return Err(Refusal::BadHeader.into());
+            return Err(ArchiveError::BadHeader.into());
         }
         self.summary.entries += 1;
         if self.summary.entries > self.limits.entries {
-            return Err(Refusal::TooManyEntries { limit: self.limits.entries }.into());
+            return Err(ArchiveError::TooManyEntries { limit: self.limits.entries }.into());
         }
         Ok(Some(block))
     }
@@ -94,7 +94,7 @@ impl<R: Read> ArchiveReader<'_, R> {
         reason = "every kind this does not name is refused, those to come as well"
     )]
     fn entry(&mut self, header: &Header, extended: &mut ExtendedHeader) -> Result<(), UnpackError> {
-        let size = header.entry_size().map_err(|_| Refusal::BadHeader)?;
+        let size = header.entry_size().map_err(|_| ArchiveError::BadHeader)?;
         let kind = header.entry_type();
         if matches!(kind, EntryType::XHeader | EntryType::GNULongName | EntryType::GNULongLink) {
             extended.any = true;
@@ -108,14 +108,14 @@ impl<R: Read> ArchiveReader<'_, R> {
         let name = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
         let entry = || shown(&name);
         if said.sparse {
-            return Err(Refusal::Sparse { entry: entry() }.into());
+            return Err(ArchiveError::Sparse { entry: entry() }.into());
         }
         if said.size.is_some_and(|told| told != size) {
-            return Err(Refusal::Mismatch { entry: entry(), what: "the size" }.into());
+            return Err(ArchiveError::Mismatch { entry: entry(), what: "the size" }.into());
         }
         if kind != EntryType::Regular && size != 0 {
             check_kind(kind, &name)?;
-            return Err(Refusal::Mismatch { entry: entry(), what: "the size" }.into());
+            return Err(ArchiveError::Mismatch { entry: entry(), what: "the size" }.into());
         }
         let parts = name::parts(&name, self.top, &self.limits)?;
         let link = said
@@ -124,7 +124,7 @@ impl<R: Read> ArchiveReader<'_, R> {
             .unwrap_or_default();
         let meta = EntryMeta {
             shown: &entry(),
-            mode: header.mode().map_err(|_| Refusal::BadHeader)?,
+            mode: header.mode().map_err(|_| ArchiveError::BadHeader)?,
             mtime: header.mtime().unwrap_or(0),
         };
         match kind {
@@ -133,9 +133,9 @@ impl<R: Read> ArchiveReader<'_, R> {
             EntryType::Symlink if name::is_link_inside(&parts, &link) => {
                 self.tree.add_symlink(&parts, &meta, &link)
             }
-            EntryType::Symlink => Err(Refusal::LinkOut { entry: entry(), target: shown(&link) }.into()),
+            EntryType::Symlink => Err(ArchiveError::LinkOut { entry: entry(), target: shown(&link) }.into()),
             EntryType::Link => {
-                let bad = || Refusal::BadHardLink { entry: entry(), target: shown(&link) };
+                let bad = || ArchiveError::BadHardLink { entry: entry(), target: shown(&link) };
                 let target = name::parts(&link, self.top, &self.limits).map_err(|_| bad())?;
                 self.tree.add_hard_link(&parts, &meta, &target, bad)
             }
@@ -151,16 +151,18 @@ impl<R: Read> ArchiveReader<'_, R> {
         size: u64,
     ) -> Result<(), UnpackError> {
         if name.ends_with(b"/") {
-            return Err(Refusal::Mismatch { entry: shown(name), what: "whether it is a directory" }.into());
+            return Err(
+                ArchiveError::Mismatch { entry: shown(name), what: "whether it is a directory" }.into()
+            );
         }
         if size > self.left {
             return Err(
-                Refusal::MoreThanArchive { entry: shown(name), claimed: size, left: self.left }.into()
+                ArchiveError::MoreThanArchive { entry: shown(name), claimed: size, left: self.left }.into()
             );
         }
         self.summary.bytes = self.summary.bytes.saturating_add(size);
         if self.summary.bytes > self.limits.bytes {
-            return Err(Refusal::TooManyBytes { limit: self.limits.bytes }.into());
+            return Err(ArchiveError::TooManyBytes { limit: self.limits.bytes }.into());
         }
         self.tree.file(parts, meta, &mut (&mut self.archive).take(size), size)?;
         self.left -= size;
@@ -170,9 +172,9 @@ impl<R: Read> ArchiveReader<'_, R> {
     /// The text of an extended header.
     fn extended(&mut self, size: u64) -> Result<Vec<u8>, UnpackError> {
         if size > MAX_EXTENDED {
-            return Err(Refusal::ExtendedTooLong { size }.into());
+            return Err(ArchiveError::ExtendedTooLong { size }.into());
         }
-        let mut text = vec![0; usize::try_from(size).map_err(|_| Refusal::ExtendedTooLong { size })?];
+        let mut text = vec![0; usize::try_from(size).map_err(|_| ArchiveError::ExtendedTooLong { size })?];
         self.fill(&mut text)?;
         self.skip_padding(size)?;
         Ok(text)
@@ -188,10 +190,10 @@ impl<R: Read> ArchiveReader<'_, R> {
     }
 
     fn fill(&mut self, buffer: &mut [u8]) -> Result<(), UnpackError> {
-        self.left = self.left.checked_sub(buffer.len() as u64).ok_or(Refusal::Truncated)?;
+        self.left = self.left.checked_sub(buffer.len() as u64).ok_or(ArchiveError::Truncated)?;
         self.archive.read_exact(buffer).map_err(|error| {
             if error.kind() == io::ErrorKind::UnexpectedEof {
-                Refusal::Truncated.into()
+                ArchiveError::Truncated.into()
             } else {
                 UnpackError::Read(error)
             }
@@ -200,7 +202,7 @@ impl<R: Read> ArchiveReader<'_, R> {
 }
 
 impl ExtendedHeader {
-    fn take(&mut self, kind: EntryType, text: &[u8]) -> Result<(), Refusal> {
+    fn take(&mut self, kind: EntryType, text: &[u8]) -> Result<(), ArchiveError> {
         if kind == EntryType::GNULongName {
             return set_once(&mut self.path, until_nul(text).to_vec());
         }
@@ -220,35 +222,35 @@ impl ExtendedHeader {
     }
 }
 
-fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), Refusal> {
-    if slot.replace(value).is_some() { Err(Refusal::BadExtended) } else { Ok(()) }
+fn set_once<T>(slot: &mut Option<T>, value: T) -> Result<(), ArchiveError> {
+    if slot.replace(value).is_some() { Err(ArchiveError::BadExtended) } else { Ok(()) }
 }
 
 fn until_nul(text: &[u8]) -> &[u8] {
     text.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-fn parse_number(text: &[u8]) -> Result<u64, Refusal> {
+fn parse_number(text: &[u8]) -> Result<u64, ArchiveError> {
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(text).ok().filter(|_| digits);
-    text.and_then(|text| text.parse().ok()).ok_or(Refusal::BadExtended)
+    text.and_then(|text| text.parse().ok()).ok_or(ArchiveError::BadExtended)
 }
 
 /// A key and its value.
 type PaxRecord<'a> = (&'a [u8], &'a [u8]);
 
 /// The records `LENGTH KEY=VALUE\n` of a PAX header; the length counts all of it.
-fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, Refusal> {
+fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, ArchiveError> {
     let mut records = Vec::new();
     while !text.is_empty() {
-        let space = text.iter().position(|byte| *byte == b' ').ok_or(Refusal::BadExtended)?;
-        let length = usize::try_from(parse_number(&text[..space])?).map_err(|_| Refusal::BadExtended)?;
+        let space = text.iter().position(|byte| *byte == b' ').ok_or(ArchiveError::BadExtended)?;
+        let length = usize::try_from(parse_number(&text[..space])?).map_err(|_| ArchiveError::BadExtended)?;
         if length <= space + 1 || length > text.len() {
-            return Err(Refusal::BadExtended);
+            return Err(ArchiveError::BadExtended);
         }
         let (record, rest) = text.split_at(length);
-        let record = record[space + 1..].strip_suffix(b"\n").ok_or(Refusal::BadExtended)?;
-        let equals = record.iter().position(|byte| *byte == b'=').ok_or(Refusal::BadExtended)?;
+        let record = record[space + 1..].strip_suffix(b"\n").ok_or(ArchiveError::BadExtended)?;
+        let equals = record.iter().position(|byte| *byte == b'=').ok_or(ArchiveError::BadExtended)?;
         records.push((&record[..equals], &record[equals + 1..]));
         text = rest;
     }
@@ -256,9 +258,9 @@ fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, Refusal> {
 }
 
 /// A header for all entries may say what nobody reads (a comment), not what they are.
-fn check_global_header(text: &[u8]) -> Result<(), Refusal> {
+fn check_global_header(text: &[u8]) -> Result<(), ArchiveError> {
     let changes = |key: &[u8]| matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.");
-    if records(text)?.iter().any(|(key, _)| changes(key)) { Err(Refusal::BadExtended) } else { Ok(()) }
+    if records(text)?.iter().any(|(key, _)| changes(key)) { Err(ArchiveError::BadExtended) } else { Ok(()) }
 }
 
 /// Everything but files, directories and links is refused, each by its name.
@@ -266,13 +268,13 @@ fn check_global_header(text: &[u8]) -> Result<(), Refusal> {
     clippy::wildcard_enum_match_arm,
     reason = "every kind this does not name is refused, those to come as well"
 )]
-fn check_kind(kind: EntryType, name: &[u8]) -> Result<(), Refusal> {
+fn check_kind(kind: EntryType, name: &[u8]) -> Result<(), ArchiveError> {
     let entry = shown(name);
     Err(match kind {
         EntryType::Regular | EntryType::Directory | EntryType::Symlink | EntryType::Link => return Ok(()),
-        EntryType::Block | EntryType::Char => Refusal::Device { entry },
-        EntryType::Fifo => Refusal::Fifo { entry },
-        EntryType::GNUSparse => Refusal::Sparse { entry },
-        other => Refusal::UnknownKind { entry, kind: other.as_byte().escape_ascii().to_string() },
+        EntryType::Block | EntryType::Char => ArchiveError::Device { entry },
+        EntryType::Fifo => ArchiveError::Fifo { entry },
+        EntryType::GNUSparse => ArchiveError::Sparse { entry },
+        other => ArchiveError::UnknownKind { entry, kind: other.as_byte().escape_ascii().to_string() },
     })
 }

@@ -16,7 +16,7 @@ use windlass_api::agent::events::{ShimEvent, ShimEventKind};
 use super::{ApiState, PresentedCredential, Shim};
 use crate::{
     clock,
-    shim::events::{Next, Reader},
+    shim::events::{EventReader, StreamItem},
 };
 
 /// Bytes handed to the connection at once, give or take one event.
@@ -47,7 +47,7 @@ pub(super) async fn stream(
 struct EventStream {
     shim: Arc<Shim>,
     shown: PresentedCredential,
-    reader: Reader,
+    reader: EventReader,
     /// Told already by the ring, not yet to the connection.
     waiting: VecDeque<ShimEvent>,
 }
@@ -75,11 +75,11 @@ impl EventStream {
         Some(text.into())
     }
 
-    fn take(&mut self, next: Next) {
+    fn take(&mut self, next: StreamItem) {
         match next {
-            Next::Events(events) => self.waiting.extend(events),
-            Next::Alive { seq } => self.waiting.push_back(event(seq, ShimEventKind::Alive)),
-            Next::Reset { seq } => {
+            StreamItem::Events(events) => self.waiting.extend(events),
+            StreamItem::Alive { seq } => self.waiting.push_back(event(seq, ShimEventKind::Alive)),
+            StreamItem::Reset { seq } => {
                 let boot = self.shim.events.boot().to_owned();
                 self.waiting.push_back(event(seq, ShimEventKind::Reset { boot }));
                 // Read after the number was taken: a change in between is told twice, never not at all.

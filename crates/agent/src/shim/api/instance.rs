@@ -11,7 +11,7 @@ use windlass_model::causes::chain;
 use super::{ApiState, COMPAT_VERSION, Transport};
 use crate::{
     host,
-    http::{Json, Refusal},
+    http::{ErrorResponse, Json},
 };
 
 const RUNNER_SERVICE: &str = "dstack-runner";
@@ -35,10 +35,10 @@ pub(super) async fn health(State(gate): State<ApiState>) -> Answer<InstanceHealt
 }
 
 pub(super) async fn info(State(gate): State<ApiState>) -> Answer<InstanceInfo> {
-    Answer(host::info::instance(&gate.shim.gpus))
+    Answer(host::info::instance_info(&gate.shim.gpus))
 }
 
-pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo>, Refusal> {
+pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo>, ErrorResponse> {
     let shim = gate.shim;
     let gathered = tokio::task::spawn_blocking(move || {
         host::info::gather(&shim.data, &shim.gpus, shim.processes.clone())
@@ -46,8 +46,8 @@ pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo
     .await;
     match gathered {
         Ok(Ok(info)) => Ok(Answer(info)),
-        Ok(Err(error)) => Err(Refusal::internal(format!("look at the host: {}", chain(&error)))),
-        Err(error) => Err(Refusal::internal(format!("look at the host: {error}"))),
+        Ok(Err(error)) => Err(ErrorResponse::internal(format!("look at the host: {}", chain(&error)))),
+        Err(error) => Err(ErrorResponse::internal(format!("look at the host: {error}"))),
     }
 }
 
@@ -70,11 +70,11 @@ pub(super) struct InstallRequest {
 }
 
 /// A server that could name a binary for us to run would own the host.
-pub(super) async fn install(Json(install): Json<InstallRequest>) -> Refusal {
+pub(super) async fn install(Json(install): Json<InstallRequest>) -> ErrorResponse {
     if install.url.is_empty() || ![RUNNER_SERVICE, wire::SERVICE].contains(&install.name.as_str()) {
-        return Refusal::bad_request("install needs the name of a component and a url");
+        return ErrorResponse::bad_request("install needs the name of a component and a url");
     }
-    Refusal::forbidden(
+    ErrorResponse::forbidden(
         "this agent takes no binaries from a server; it is replaced by whoever administers the host",
     )
 }

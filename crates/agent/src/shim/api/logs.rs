@@ -14,9 +14,9 @@ use windlass_model::{causes::chain, id::SubmissionId};
 use super::{ApiState, Shim, no_task, parse_task_id};
 use crate::{
     confine::DirHandle,
-    http::Refusal,
+    http::ErrorResponse,
     shim::{growth, runtime::JOB_RECORD_PATH},
-    spool::{Reader, Source, Stream, http as spool},
+    spool::{Reader, Stream, StreamSource, http as spool},
 };
 
 /// Longest wait for more output.
@@ -25,9 +25,9 @@ const WAIT_MS_MAX: u64 = 30_000;
 pub(super) async fn read_log(
     State(gate): State<ApiState>,
     Path(id): Path<String>,
-    Query(mut query): Query<spool::Read>,
+    Query(mut query): Query<spool::ReadQuery>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let id = parse_task_id(&id)?;
     let asked = request.uri().query().map_or_else(String::new, |query| format!("?{query}"));
     if let Some(played) = played(&gate.shim, id, &format!("/api/logs{asked}")).await {
@@ -40,13 +40,14 @@ pub(super) async fn read_log(
 pub(super) async fn job_record(
     State(gate): State<ApiState>,
     Path(id): Path<String>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let id = parse_task_id(&id)?;
     if let Some(played) = played(&gate.shim, id, JOB_RECORD_PATH).await {
         return Ok(played);
     }
     let source = source(&gate.shim, id, Stream::Job)?;
-    let failed = |error: std::io::Error| Refusal::internal(format!("read task {id}: {}", chain(&error)));
+    let failed =
+        |error: std::io::Error| ErrorResponse::internal(format!("read task {id}: {}", chain(&error)));
     let position = source.position().await.map_err(failed)?;
     let states = match growth::states(source.reader().dir(), 0) {
         Ok((states, _)) => states,
@@ -57,12 +58,12 @@ pub(super) async fn job_record(
     Ok(axum::Json(record).into_response())
 }
 
-fn source(shim: &Shim, id: SubmissionId, stream: Stream) -> Result<Source, Refusal> {
+fn source(shim: &Shim, id: SubmissionId, stream: Stream) -> Result<StreamSource, ErrorResponse> {
     let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
     let run = DirHandle::open(&dir.run())
-        .map_err(|error| Refusal::not_found(format!("read task {id}: nothing there yet: {error}")))?;
+        .map_err(|error| ErrorResponse::not_found(format!("read task {id}: nothing there yet: {error}")))?;
     let reader = Reader::new(Arc::new(run), stream);
-    Ok(Source::there(reader, shim.growth.watcher(), shim.growth.ended(id)))
+    Ok(StreamSource::there(reader, shim.growth.watcher(), shim.growth.ended(id)))
 }
 
 /// The answer of a runtime that plays the runner.

@@ -26,8 +26,8 @@ use windlass_api::agent::{EPOCH_HEADER, EPOCH_SEEN_HEADER, pass::PortPass, shim:
 use windlass_model::{causes::chain, id::SubmissionId};
 
 use super::{
-    enrolment::{Current, Enrolment},
-    events::Events,
+    enrolment::{Enrolment, EnrolmentFile},
+    events::EventLog,
     growth::OutputWatcher,
     premises::HostResources,
     runtime::Runtime,
@@ -36,7 +36,7 @@ use super::{
 use crate::{
     clock,
     host::gpu::Inventory,
-    http::{Refusal, bearer, no_such_call},
+    http::{ErrorResponse, bearer, unknown_route},
 };
 
 /// What dstack's server takes for the newest: it never tries to replace us.
@@ -47,10 +47,10 @@ pub struct Shim {
     pub home: PathBuf,
     pub tasks: Arc<Tasks>,
     pub runtime: Arc<dyn Runtime>,
-    pub enrolment: Current,
+    pub enrolment: EnrolmentFile,
     /// `None` for a host that is not real: there is nothing to protect.
     pub premises: Option<HostResources>,
-    pub events: Events,
+    pub events: EventLog,
     pub growth: OutputWatcher,
     pub gpus: Inventory,
     /// What plain processes are on this host.
@@ -77,7 +77,7 @@ struct ApiState {
 }
 
 /// All calls, behind the credential.
-pub fn socket(shim: Arc<Shim>) -> Router {
+pub fn socket_router(shim: Arc<Shim>) -> Router {
     let gate = ApiState { shim, door: Transport::Socket };
     shared_routes()
         .route("/api/tasks/{id}/logs", get(logs::read_log))
@@ -85,14 +85,14 @@ pub fn socket(shim: Arc<Shim>) -> Router {
         .route("/api/tasks/{id}/runner/{*path}", any(proxy::forward))
         .route("/api/events", get(events::stream))
         .route("/api/instance/host", get(instance::host))
-        .fallback(no_such_call)
+        .fallback(unknown_route)
         .layer(middleware::from_fn_with_state(gate.clone(), authenticate))
         .with_state(gate)
 }
 
 /// What a dstack server calls, open to whoever reaches the port.
-pub fn compat(shim: Arc<Shim>) -> Router {
-    shared_routes().fallback(no_such_call).with_state(ApiState { shim, door: Transport::Compat })
+pub fn compat_router(shim: Arc<Shim>) -> Router {
+    shared_routes().fallback(unknown_route).with_state(ApiState { shim, door: Transport::Compat })
 }
 
 fn shared_routes() -> Router<ApiState> {
@@ -107,11 +107,11 @@ fn shared_routes() -> Router<ApiState> {
         .route("/api/components", get(instance::components))
         .route("/api/components/install", post(instance::install))
         .route("/api/shutdown", post(instance::shutdown))
-        .method_not_allowed_fallback(wrong_method)
+        .method_not_allowed_fallback(method_not_allowed)
 }
 
-async fn wrong_method() -> Refusal {
-    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this call")
+async fn method_not_allowed() -> ErrorResponse {
+    ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this call")
 }
 
 /// Everything but the health check needs the host's credential. To reach a port of a task, a pass will do.
@@ -125,7 +125,7 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
             "this host is not enrolled: {file} is missing or unusable\n\
              hint: write it with `windlass-agent shim enrol`"
         );
-        return Refusal::unauthorized(text).into_response();
+        return ErrorResponse::unauthorized(text).into_response();
     };
     let shown = bearer(request.headers()).map(str::to_owned);
     match shown {
@@ -140,11 +140,11 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
             }
             Some(_) => {
                 let text = "this pass opens ports of some tasks for a while, and nothing else";
-                Refusal::new(StatusCode::FORBIDDEN, text).into_response()
+                ErrorResponse::new(StatusCode::FORBIDDEN, text).into_response()
             }
-            None => Refusal::unauthorized("this is not the credential of this host").into_response(),
+            None => ErrorResponse::unauthorized("this is not the credential of this host").into_response(),
         },
-        None => Refusal::unauthorized("the call carries no credential (`Authorization: Bearer …`)")
+        None => ErrorResponse::unauthorized("the call carries no credential (`Authorization: Bearer …`)")
             .into_response(),
     }
 }
@@ -176,25 +176,27 @@ impl Shim {
 
 impl ApiState {
     /// The epoch a call is made under. A dstack server knows none.
-    fn epoch(&self, headers: &HeaderMap) -> Result<Option<i64>, Refusal> {
+    fn epoch(&self, headers: &HeaderMap) -> Result<Option<i64>, ErrorResponse> {
         if self.door == Transport::Compat {
             return Ok(None);
         }
         let Some(value) = headers.get(EPOCH_HEADER) else { return Ok(None) };
         let epoch = value.to_str().ok().and_then(|text| text.parse().ok());
-        epoch.map(Some).ok_or_else(|| Refusal::bad_request(format!("{EPOCH_HEADER} is not a whole number")))
+        epoch
+            .map(Some)
+            .ok_or_else(|| ErrorResponse::bad_request(format!("{EPOCH_HEADER} is not a whole number")))
     }
 }
 
-fn parse_task_id(text: &str) -> Result<SubmissionId, Refusal> {
-    text.parse().map_err(|_| Refusal::not_found("find the task: that is no id of a task"))
+fn parse_task_id(text: &str) -> Result<SubmissionId, ErrorResponse> {
+    text.parse().map_err(|_| ErrorResponse::not_found("find the task: that is no id of a task"))
 }
 
-fn no_task(id: SubmissionId) -> Refusal {
-    Refusal::not_found(format!("find task {id}: not here"))
+fn no_task(id: SubmissionId) -> ErrorResponse {
+    ErrorResponse::not_found(format!("find task {id}: not here"))
 }
 
-impl From<TaskError> for Refusal {
+impl From<TaskError> for ErrorResponse {
     fn from(error: TaskError) -> Self {
         let status = match &error {
             TaskError::NotFound { .. } => StatusCode::NOT_FOUND,

@@ -23,7 +23,7 @@ use windlass_model::{causes::chain, id::SubmissionId};
 use super::{ApiState, PresentedCredential, Shim, no_task, parse_task_id};
 use crate::{
     confine::DirHandle,
-    http::{self, Refusal},
+    http::{self, ErrorResponse},
     taskdir,
 };
 
@@ -52,13 +52,13 @@ pub(super) async fn forward(
     Path((id, _)): Path<(String, String)>,
     Extension(shown): Extension<PresentedCredential>,
     request: Request,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ErrorResponse> {
     let id = parse_task_id(&id)?;
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD | Method::CONNECT);
     if !is_read {
         gate.shim.tasks.admit(id, gate.epoch(request.headers())?).await?;
     }
-    let uri = runner_uri(request.uri()).ok_or_else(|| Refusal::bad_request("no such path"))?;
+    let uri = runner_uri(request.uri()).ok_or_else(|| ErrorResponse::bad_request("no such path"))?;
     let token = gate.shim.tasks.runner_token(id).ok_or_else(|| no_task(id))?;
     match respond_if_simulated(&gate.shim, id, &uri, request).await? {
         RunnerCall::Responded(response) => Ok(response),
@@ -98,16 +98,16 @@ async fn respond_if_simulated(
     id: SubmissionId,
     uri: &Uri,
     request: Request,
-) -> Result<RunnerCall, Refusal> {
+) -> Result<RunnerCall, ErrorResponse> {
     // Only a runtime without processes plays; the others must not have to hold the body.
     if shim.runtime.name() != "hollow" {
         return Ok(RunnerCall::Forward(request));
     }
     let (mut parts, body) = request.into_parts();
     parts.uri = uri.clone();
-    let body = axum::body::to_bytes(body, SIMULATED_BODY_BYTES_MAX)
-        .await
-        .map_err(|_| Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long to be played with"))?;
+    let body = axum::body::to_bytes(body, SIMULATED_BODY_BYTES_MAX).await.map_err(|_| {
+        ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long to be played with")
+    })?;
     match shim.runtime.play(id, Request::from_parts(parts, body)) {
         Some(answer) => Ok(RunnerCall::Responded(answer.await)),
         None => Err(no_task(id)),
@@ -116,7 +116,7 @@ async fn respond_if_simulated(
 
 /// A runner that has just been started is waited for: whoever calls would only call again, much later. One that is
 /// gone has left its socket behind, and is not.
-async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, Refusal> {
+async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorResponse> {
     let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
     let deadline = Instant::now() + RUNNER_START_TIMEOUT;
     loop {
@@ -136,16 +136,16 @@ async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, Refusal> {
     }
 }
 
-fn unreachable(id: SubmissionId, why: &str) -> Refusal {
-    Refusal::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} does not answer: {why}"))
+fn unreachable(id: SubmissionId, why: &str) -> ErrorResponse {
+    ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} does not answer: {why}"))
 }
 
 /// A body that says it is too long is not begun with.
-fn check_length(headers: &HeaderMap) -> Result<(), Refusal> {
+fn check_length(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: u64| length > UPLOAD_BYTES_MAX as u64) {
         let text = format!("the body is longer than {UPLOAD_BYTES_MAX} bytes");
-        return Err(Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+        return Err(ErrorResponse::new(StatusCode::PAYLOAD_TOO_LARGE, text));
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use windlass_model::id::SubmissionId;
 use super::{ApiState, Transport, no_task, parse_task_id};
 use crate::{
     clock,
-    http::{self, Json, RawJson, Refusal},
+    http::{self, ErrorResponse, Json, RawJson},
     shim::enrolment::{self, PresentedSpec},
 };
 
@@ -29,7 +29,7 @@ pub(super) async fn list(State(gate): State<ApiState>) -> Answer<TaskList> {
 pub(super) async fn info(
     State(gate): State<ApiState>,
     Path(id): Path<String>,
-) -> Result<Answer<TaskInfo>, Refusal> {
+) -> Result<Answer<TaskInfo>, ErrorResponse> {
     let id = parse_task_id(&id)?;
     gate.shim.tasks.info(id).map(|info| Answer(gate.told(info))).ok_or_else(|| no_task(id))
 }
@@ -48,8 +48,8 @@ pub(super) async fn submit(
     State(gate): State<ApiState>,
     headers: HeaderMap,
     RawJson(body): RawJson,
-) -> Result<(), Refusal> {
-    let spec: TaskSpec = http::parse(&body)?;
+) -> Result<(), ErrorResponse> {
+    let spec: TaskSpec = http::parse_json(&body)?;
     let mut epoch = gate.epoch(&headers)?;
     if gate.door == Transport::Socket {
         epoch = Some(verify_spec(&gate, &spec, epoch, &headers, &body).await?);
@@ -82,10 +82,10 @@ async fn verify_spec(
     epoch: Option<i64>,
     headers: &HeaderMap,
     body: &[u8],
-) -> Result<i64, Refusal> {
+) -> Result<i64, ErrorResponse> {
     let signature = headers.get(SIGNATURE_HEADER).and_then(|value| value.to_str().ok());
     let Some(enrolment) = gate.shim.enrolment.enrolment() else {
-        return Err(Refusal::unauthorized("this host is not enrolled"));
+        return Err(ErrorResponse::unauthorized("this host is not enrolled"));
     };
     let presented = PresentedSpec { body, signature, claims: spec.claims, epoch };
     match enrolment::check(&enrolment, presented, clock::now_us() / 1_000_000) {
@@ -95,23 +95,23 @@ async fn verify_spec(
 }
 
 /// 403, and a line in the journal.
-async fn refuse_spec(gate: &ApiState, id: SubmissionId, epoch: Option<i64>, why: String) -> Refusal {
+async fn refuse_spec(gate: &ApiState, id: SubmissionId, epoch: Option<i64>, why: String) -> ErrorResponse {
     tracing::warn!(%id, why, "refused a task specification");
     gate.shim.tasks.record_refused_spec(id, epoch, &why).await;
-    Refusal::forbidden(why)
+    ErrorResponse::forbidden(why)
 }
 
-fn validate_spec(spec: &TaskSpec) -> Result<(), Refusal> {
+fn validate_spec(spec: &TaskSpec) -> Result<(), ErrorResponse> {
     for (field, value) in [("name", &spec.name), ("image_name", &spec.image_name)] {
         if value.is_empty() {
-            return Err(Refusal::bad_request(format!("`{field}` is empty")));
+            return Err(ErrorResponse::bad_request(format!("`{field}` is empty")));
         }
         if value.len() > NAME_BYTES_MAX || value.contains(|c: char| c.is_control()) {
-            return Err(Refusal::bad_request(format!("`{field}` is no name")));
+            return Err(ErrorResponse::bad_request(format!("`{field}` is no name")));
         }
     }
     if spec.gpu < -1 || spec.cpu < 0.0 || !spec.cpu.is_finite() || spec.memory < 0 || spec.shm_size < 0 {
-        return Err(Refusal::bad_request("`gpu`, `cpu`, `memory` and `shm_size` are amounts"));
+        return Err(ErrorResponse::bad_request("`gpu`, `cpu`, `memory` and `shm_size` are amounts"));
     }
     Ok(())
 }
@@ -121,7 +121,7 @@ pub(super) async fn terminate(
     Path(id): Path<String>,
     headers: HeaderMap,
     Json(terminate): Json<TerminateRequest>,
-) -> Result<Answer<TaskInfo>, Refusal> {
+) -> Result<Answer<TaskInfo>, ErrorResponse> {
     let (id, epoch) = (parse_task_id(&id)?, gate.epoch(&headers)?);
     Ok(Answer(gate.told(gate.shim.tasks.terminate(id, terminate, epoch).await?)))
 }
@@ -132,7 +132,7 @@ pub(super) async fn remove(
     headers: HeaderMap,
     // Says nothing, and is read: a connection whose body is left over is closed while the caller still writes.
     _: Bytes,
-) -> Result<(), Refusal> {
+) -> Result<(), ErrorResponse> {
     let (id, epoch) = (parse_task_id(&id)?, gate.epoch(&headers)?);
     Ok(gate.shim.tasks.remove(id, epoch).await?)
 }

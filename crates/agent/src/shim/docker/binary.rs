@@ -36,7 +36,7 @@ impl AgentBinary {
     /// Copies `exe` below `home`, unless it is there.
     pub(super) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
         let mut source = File::open(exe)?;
-        let sha256 = digest(&mut source)?;
+        let sha256 = hash_reader(&mut source)?;
         let dir = home.join("bin");
         fs::create_dir_all(&dir)?;
         let binary = Self { path: dir.join(&sha256), sha256, trusted: Mutex::new(None) };
@@ -58,7 +58,7 @@ impl AgentBinary {
         if *self.trusted.lock() == Some(stamp) {
             return Ok(());
         }
-        if digest(&mut file)? != self.sha256 {
+        if hash_reader(&mut file)? != self.sha256 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"));
         }
         *self.trusted.lock() = Some(stamp);
@@ -71,7 +71,7 @@ impl AgentBinary {
             return self.verify();
         }
         let is_ours = path.parent() == self.path.parent();
-        if is_ours && path.file_name() == Some(digest(&mut File::open(path)?)?.as_ref()) {
+        if is_ours && path.file_name() == Some(hash_reader(&mut File::open(path)?)?.as_ref()) {
             return Ok(());
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"))
@@ -114,7 +114,7 @@ impl FileStamp {
     }
 }
 
-fn digest(from: &mut impl Read) -> io::Result<String> {
+fn hash_reader(from: &mut impl Read) -> io::Result<String> {
     let mut context = Context::new(&SHA256);
     let mut chunk = vec![0u8; CHUNK_BYTES];
     loop {

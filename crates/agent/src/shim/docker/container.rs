@@ -15,7 +15,7 @@ use super::{network::NETWORK, reference::ImageReference};
 use crate::{
     digest::sha256_hex,
     host::gpu::Vendor,
-    shim::runtime::{Bind, Limits, Prepared},
+    shim::runtime::{BindMount, PolicyLimits, PreparedTask},
     taskdir,
 };
 
@@ -64,7 +64,7 @@ pub(super) fn name(job: &str, id: SubmissionId) -> String {
 }
 
 pub(super) fn body(
-    task: &Prepared,
+    task: &PreparedTask,
     agent: &Path,
     around: &EngineFacts,
     host: &HostLookup<'_>,
@@ -97,14 +97,14 @@ pub(super) fn body(
 }
 
 /// On the host's own network there is nothing to map.
-pub(super) fn published_ports(task: &Prepared) -> &[u16] {
+pub(super) fn published_ports(task: &PreparedTask) -> &[u16] {
     match task.spec.network_mode {
         NetworkMode::Host => &[],
         NetworkMode::Bridge => &task.publish,
     }
 }
 
-fn environment(task: &Prepared, around: &EngineFacts) -> Vec<String> {
+fn environment(task: &PreparedTask, around: &EngineFacts) -> Vec<String> {
     let mut env: Vec<String> = task.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     env.push(format!("WINDLASS_TASK_ID={}", task.spec.id));
     let has_nvidia_gpu = task.gpus.iter().any(|gpu| gpu.vendor == Vendor::Nvidia);
@@ -116,7 +116,7 @@ fn environment(task: &Prepared, around: &EngineFacts) -> Vec<String> {
 
 /// What keeps a container in. The same for tasks of runs and for containers of the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Confinement {
+pub(crate) struct ContainerConfinement {
     pub(crate) cap_drop: Vec<String>,
     pub(crate) cap_add: Vec<String>,
     pub(crate) security_opt: Vec<String>,
@@ -127,8 +127,12 @@ pub(crate) struct Confinement {
 }
 
 /// Decides it from what the policy of the host allows.
-pub(crate) fn confinement(limits: &Limits, privileged: bool, network: NetworkMode) -> Confinement {
-    let mut confinement = Confinement {
+pub(crate) fn confinement(
+    limits: &PolicyLimits,
+    privileged: bool,
+    network: NetworkMode,
+) -> ContainerConfinement {
+    let mut confinement = ContainerConfinement {
         cap_drop: Vec::new(),
         cap_add: Vec::new(),
         security_opt: Vec::new(),
@@ -149,7 +153,7 @@ pub(crate) fn confinement(limits: &Limits, privileged: bool, network: NetworkMod
     confinement
 }
 
-fn host_config(task: &Prepared, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> HostConfig {
+fn host_config(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> HostConfig {
     let spec = &task.spec;
     let privileged = spec.privileged;
     let kept_in = confinement(&task.limits, privileged, spec.network_mode);
@@ -203,16 +207,26 @@ fn log_config() -> HostConfigLogConfig {
     HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(config) }
 }
 
-fn mounts(task: &Prepared, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> Vec<Mount> {
+fn mounts(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> Vec<Mount> {
     let own = [
-        (Bind { source: agent.into(), target: taskdir::AGENT_IN_CONTAINER.into(), read_only: true }, false),
-        (Bind { source: task.dir.run(), target: taskdir::INSIDE.into(), read_only: false }, false),
+        (
+            BindMount { source: agent.into(), target: taskdir::AGENT_IN_CONTAINER.into(), read_only: true },
+            false,
+        ),
+        (
+            BindMount {
+                source: task.dir.run(),
+                target: taskdir::RUN_DIR_IN_CONTAINER.into(),
+                read_only: false,
+            },
+            false,
+        ),
     ];
     let given = task.binds.iter().map(|bind| (bind.clone(), (host.is_shared)(&bind.source)));
     own.into_iter().chain(given).map(|(bind, slave)| mount(&bind, slave, around)).collect()
 }
 
-fn mount(bind: &Bind, slave: bool, around: &EngineFacts) -> Mount {
+fn mount(bind: &BindMount, slave: bool, around: &EngineFacts) -> Mount {
     // What the host mounts later below a shared mount appears inside; nothing ever travels the other way.
     let propagation = if slave { Propagation::RSLAVE } else { Propagation::RPRIVATE };
     // An older engine makes only the top read-only. Hiding what is mounted below is better than leaving it open.
@@ -258,7 +272,7 @@ fn device(host: &str, inside: &str) -> DeviceMapping {
     }
 }
 
-fn devices(task: &Prepared, around: &EngineFacts) -> Vec<DeviceMapping> {
+fn devices(task: &PreparedTask, around: &EngineFacts) -> Vec<DeviceMapping> {
     let given = task.spec.gpu_devices.iter();
     let mut devices: Vec<_> = given.map(|one| device(&one.path_on_host, &one.path_in_container)).collect();
     if around.has_infiniband {
@@ -277,7 +291,7 @@ fn devices(task: &Prepared, around: &EngineFacts) -> Vec<DeviceMapping> {
     devices
 }
 
-fn gpus(task: &Prepared, host: &HostLookup<'_>, config: &mut HostConfig) {
+fn gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig) {
     let of = |vendor| task.gpus.iter().filter(move |gpu| gpu.vendor == vendor);
     let nvidia: Vec<String> = of(Vendor::Nvidia).map(|gpu| gpu.id.clone()).collect();
     if !nvidia.is_empty() {
@@ -304,27 +318,27 @@ mod tests {
     use windlass_api::agent::shim::{GpuDevice, TaskSpec};
 
     use super::*;
-    use crate::{host::gpu::Gpu, shim::runtime::Limits, taskdir::TaskDir};
+    use crate::{host::gpu::Gpu, shim::runtime::PolicyLimits, taskdir::TaskDir};
 
-    fn task(change: impl FnOnce(&mut Prepared)) -> Prepared {
+    fn task(change: impl FnOnce(&mut PreparedTask)) -> PreparedTask {
         let id: SubmissionId = "9c1f0000-0000-4000-8000-000000000001".parse().unwrap();
         let spec: TaskSpec =
             serde_json::from_value(serde_json::json!({"id": id, "name": "train-1-0-0", "image_name": "a:1"}))
                 .unwrap();
-        let mut task = Prepared {
+        let mut task = PreparedTask {
             spec,
             dir: TaskDir::new(Path::new("/home"), id),
             gpus: Vec::new(),
             binds: Vec::new(),
             publish: vec![10999],
-            limits: Limits { pids: 100, new_privileges: false, capabilities: vec!["CHOWN".into()] },
+            limits: PolicyLimits { pids: 100, new_privileges: false, capabilities: vec!["CHOWN".into()] },
             env: vec![("A".into(), "b".into())],
         };
         change(&mut task);
         task
     }
 
-    fn build(task: &Prepared, around: &EngineFacts) -> (ContainerCreateBody, HostConfig) {
+    fn build(task: &PreparedTask, around: &EngineFacts) -> (ContainerCreateBody, HostConfig) {
         let is_shared = |path: &Path| path == Path::new("/shared");
         let group = |path: &Path| Some(if path == Path::new("/dev/kfd") { 109 } else { 44 });
         let lookup = HostLookup { is_shared: &is_shared, group: &group };
@@ -398,7 +412,7 @@ mod tests {
     fn mounts_lead_in_and_never_out() {
         let task = task(|task| {
             let bind =
-                |source: &str, read_only| Bind { source: source.into(), target: "/t".into(), read_only };
+                |source: &str, read_only| BindMount { source: source.into(), target: "/t".into(), read_only };
             task.binds = vec![bind("/shared", false), bind("/plain", true)];
         });
         let seen = |around: &EngineFacts| -> Vec<_> {

@@ -7,7 +7,7 @@
 //! With live-restore containers outlive the engine and every end is their own. Exit status 0 is a job's own
 //! word in any case.
 
-use crate::shim::runtime::Lost;
+use crate::shim::runtime::LossReason;
 
 /// How long after its start an engine kills what it found running.
 const RESTORE_WINDOW_MS: i64 = 120_000;
@@ -33,21 +33,21 @@ pub(super) struct ContainerEnd {
     pub(super) boot: Option<i64>,
 }
 
-pub(super) fn loss_reason(end: ContainerEnd) -> Option<Lost> {
+pub(super) fn loss_reason(end: ContainerEnd) -> Option<LossReason> {
     if end.code == 0 || end.oom_killed {
         return None;
     }
     let killed = KILLED_CODES.contains(&end.code);
     if let Some(boot) = end.boot.filter(|boot| end.started < *boot) {
         let with_it = end.finished >= boot || (killed && boot - end.finished <= REBOOT_WINDOW_MS);
-        return with_it.then_some(Lost::HostRebooted);
+        return with_it.then_some(LossReason::HostRebooted);
     }
     if end.away.is_some_and(|away| end.finished >= away) {
-        return Some(Lost::EngineRestarted);
+        return Some(LossReason::EngineRestarted);
     }
     let engine = end.engine.filter(|engine| killed && end.started < *engine)?;
     let beside = (engine - RESTART_WINDOW_MS..=engine + RESTORE_WINDOW_MS).contains(&end.finished);
-    beside.then_some(Lost::EngineRestarted)
+    beside.then_some(LossReason::EngineRestarted)
 }
 
 #[cfg(test)]
@@ -78,22 +78,22 @@ mod tests {
             (
                 "stopped by an engine in order",
                 ContainerEnd { code: 143, away: Some(1_999_000), ..OWN_EXIT },
-                Some(Lost::EngineRestarted),
+                Some(LossReason::EngineRestarted),
             ),
             (
                 "a job that catches the signal",
                 ContainerEnd { code: 3, away: Some(1_999_000), ..OWN_EXIT },
-                Some(Lost::EngineRestarted),
+                Some(LossReason::EngineRestarted),
             ),
             (
                 "killed by a starting engine",
                 ContainerEnd { code: 137, engine: Some(1_999_000), ..OWN_EXIT },
-                Some(Lost::EngineRestarted),
+                Some(LossReason::EngineRestarted),
             ),
             (
                 "stopped with an engine",
                 ContainerEnd { code: 137, engine: Some(2_010_000), ..OWN_EXIT },
-                Some(Lost::EngineRestarted),
+                Some(LossReason::EngineRestarted),
             ),
             (
                 "killed long before the engine's start",
@@ -114,12 +114,12 @@ mod tests {
             (
                 "found dead after a power cut",
                 ContainerEnd { code: 255, boot: Some(1_900_000), ..OWN_EXIT },
-                Some(Lost::HostRebooted),
+                Some(LossReason::HostRebooted),
             ),
             (
                 "stopped by a reboot",
                 ContainerEnd { code: 143, boot: Some(2_100_000), ..OWN_EXIT },
-                Some(Lost::HostRebooted),
+                Some(LossReason::HostRebooted),
             ),
             ("failed before a reboot", ContainerEnd { boot: Some(2_100_000), ..OWN_EXIT }, None),
         ];

@@ -64,7 +64,7 @@ const UNREACHABLE_PHRASES: &[&str] = &[
 
 /// Reads the engine's words about a registry. The order matters: a full disk also mentions the layer it failed
 /// on, and an unreachable host may be "not found" by a name server.
-pub(super) fn registry(said: &str) -> RegistryFailure {
+pub(super) fn classify_registry_error(said: &str) -> RegistryFailure {
     let said = said.to_lowercase();
     let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
     let table = [
@@ -93,7 +93,7 @@ pub(super) fn is_engine_unavailable(error: &Error) -> bool {
     }
 }
 
-pub(super) fn status(error: &Error) -> Option<u16> {
+pub(super) fn error_status(error: &Error) -> Option<u16> {
     let Error::DockerResponseServerError { status_code, .. } = error else { return None };
     Some(*status_code)
 }
@@ -115,10 +115,10 @@ pub(super) fn from_call_error(what: impl Into<String>, error: Error) -> RuntimeE
         return RuntimeError::Away { what, source: Box::new(error) };
     }
     let words = said(&error);
-    if registry(&words) == RegistryFailure::DiskFull {
+    if classify_registry_error(&words) == RegistryFailure::DiskFull {
         return RuntimeError::NoDisk { what };
     }
-    match status(&error) {
+    match error_status(&error) {
         // The engine understood and says no: asking again changes nothing.
         Some(400 | 403 | 404 | 409) => RuntimeError::Refused { what, why: words },
         Some(_) | None => RuntimeError::Failed { what, source: Box::new(error) },
@@ -131,7 +131,7 @@ pub(super) fn from_registry_error(image: &str, with_credentials: bool, error: Er
     if is_engine_unavailable(&error) {
         return RuntimeError::Away { what: format!("pull image {image}"), source: Box::new(error) };
     }
-    match registry(&said(&error)) {
+    match classify_registry_error(&said(&error)) {
         RegistryFailure::NotFound => RuntimeError::NoImage { what },
         RegistryFailure::NotFoundOrUnauthorized if with_credentials => RuntimeError::Unauthorized { what },
         RegistryFailure::NotFoundOrUnauthorized => RuntimeError::NoImage { what },
@@ -154,7 +154,7 @@ pub(super) fn from_io_error(what: impl Into<String>, source: std::io::Error) -> 
 }
 
 /// The engine did not answer in time. What was asked may have happened.
-pub(super) fn overdue(what: impl Into<String>) -> RuntimeError {
+pub(super) fn timed_out(what: impl Into<String>) -> RuntimeError {
     RuntimeError::Away { what: what.into(), source: Box::new(Error::RequestTimeoutError) }
 }
 
@@ -164,7 +164,7 @@ mod tests {
 
     #[track_caller]
     fn check(said: &str, verdict: RegistryFailure) {
-        assert_eq!(registry(said), verdict, "{said}");
+        assert_eq!(classify_registry_error(said), verdict, "{said}");
     }
 
     #[test]

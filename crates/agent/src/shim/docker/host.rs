@@ -71,7 +71,7 @@ fn unescape_mount_path(word: &str) -> PathBuf {
 }
 
 /// The group of a device file.
-pub(super) fn group(path: &Path) -> Option<u32> {
+pub(super) fn device_group(path: &Path) -> Option<u32> {
     fs::metadata(path).ok().map(|meta| meta.gid())
 }
 
@@ -88,7 +88,7 @@ pub(super) fn boot() -> Option<i64> {
 ///
 /// The kernel knows who listens. Under systemd that is systemd, which hands the socket on: then the one process
 /// of the engine's name counts, if it is the only one.
-pub(super) fn engine(socket: &Path) -> Option<i64> {
+pub(super) fn engine_started_at_ms(socket: &Path) -> Option<i64> {
     const NAME: &str = "dockerd";
     let listener = listener_pid(socket).ok()?;
     let is_engine =

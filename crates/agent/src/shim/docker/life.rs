@@ -28,14 +28,14 @@ use windlass_api::agent::{
 };
 
 use super::{
-    CALL_TIMEOUT, Docker, call_until_known_state, call_with_timeout, container,
+    CALL_TIMEOUT, DockerRuntime, call_until_known_state, call_with_timeout, container,
     ending::{self, ContainerEnd},
     failure, host,
     memory::{self, KillCounter},
 };
 use crate::{
     clock,
-    shim::runtime::{Exit, Found, FoundState, Handle, Lost, Prepared, RuntimeError},
+    shim::runtime::{Exit, FoundState, FoundTask, Handle, LossReason, PreparedTask, RuntimeError},
     taskdir::{self, TaskDir},
 };
 
@@ -75,7 +75,7 @@ pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInsp
     match call_until_known_state(what.clone(), || engine.inspect_container(name, None)).await {
         Err(overdue) => Err(InspectError::Failed(overdue)),
         Ok(Ok(seen)) => Ok(seen),
-        Ok(Err(error)) if failure::status(&error) == Some(404) => Err(InspectError::NotFound),
+        Ok(Err(error)) if failure::error_status(&error) == Some(404) => Err(InspectError::NotFound),
         Ok(Err(error)) => Err(InspectError::Failed(failure::from_call_error(what, error))),
     }
 }
@@ -86,7 +86,7 @@ pub(super) async fn written_bytes(engine: &Engine, name: &str) -> Result<u64, Ru
     let options = InspectContainerOptionsBuilder::default().size(true).build();
     // Many files take their time, and nobody waits for this.
     let asked = tokio::time::timeout(MEASURE_TIMEOUT, engine.inspect_container(name, Some(options))).await;
-    let seen = asked.map_err(|_| failure::overdue(what.clone()))?;
+    let seen = asked.map_err(|_| failure::timed_out(what.clone()))?;
     let seen = seen.map_err(|error| failure::from_call_error(what, error))?;
     Ok(seen.size_rw.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or_default())
 }
@@ -110,10 +110,10 @@ fn was_started(state: &ContainerState) -> bool {
     state.started_at.as_deref().is_some_and(|at| !at.is_empty() && at != ZERO_TIME)
 }
 
-impl Docker {
+impl DockerRuntime {
     pub(super) async fn start_once(
         &self,
-        task: &Prepared,
+        task: &PreparedTask,
         handle: &Handle,
     ) -> Result<Vec<Port>, RuntimeError> {
         let publish = container::published_ports(task);
@@ -135,10 +135,10 @@ impl Docker {
         }
         let seen =
             inspect(&self.engine, &handle.id).await.map_err(|error| error.into_runtime_error(what()))?;
-        match ports(&seen, publish) {
-            Some(ports) => Ok(ports),
+        match mapped_ports(&seen, publish) {
+            Some(mapped_ports) => Ok(mapped_ports),
             // What ended at once has no ports any more. Its exit is told by `wait`.
-            None if !seen.state.as_ref().is_some_and(is_live) => Ok(Vec::new()),
+            None if !seen.state.as_ref().is_some_and(is_running) => Ok(Vec::new()),
             None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no port".to_owned() }),
         }
     }
@@ -166,7 +166,7 @@ impl Docker {
             }
             asked = Instant::now();
             match inspect(&self.engine, &handle.id).await {
-                Ok(seen) if seen.state.as_ref().is_some_and(is_live) => {}
+                Ok(seen) if seen.state.as_ref().is_some_and(is_running) => {}
                 // Its exit is told by `wait`.
                 Ok(_) | Err(InspectError::NotFound) => return Ok(Vec::new()),
                 Err(InspectError::Failed(error)) => return Err(error),
@@ -189,7 +189,7 @@ impl Docker {
 
     async fn try_start(&self, handle: &Handle) -> Result<Result<(), Error>, RuntimeError> {
         let started = timeout(START_TIMEOUT, self.engine.start_container(&handle.id, None)).await;
-        started.map_err(|_| failure::overdue(format!("start container {}", handle.name)))
+        started.map_err(|_| failure::timed_out(format!("start container {}", handle.name)))
     }
 
     pub(super) async fn wait_for_end(&self, handle: &Handle) -> Result<Exit, RuntimeError> {
@@ -202,7 +202,7 @@ impl Docker {
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) => {
                     let state = seen.state.unwrap_or_default();
-                    if !is_live(&state) {
+                    if !is_running(&state) {
                         kills = kills.max(counter.map_or(0, |counter| counter.kills()));
                         let state = self.await_oom_report(handle, state, kills).await;
                         return self.exit(handle, &state, away, kills).await;
@@ -308,11 +308,11 @@ impl Docker {
             started: parse_millis(state.started_at.as_deref()),
             finished: parse_millis(state.finished_at.as_deref()),
             away,
-            engine: if self.is_podman { None } else { host::engine(&self.socket) },
+            engine: if self.is_podman { None } else { host::engine_started_at_ms(&self.socket) },
             boot: host::boot(),
         };
         let mut lost = ending::loss_reason(end);
-        if lost == Some(Lost::EngineRestarted) && self.keeps_containers().await {
+        if lost == Some(LossReason::EngineRestarted) && self.keeps_containers().await {
             lost = None;
         }
         let tail = self.tail(handle).await;
@@ -369,9 +369,9 @@ impl Docker {
         let options = StopContainerOptionsBuilder::default().t(seconds).build();
         let stopped =
             timeout(grace + STOP_TIMEOUT_EXTRA, self.engine.stop_container(&handle.id, Some(options))).await;
-        match stopped.map_err(|_| failure::overdue(what.clone()))? {
+        match stopped.map_err(|_| failure::timed_out(what.clone()))? {
             Ok(()) => Ok(()),
-            Err(error) if failure::status(&error) == Some(404) => Ok(()),
+            Err(error) if failure::error_status(&error) == Some(404) => Ok(()),
             Err(error) => Err(failure::from_call_error(what, error)),
         }
     }
@@ -401,11 +401,11 @@ impl Docker {
         loop {
             let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
             let removed = timeout(REMOVAL_TIMEOUT, self.engine.remove_container(name, Some(options))).await;
-            match removed.map_err(|_| failure::overdue(what()))? {
+            match removed.map_err(|_| failure::timed_out(what()))? {
                 Ok(()) => return Ok(()),
-                Err(error) if failure::status(&error) == Some(404) => return Ok(()),
+                Err(error) if failure::error_status(&error) == Some(404) => return Ok(()),
                 // Somebody is at it already.
-                Err(error) if failure::status(&error) == Some(409) && Instant::now() < deadline => {
+                Err(error) if failure::error_status(&error) == Some(409) && Instant::now() < deadline => {
                     sleep(REMOVAL_POLL_INTERVAL).await;
                 }
                 Err(error) => return Err(failure::from_call_error(what(), error)),
@@ -431,13 +431,13 @@ impl Docker {
         Ok(mounts.filter_map(|mount| mount.source).map(PathBuf::from).collect())
     }
 
-    pub(super) async fn find_containers(&self) -> Result<Vec<Found>, RuntimeError> {
+    pub(super) async fn find_containers(&self) -> Result<Vec<FoundTask>, RuntimeError> {
         let listed = self.list(vec![format!("{}=true", container::IS_TASK_LABEL)]).await?;
-        Ok(listed.into_iter().filter_map(found).collect())
+        Ok(listed.into_iter().filter_map(to_found_task).collect())
     }
 }
 
-fn found(one: ContainerSummary) -> Option<Found> {
+fn to_found_task(one: ContainerSummary) -> Option<FoundTask> {
     let task = one.labels?.get(container::TASK_ID_LABEL)?.parse().ok()?;
     let name = one.names?.first()?.trim_start_matches('/').to_owned();
     let state = match one.state? {
@@ -445,10 +445,10 @@ fn found(one: ContainerSummary) -> Option<Found> {
         Listed::RUNNING | Listed::PAUSED | Listed::RESTARTING | Listed::STOPPING => FoundState::Running,
         Listed::EXITED | Listed::REMOVING | Listed::DEAD => FoundState::Ended,
     };
-    Some(Found { task, handle: Handle { name, id: one.id? }, state })
+    Some(FoundTask { task, handle: Handle { name, id: one.id? }, state })
 }
 
-fn is_live(state: &ContainerState) -> bool {
+fn is_running(state: &ContainerState) -> bool {
     match state.status {
         Some(State::RUNNING | State::PAUSED | State::RESTARTING | State::STOPPING) => true,
         Some(State::CREATED | State::REMOVING | State::EXITED | State::DEAD | State::EMPTY) | None => {
@@ -458,7 +458,7 @@ fn is_live(state: &ContainerState) -> bool {
 }
 
 fn vanished_exit() -> Exit {
-    Exit { code: None, oom_killed: false, tail: Vec::new(), lost: Some(Lost::Vanished) }
+    Exit { code: None, oom_killed: false, tail: Vec::new(), lost: Some(LossReason::Vanished) }
 }
 
 fn parse_millis(text: Option<&str>) -> i64 {
@@ -466,7 +466,7 @@ fn parse_millis(text: Option<&str>) -> i64 {
 }
 
 /// What the engine really mapped, in the order asked for; `None` if one is missing.
-fn ports(seen: &ContainerInspectResponse, publish: &[u16]) -> Option<Vec<Port>> {
+fn mapped_ports(seen: &ContainerInspectResponse, publish: &[u16]) -> Option<Vec<Port>> {
     let mapped = seen.network_settings.as_ref()?.ports.as_ref()?;
     let one = |container: &u16| {
         let bindings = mapped.get(&format!("{container}/tcp"))?.as_ref()?;

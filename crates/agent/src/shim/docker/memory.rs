@@ -10,7 +10,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::{
     cgroup::Group,
-    proc::{self, Held},
+    proc::{self, ProcessHandle},
 };
 
 /// Whether the kernel killed a process of the container for want of memory, by the engine or by the kernel's count.
@@ -20,7 +20,7 @@ pub(super) fn is_oom(flag: Option<bool>, kills: u64) -> bool {
 
 /// The kernel's count of a live container.
 pub(super) struct KillCounter {
-    first: AsyncFd<Held>,
+    first: AsyncFd<ProcessHandle>,
     group: Group,
 }
 
@@ -29,7 +29,7 @@ impl KillCounter {
     /// of a virtual machine, and a pid may be in use again.
     pub(super) fn open(pid: Option<i64>, container: &str) -> Option<Self> {
         let pid = pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
-        let first = Held::open(proc::stat(pid).ok()??.name).ok()??;
+        let first = ProcessHandle::open(proc::stat(pid).ok()??.name).ok()??;
         // Read while the process is held, so it is the group of the process that is watched.
         let group = Group::for_process(pid).ok().filter(|group| is_of(group, container))?;
         Some(Self { first: first.watch().ok()?, group })

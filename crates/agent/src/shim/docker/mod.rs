@@ -47,14 +47,14 @@ use self::{
     reference::ImageReference,
 };
 pub(crate) use self::{
-    container::{Confinement, confinement},
+    container::{ContainerConfinement, confinement},
     network::{NETWORK, create_command, shield},
 };
 use super::{
     disk,
     runtime::{
-        Done, Exit, Found, Handle, Prepared, ProgressCallback, RegistryAuth, Runtime, RuntimeError,
-        is_plain_process,
+        Exit, FoundTask, Handle, PreparedTask, ProgressCallback, RegistryAuth, Runtime, RuntimeError,
+        RuntimeFuture, is_plain_process,
     },
 };
 use crate::{
@@ -79,7 +79,7 @@ const RECURSIVE_READ_ONLY_VERSION: (usize, usize) = (1, 44);
 
 /// How to reach an engine and what to put into its containers.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DockerSettings {
     pub socket: PathBuf,
     pub home: PathBuf,
     /// The agent's binary; a copy of it is mounted into every container.
@@ -90,10 +90,10 @@ pub struct Settings {
     pub stall: Duration,
 }
 
-impl Settings {
+impl DockerSettings {
     /// The settings of a shim at `home`: this very binary as the runner of its tasks.
     pub fn new(socket: PathBuf, home: PathBuf) -> io::Result<Self> {
-        let runner = [taskdir::AGENT_IN_CONTAINER, "runner", "--dir", taskdir::INSIDE];
+        let runner = [taskdir::AGENT_IN_CONTAINER, "runner", "--dir", taskdir::RUN_DIR_IN_CONTAINER];
         let entrypoint = runner.map(str::to_owned).to_vec();
         Ok(Self { socket, home, agent: std::env::current_exe()?, entrypoint, stall: PULL_STALL_TIMEOUT })
     }
@@ -101,7 +101,7 @@ impl Settings {
 
 /// The runtime over a container engine.
 #[derive(Clone)]
-pub struct Docker {
+pub struct DockerRuntime {
     engine: Engine,
     socket: Arc<Path>,
     is_podman: bool,
@@ -112,9 +112,9 @@ pub struct Docker {
     stall: Duration,
 }
 
-impl Docker {
+impl DockerRuntime {
     /// Finds the engine and agrees on a version. `Away` when it does not answer.
-    pub async fn connect(settings: Settings) -> Result<Self, RuntimeError> {
+    pub async fn connect(settings: DockerSettings) -> Result<Self, RuntimeError> {
         let what = format!("reach the container engine at {}", settings.socket.display());
         let away = |error: Error| RuntimeError::Away { what: what.clone(), source: Box::new(error) };
         let path = settings.socket.to_string_lossy();
@@ -127,7 +127,7 @@ impl Docker {
             Ok((engine, version))
         };
         let greeted = tokio::time::timeout(PING_TIMEOUT, greeting).await;
-        let (engine, version) = greeted.map_err(|_| failure::overdue(what.clone()))?.map_err(away)?;
+        let (engine, version) = greeted.map_err(|_| failure::timed_out(what.clone()))?.map_err(away)?;
         let parts = version.components.unwrap_or_default();
         let is_podman = parts.iter().any(|part| part.name.contains("Podman"));
 
@@ -163,7 +163,7 @@ impl Docker {
         info.docker_root_dir.map(PathBuf::from).filter(|path| path.is_dir())
     }
 
-    async fn create_container(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
+    async fn create_container(&self, task: &PreparedTask) -> Result<Handle, RuntimeError> {
         let name = container::name(&task.spec.name, task.spec.id);
         let what = || format!("create container {name}");
         let network = match task.spec.network_mode {
@@ -188,15 +188,15 @@ impl Docker {
         Ok(handle)
     }
 
-    fn body(&self, task: &Prepared) -> ContainerCreateBody {
+    fn body(&self, task: &PreparedTask) -> ContainerCreateBody {
         let mounts = host::MountTable::read();
-        let lookup = HostLookup { is_shared: &|path| mounts.is_shared(path), group: &host::group };
+        let lookup = HostLookup { is_shared: &|path| mounts.is_shared(path), group: &host::device_group };
         container::body(task, self.binary.path(), &self.around, &lookup)
     }
 
     async fn create_or_find(
         &self,
-        task: &Prepared,
+        task: &PreparedTask,
         name: &str,
         body: ContainerCreateBody,
     ) -> Result<Handle, RuntimeError> {
@@ -215,7 +215,7 @@ impl Docker {
     }
 
     /// The name is taken: by an earlier try of ours, or by something we must not touch.
-    async fn find_existing(&self, task: &Prepared, name: &str) -> Result<Handle, RuntimeError> {
+    async fn find_existing(&self, task: &PreparedTask, name: &str) -> Result<Handle, RuntimeError> {
         let refused = |why: &str| RuntimeError::Refused {
             what: format!("create container {name}"),
             why: why.to_owned(),
@@ -265,7 +265,7 @@ async fn call_with_timeout<T>(
     what: impl Into<String>,
     asked: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, RuntimeError> {
-    tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| failure::overdue(what))
+    tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| failure::timed_out(what))
 }
 
 /// A bounded question that is asked again while the answer names a state the client does not know: Podman has
@@ -302,7 +302,7 @@ fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
 
 /// Podman has no status of its own for a name that is taken.
 fn is_name_taken(error: &Error) -> bool {
-    match failure::status(error) {
+    match failure::error_status(error) {
         Some(409) => true,
         Some(500) => failure::said(error).contains("already in use"),
         Some(_) | None => false,
@@ -311,7 +311,7 @@ fn is_name_taken(error: &Error) -> bool {
 
 fn is_image_missing(error: &Error) -> bool {
     let said = failure::said(error).to_lowercase();
-    failure::status(error) == Some(404)
+    failure::error_status(error) == Some(404)
         && (said.contains("no such image") || said.contains("image not known"))
 }
 
@@ -338,32 +338,32 @@ fn write_image_config(task: &TaskDir, image: ImageInspect) -> io::Result<()> {
     Ok(rustix::fs::renameat(&dir, half, &dir, taskdir::IMAGE_CONFIG)?)
 }
 
-impl Runtime for Docker {
+impl Runtime for DockerRuntime {
     fn name(&self) -> &'static str {
         "docker"
     }
 
     fn pull<'a>(
         &'a self,
-        task: &'a Prepared,
+        task: &'a PreparedTask,
         auth: Option<&'a RegistryAuth>,
         progress: ProgressCallback,
-    ) -> Done<'a, ()> {
+    ) -> RuntimeFuture<'a, ()> {
         let image = ImageReference::parse(&task.spec.image_name);
         ImagePull { engine: &self.engine, proofs: &self.proofs, stall: self.stall, image, auth, progress }
             .run()
             .boxed()
     }
 
-    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+    fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle> {
         self.create_container(task).boxed()
     }
 
-    fn start<'a>(&'a self, task: &'a Prepared, handle: &'a Handle) -> Done<'a, Vec<Port>> {
+    fn start<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         self.start_once(task, handle).boxed()
     }
 
-    fn wait<'a>(&'a self, _task: &'a Prepared, handle: &'a Handle) -> Done<'a, Exit> {
+    fn wait<'a>(&'a self, _task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Exit> {
         self.wait_for_end(handle).boxed()
     }
 
@@ -375,11 +375,11 @@ impl Runtime for Docker {
         self.is_engine_shutting_down().boxed()
     }
 
-    fn stop<'a>(&'a self, _task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
+    fn stop<'a>(&'a self, _task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()> {
         self.stop_within(handle, grace).boxed()
     }
 
-    fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> Done<'a, u64> {
+    fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> RuntimeFuture<'a, u64> {
         async move {
             let below = disk::disk_usage(task.root().to_owned()).await?;
             Ok(below.saturating_add(life::written_bytes(&self.engine, &handle.id).await?))
@@ -387,11 +387,11 @@ impl Runtime for Docker {
         .boxed()
     }
 
-    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> Done<'a, ()> {
+    fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()> {
         self.remove_all(task, handle).boxed()
     }
 
-    fn found(&self) -> Done<'_, Vec<Found>> {
+    fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         self.find_containers().boxed()
     }
 }

@@ -20,9 +20,9 @@ pub(crate) const NETWORK: &str = "windlass";
 /// Where clouds answer questions about the machine, also about its credentials.
 const METADATA_ADDRESSES: [&str; 3] = ["169.254.169.254", "169.254.170.2", "100.100.100.200"];
 /// Engines keep rules of others in this chain, through their own restarts too.
-const CHAIN: &str = "DOCKER-USER";
+const FIREWALL_CHAIN: &str = "DOCKER-USER";
 const FIREWALL_TIMEOUT: Duration = Duration::from_secs(5);
-const MINE: &str = "ai.windlass.network";
+const NETWORK_LABEL: &str = "ai.windlass.network";
 
 #[derive(Debug, Default)]
 pub(super) struct Bridge {
@@ -64,7 +64,7 @@ async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
     if find_networks(engine).await?.is_empty() {
         match call_with_timeout(what(), engine.create_network(create_request())).await? {
             Ok(_) => {}
-            Err(error) if failure::status(&error) == Some(409) => {}
+            Err(error) if failure::error_status(&error) == Some(409) => {}
             Err(error) => return Err(failure::from_call_error(what(), error)),
         }
     }
@@ -85,7 +85,7 @@ const ISOLATION_OPTION: (&str, &str) = ("com.docker.network.bridge.enable_icc", 
 
 /// The words for an engine's own program that make the network. Podman knows no networks whose containers are kept apart.
 pub(crate) fn create_command(is_podman: bool) -> Vec<String> {
-    let label = format!("{MINE}=true");
+    let label = format!("{NETWORK_LABEL}=true");
     let mut words = vec!["network", "create", "--driver", "bridge", "--label", &label];
     let deaf = format!("{}={}", ISOLATION_OPTION.0, ISOLATION_OPTION.1);
     if !is_podman {
@@ -101,7 +101,7 @@ fn create_request() -> NetworkCreateRequest {
         name: NETWORK.to_owned(),
         driver: Some("bridge".to_owned()),
         options: Some(HashMap::from([deaf])),
-        labels: Some(HashMap::from([(MINE.to_owned(), "true".to_owned())])),
+        labels: Some(HashMap::from([(NETWORK_LABEL.to_owned(), "true".to_owned())])),
         ..NetworkCreateRequest::default()
     }
 }
@@ -124,7 +124,7 @@ async fn find_networks(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
 pub(crate) async fn shield(network: &str) {
     let Some(short) = network.get(..12) else { return };
     let bridge = format!("br-{short}");
-    let Some(rules) = run_iptables(&["-S", CHAIN]).await else {
+    let Some(rules) = run_iptables(&["-S", FIREWALL_CHAIN]).await else {
         tracing::warn!(bridge, "tasks on the bridge may reach the cloud's metadata: no firewall to tell");
         return;
     };
@@ -138,7 +138,7 @@ pub(crate) async fn shield(network: &str) {
 }
 
 fn rule(action: &str, bridge: &str, address: &str) -> Vec<String> {
-    [action, CHAIN, "-d", address, "-i", bridge, "-j", "DROP"].map(str::to_owned).to_vec()
+    [action, FIREWALL_CHAIN, "-d", address, "-i", bridge, "-j", "DROP"].map(str::to_owned).to_vec()
 }
 
 /// Rules to add, given those there are.
@@ -157,7 +157,7 @@ fn missing_rules(rules: &str, bridge: &str) -> Vec<Vec<String>> {
 /// Rules of ours for a bridge that is no more.
 fn stale_rules(rules: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
     let gone = |line: &str| {
-        let rest = line.strip_prefix(&format!("-A {CHAIN} -d "))?.strip_suffix(" -j DROP")?;
+        let rest = line.strip_prefix(&format!("-A {FIREWALL_CHAIN} -d "))?.strip_suffix(" -j DROP")?;
         let (address, bridge) = rest.split_once("/32 -i ")?;
         let is_ours = METADATA_ADDRESSES.contains(&address) && bridge.starts_with("br-");
         (is_ours && !exists(bridge)).then(|| rule("-D", bridge, address))

@@ -55,7 +55,7 @@ impl ImagePull<'_> {
         let what = format!("look for image {name}");
         match call_with_timeout(what.clone(), self.engine.inspect_image(&name)).await? {
             Ok(image) => Ok(Some(image)),
-            Err(error) if failure::status(&error) == Some(404) => Ok(None),
+            Err(error) if failure::error_status(&error) == Some(404) => Ok(None),
             Err(error) => Err(failure::from_call_error(what, error)),
         }
     }
@@ -67,7 +67,8 @@ impl ImagePull<'_> {
                 Err(RuntimeError::Stalled { what: self.image.full(), secs: self.stall.as_secs() })
             }
             Err(TransferError::Engine(error)) => {
-                let unreachable = failure::registry(&failure::said(&error)) == RegistryFailure::Unreachable;
+                let unreachable =
+                    failure::classify_registry_error(&failure::said(&error)) == RegistryFailure::Unreachable;
                 match self.here().await {
                     Ok(Some(here)) if unreachable => {
                         tracing::warn!(
@@ -182,5 +183,5 @@ enum TransferError {
 fn is_unsupported_call(error: &Error) -> bool {
     let said = failure::said(error).to_lowercase();
     let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());
-    unknown_call && matches!(failure::status(error), Some(404 | 405 | 501))
+    unknown_call && matches!(failure::error_status(error), Some(404 | 405 | 501))
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use windlass_api::agent::runner::JobState;
 
-use super::Plan;
+use super::SimulationPlan;
 
 /// Every line of output is as long as any other, so that a byte's line is a division.
 pub(super) const LINE_BYTES: u64 = 26;
@@ -18,7 +18,7 @@ const EXIT_TERMINATED: i32 = 143;
 
 #[derive(Clone, Debug)]
 pub(super) struct SimulatedJob {
-    plan: Plan,
+    plan: SimulationPlan,
     started: bool,
     /// When its commands began.
     began: Option<i64>,
@@ -48,7 +48,7 @@ pub(super) enum JobPhase {
 }
 
 impl SimulatedJob {
-    pub(super) fn new(plan: Plan) -> Self {
+    pub(super) fn new(plan: SimulationPlan) -> Self {
         Self {
             plan,
             started: false,
@@ -248,7 +248,12 @@ mod tests {
     use super::*;
 
     fn job(run_ms: u64, lines: u32, exit: i32) -> SimulatedJob {
-        let plan = Plan { pull: Duration::ZERO, run: Duration::from_millis(run_ms), exit, log_lines: lines };
+        let plan = SimulationPlan {
+            pull: Duration::ZERO,
+            run: Duration::from_millis(run_ms),
+            exit,
+            log_lines: lines,
+        };
         let mut job = SimulatedJob::new(plan);
         job.start();
         job.run(1000);
@@ -342,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_task_whose_job_never_began_waits_until_it_is_ended() {
-        let mut job = SimulatedJob::new(Plan::default());
+        let mut job = SimulatedJob::new(SimulationPlan::default());
         assert_eq!(job.life(0, READ_GRACE), JobPhase::Waiting);
         job.kill(5);
         assert_eq!(job.life(6, READ_GRACE), JobPhase::Ended { code: 143 });

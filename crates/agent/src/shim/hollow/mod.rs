@@ -32,10 +32,10 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 
 use super::{
-    events::Events,
+    events::EventLog,
     runtime::{
-        Done, Exit, Found, FoundState, Handle, Prepared, ProgressCallback, RegistryAuth, Runtime,
-        RuntimeError,
+        Exit, FoundState, FoundTask, Handle, PreparedTask, ProgressCallback, RegistryAuth, Runtime,
+        RuntimeError, RuntimeFuture,
     },
 };
 use crate::{clock, taskdir::TaskDir};
@@ -43,14 +43,14 @@ use job::{JobPhase, SimulatedJob};
 
 /// What every task does that is not told otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct SimulationPlan {
     pub pull: Duration,
     pub run: Duration,
     pub exit: i32,
     pub log_lines: u32,
 }
 
-impl Default for Plan {
+impl Default for SimulationPlan {
     fn default() -> Self {
         Self { pull: Duration::ZERO, run: Duration::from_secs(1), exit: 0, log_lines: 2 }
     }
@@ -73,7 +73,7 @@ pub struct SimulationFlags {
     hollow_log_lines: u32,
 }
 
-impl From<SimulationFlags> for Plan {
+impl From<SimulationFlags> for SimulationPlan {
     fn from(flags: SimulationFlags) -> Self {
         Self {
             pull: Duration::from_millis(flags.hollow_pull_ms),
@@ -91,10 +91,10 @@ const IMAGE_BYTES: u64 = 1 << 20;
 
 /// The runtime of one hollow host.
 #[derive(Debug)]
-pub struct Hollow {
-    plan: Plan,
+pub struct SimulatedRuntime {
+    plan: SimulationPlan,
     /// States of jobs are told here at once; there is no file to watch.
-    events: Events,
+    events: EventLog,
     tasks: Mutex<HashMap<SubmissionId, Arc<SimulatedTask>>>,
 }
 
@@ -105,8 +105,8 @@ struct SimulatedTask {
     changed: watch::Sender<()>,
 }
 
-impl Hollow {
-    pub fn new(plan: Plan, events: Events) -> Self {
+impl SimulatedRuntime {
+    pub fn new(plan: SimulationPlan, events: EventLog) -> Self {
         Self { plan, events, tasks: Mutex::new(HashMap::new()) }
     }
 
@@ -180,17 +180,17 @@ fn pull_time(image: &str) -> Option<Duration> {
     tag.strip_prefix("pull-")?.parse().ok().map(Duration::from_millis)
 }
 
-impl Runtime for Hollow {
+impl Runtime for SimulatedRuntime {
     fn name(&self) -> &'static str {
         "hollow"
     }
 
     fn pull<'a>(
         &'a self,
-        task: &'a Prepared,
+        task: &'a PreparedTask,
         _auth: Option<&'a RegistryAuth>,
         progress: ProgressCallback,
-    ) -> Done<'a, ()> {
+    ) -> RuntimeFuture<'a, ()> {
         Box::pin(async move {
             tokio::time::sleep(pull_time(&task.spec.image_name).unwrap_or(self.plan.pull)).await;
             progress(PullProgress {
@@ -203,7 +203,7 @@ impl Runtime for Hollow {
         })
     }
 
-    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+    fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle> {
         let id = task.spec.id;
         let fresh = || {
             Arc::new(SimulatedTask {
@@ -215,7 +215,7 @@ impl Runtime for Hollow {
         Box::pin(async move { Ok(handle(id)) })
     }
 
-    fn start<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Vec<Port>> {
+    fn start<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         Box::pin(async move {
             let id = task.spec.id;
             let known = self.task(id).ok_or_else(|| gone("start", id))?;
@@ -224,7 +224,7 @@ impl Runtime for Hollow {
         })
     }
 
-    fn wait<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Exit> {
+    fn wait<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Exit> {
         Box::pin(async move {
             let id = task.spec.id;
             let known = self.task(id).ok_or_else(|| gone("wait for", id))?;
@@ -232,14 +232,14 @@ impl Runtime for Hollow {
         })
     }
 
-    fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, _grace: Duration) -> Done<'a, ()> {
+    fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, _grace: Duration) -> RuntimeFuture<'a, ()> {
         if let Some(known) = self.task(task.id) {
             self.change(task.id, &known, SimulatedJob::kill);
         }
         Box::pin(async { Ok(()) })
     }
 
-    fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> Done<'a, ()> {
+    fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()> {
         let removed = self.tasks.lock().remove(&task.id);
         if let Some(known) = removed {
             self.change(task.id, &known, SimulatedJob::kill);
@@ -247,7 +247,7 @@ impl Runtime for Hollow {
         Box::pin(async { Ok(()) })
     }
 
-    fn found(&self) -> Done<'_, Vec<Found>> {
+    fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         let tasks = self.tasks.lock();
         let found = tasks.iter().map(|(&task, known)| {
             let job = known.job.lock();
@@ -256,7 +256,7 @@ impl Runtime for Hollow {
                 JobPhase::ChangesIn { .. } | JobPhase::Waiting if job.started() => FoundState::Running,
                 JobPhase::ChangesIn { .. } | JobPhase::Waiting => FoundState::Created,
             };
-            Found { task, handle: handle(task), state }
+            FoundTask { task, handle: handle(task), state }
         });
         let found = found.collect();
         Box::pin(async { Ok(found) })

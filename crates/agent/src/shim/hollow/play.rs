@@ -15,18 +15,18 @@ use windlass_api::agent::{
 };
 use windlass_model::id::SubmissionId;
 
-use super::{Hollow, SimulatedJob, SimulatedTask};
-use crate::{clock, http::Refusal, shim::runtime::JOB_RECORD_PATH};
+use super::{SimulatedJob, SimulatedRuntime, SimulatedTask};
+use crate::{clock, http::ErrorResponse, shim::runtime::JOB_RECORD_PATH};
 
 /// Longest wait for more output.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// How often a waiting reader looks for output that time alone brings.
 const WAIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-impl Hollow {
+impl SimulatedRuntime {
     pub(super) async fn respond(&self, id: SubmissionId, call: Request<Bytes>) -> Response<Body> {
         let Some(task) = self.task(id) else {
-            return Refusal::not_found("there is no such task").into_response();
+            return ErrorResponse::not_found("there is no such task").into_response();
         };
         let (parts, body) = call.into_parts();
         let query = Query(parts.uri.query().unwrap_or_default());
@@ -56,12 +56,12 @@ impl Hollow {
                 StatusCode::OK.into_response()
             }
             (&Method::GET, JOB_RECORD_PATH) => json(&job_record(&task.job.lock(), clock::now_ms())),
-            _ => Refusal::not_found("a hollow runner has no such call").into_response(),
+            _ => ErrorResponse::not_found("a hollow runner has no such call").into_response(),
         }
     }
 
     fn submit(&self, id: SubmissionId, task: &SimulatedTask, body: &[u8]) -> Response<Body> {
-        let submit: SubmitBody = match crate::http::parse(body) {
+        let submit: SubmitBody = match crate::http::parse_json(body) {
             Ok(submit) => submit,
             Err(refusal) => return refusal.into_response(),
         };
@@ -75,7 +75,7 @@ impl Hollow {
         if taken {
             return StatusCode::OK.into_response();
         }
-        Refusal::conflict("the job was started").into_response()
+        ErrorResponse::conflict("the job was started").into_response()
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use windlass_model::id::SubmissionId;
 
-use super::{Kind, Record};
+use super::{JournalEvent, Record};
 
 /// Everything that is checked.
 pub fn violations(records: &[Record]) -> Vec<String> {
@@ -16,7 +16,7 @@ pub fn violations(records: &[Record]) -> Vec<String> {
 /// R7: at most one container is ever started per submission.
 fn started_once(records: &[Record]) -> Vec<String> {
     let mut started = HashSet::new();
-    let starts = records.iter().filter(|record| matches!(record.kind, Kind::ContainerStarted { .. }));
+    let starts = records.iter().filter(|record| matches!(record.kind, JournalEvent::ContainerStarted { .. }));
     starts
         .filter(|record| !started.insert(record.submission))
         .map(|record| format!("R7: {} was started again at {}", record.submission, record.seq))
@@ -28,7 +28,10 @@ fn epochs_grow(records: &[Record]) -> Vec<String> {
     let mut seen: HashMap<SubmissionId, i64> = HashMap::new();
     let mut wrong = Vec::new();
     for record in records {
-        if matches!(record.kind, Kind::RefusedEpoch { .. } | Kind::RefusedSpec { .. } | Kind::Withdrawn) {
+        if matches!(
+            record.kind,
+            JournalEvent::RefusedEpoch { .. } | JournalEvent::RefusedSpec { .. } | JournalEvent::Withdrawn
+        ) {
             continue;
         }
         let highest = seen.entry(record.submission).or_insert(record.epoch);
@@ -49,14 +52,14 @@ fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
     let mut wrong = Vec::new();
     for record in records {
         let id = record.submission;
-        if let Kind::GpuAcquired { gpus } = &record.kind {
+        if let JournalEvent::GpuAcquired { gpus } = &record.kind {
             for gpu in gpus {
                 if let Some(owner) = owners.insert(gpu, id).filter(|owner| *owner != id) {
                     wrong.push(format!("G1: {id} took {gpu} from {owner} at {}", record.seq));
                 }
             }
         }
-        if let Kind::GpuReleased { gpus } = &record.kind {
+        if let JournalEvent::GpuReleased { gpus } = &record.kind {
             for gpu in gpus {
                 if owners.remove(gpu.as_str()) != Some(id) {
                     wrong.push(format!("G1: {id} gave back {gpu}, which was not its own, at {}", record.seq));
@@ -67,17 +70,17 @@ fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
     wrong
 }
 
-type KindPredicate = fn(&Kind) -> bool;
+type KindPredicate = fn(&JournalEvent) -> bool;
 
 /// What a task can hold, when it begins to and when it ends.
 const HELD_RESOURCES: [(&str, KindPredicate, KindPredicate); 3] = [
     (
         "gpus",
-        |kind| matches!(kind, Kind::GpuAcquired { .. }),
-        |kind| matches!(kind, Kind::GpuReleased { .. }),
+        |kind| matches!(kind, JournalEvent::GpuAcquired { .. }),
+        |kind| matches!(kind, JournalEvent::GpuReleased { .. }),
     ),
-    ("keys", |kind| *kind == Kind::KeyAdded, |kind| *kind == Kind::KeyRemoved),
-    ("mounts", |kind| *kind == Kind::Mounted, |kind| *kind == Kind::Unmounted),
+    ("keys", |kind| *kind == JournalEvent::KeyAdded, |kind| *kind == JournalEvent::KeyRemoved),
+    ("mounts", |kind| *kind == JournalEvent::Mounted, |kind| *kind == JournalEvent::Unmounted),
 ];
 
 /// R3, G6: a task ends once, and holds nothing afterwards.
@@ -95,7 +98,7 @@ fn ends_once(records: &[Record]) -> Vec<String> {
                 holds.remove(what);
             }
         }
-        if matches!(record.kind, Kind::Terminated { .. }) {
+        if matches!(record.kind, JournalEvent::Terminated { .. }) {
             if !ended.insert(id) {
                 wrong.push(format!("R3: {id} ended again at {}", record.seq));
             }
@@ -107,10 +110,10 @@ fn ends_once(records: &[Record]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::super::tasks::End, *};
+    use super::{super::super::tasks::TaskEnd, *};
 
     #[track_caller]
-    fn check(history: &[(u128, i64, Kind)], expected: &[&str]) {
+    fn check(history: &[(u128, i64, JournalEvent)], expected: &[&str]) {
         let records: Vec<_> = (1..)
             .zip(history)
             .map(|(seq, (id, epoch, kind))| Record {
@@ -130,19 +133,20 @@ mod tests {
         vec!["GPU-1".to_owned()]
     }
 
-    fn terminated() -> Kind {
-        let end = End { reason: "x".to_owned(), message: String::new(), exit_status: None, detail: None };
-        Kind::Terminated { end }
+    fn terminated() -> JournalEvent {
+        let end = TaskEnd { reason: "x".to_owned(), message: String::new(), exit_status: None, detail: None };
+        JournalEvent::Terminated { end }
     }
 
     #[test]
     fn r7_l2_g1_the_checkers_find_what_they_look_for() {
-        let started = Kind::ContainerStarted { ports: Vec::new() };
+        let started = JournalEvent::ContainerStarted { ports: Vec::new() };
         check(&[(1, 1, started.clone()), (2, 1, started.clone())], &[]);
         check(&[(1, 1, started.clone()), (1, 2, started)], &["R7"]);
-        check(&[(1, 2, Kind::Submitted), (1, 1, Kind::RefusedEpoch { seen: 2 })], &[]);
-        check(&[(1, 2, Kind::Submitted), (1, 1, Kind::Admitted)], &["L2"]);
-        let (take, give) = (Kind::GpuAcquired { gpus: gpus() }, Kind::GpuReleased { gpus: gpus() });
+        check(&[(1, 2, JournalEvent::Submitted), (1, 1, JournalEvent::RefusedEpoch { seen: 2 })], &[]);
+        check(&[(1, 2, JournalEvent::Submitted), (1, 1, JournalEvent::Admitted)], &["L2"]);
+        let (take, give) =
+            (JournalEvent::GpuAcquired { gpus: gpus() }, JournalEvent::GpuReleased { gpus: gpus() });
         check(&[(1, 1, take.clone()), (1, 1, give.clone()), (2, 1, take.clone())], &[]);
         check(&[(1, 1, take.clone()), (2, 1, take.clone())], &["G1"]);
         check(&[(1, 1, take.clone()), (2, 1, give)], &["G1"]);

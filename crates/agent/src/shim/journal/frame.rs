@@ -11,7 +11,7 @@ const RECORD_PREFIX: &[u8] = b"{\"seq\":";
 
 /// What a file held.
 #[derive(Debug, Default, PartialEq)]
-pub struct Reading {
+pub struct JournalContents {
     pub records: Vec<Record>,
     /// Stretches of bytes that are no records although whole records follow, or a whole frame that lies.
     pub damage: Vec<Damage>,
@@ -71,8 +71,8 @@ fn is_torn(bytes: &[u8]) -> bool {
 }
 
 /// Every whole record, in order, and what lay between them.
-pub fn scan(bytes: &[u8]) -> Reading {
-    let mut reading = Reading::default();
+pub fn scan(bytes: &[u8]) -> JournalContents {
+    let mut reading = JournalContents::default();
     let mut at = 0;
     while at < bytes.len() {
         if let Some((record, len)) = decode(&bytes[at..]) {

@@ -24,10 +24,10 @@ use serde::{Deserialize, Serialize};
 use windlass_api::agent::shim::Port;
 use windlass_model::{id::SubmissionId, task::Status};
 
-use super::{runtime::Handle, tasks::End};
+use super::{runtime::Handle, tasks::TaskEnd};
 use crate::clock;
 
-pub use frame::{Damage, Reading, scan};
+pub use frame::{Damage, JournalContents, scan};
 
 /// Space kept aside so that a full disk does not keep the shim from ending and removing tasks.
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
@@ -48,12 +48,12 @@ pub struct Record {
     /// The highest epoch seen for the submission; for a refusal the one refused.
     pub epoch: i64,
     #[serde(flatten)]
-    pub kind: Kind,
+    pub kind: JournalEvent,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Kind {
+pub enum JournalEvent {
     Submitted,
     /// The submission could not be written down and was refused: as if it had never come.
     Withdrawn,
@@ -94,7 +94,7 @@ pub enum Kind {
         timeout: u64,
     },
     Terminated {
-        end: End,
+        end: TaskEnd,
     },
     Removed,
     RefusedEpoch {
@@ -105,7 +105,7 @@ pub enum Kind {
     },
 }
 
-impl Kind {
+impl JournalEvent {
     /// Written down for people and checkers; nothing changed.
     pub const fn is_refusal(&self) -> bool {
         matches!(self, Self::RefusedEpoch { .. } | Self::RefusedSpec { .. })
@@ -167,7 +167,7 @@ impl Journal {
     }
 
     /// Opens or makes the file, cuts a torn tail and says what it holds.
-    pub fn open(path: &Path) -> Result<(Self, Reading), Error> {
+    pub fn open(path: &Path) -> Result<(Self, JournalContents), Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         let lock = lock(path)?;
         let reading = read(path).map_err(failed)?;
@@ -200,7 +200,7 @@ impl Journal {
     }
 
     /// Puts a record in its place in the order. It is not on disk yet: see `settle`.
-    pub fn append(&self, submission: SubmissionId, epoch: i64, kind: Kind) -> u64 {
+    pub fn append(&self, submission: SubmissionId, epoch: i64, kind: JournalEvent) -> u64 {
         let mut queue = self.queue.lock();
         let seq = queue.next_seq;
         if kind.is_refusal() && queue.bytes.len() > QUEUE_BYTES_MAX {
@@ -294,7 +294,7 @@ impl PendingRecords {
             let removed: std::collections::HashSet<_> = self
                 .memory
                 .iter()
-                .filter(|record| record.kind == Kind::Removed)
+                .filter(|record| record.kind == JournalEvent::Removed)
                 .map(|record| record.submission)
                 .collect();
             self.memory.retain(|record| !removed.contains(&record.submission));
@@ -429,12 +429,12 @@ fn lock(path: &Path) -> Result<File, Error> {
 }
 
 /// Reads a journal without changing it.
-pub fn read(path: &Path) -> io::Result<Reading> {
+pub fn read(path: &Path) -> io::Result<JournalContents> {
     let mut bytes = Vec::new();
     match File::open(path) {
         Ok(mut file) => file.read_to_end(&mut bytes)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Ok(Reading { missing: true, ..Reading::default() });
+            return Ok(JournalContents { missing: true, ..JournalContents::default() });
         }
         Err(error) => return Err(error),
     };

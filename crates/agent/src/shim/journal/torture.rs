@@ -1,6 +1,6 @@
 //! Every cut and every flipped byte of a small journal.
 
-use super::{super::tasks::End, *};
+use super::{super::tasks::TaskEnd, *};
 
 fn id(n: u128) -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(n))
@@ -8,20 +8,20 @@ fn id(n: u128) -> SubmissionId {
 
 fn sample_records() -> Vec<Record> {
     let handle = Handle { name: "train".to_owned(), id: "c0ffee".to_owned() };
-    let end = End {
+    let end = TaskEnd {
         reason: "done_by_runner".to_owned(),
         message: String::new(),
         exit_status: Some(0),
         detail: None,
     };
     let kinds = [
-        (1, Kind::Submitted),
-        (1, Kind::GpuAcquired { gpus: vec!["GPU-1".to_owned()] }),
-        (2, Kind::Submitted),
-        (1, Kind::ContainerCreated { handle }),
-        (1, Kind::ContainerStarted { ports: Vec::new() }),
-        (2, Kind::Removed),
-        (1, Kind::Terminated { end }),
+        (1, JournalEvent::Submitted),
+        (1, JournalEvent::GpuAcquired { gpus: vec!["GPU-1".to_owned()] }),
+        (2, JournalEvent::Submitted),
+        (1, JournalEvent::ContainerCreated { handle }),
+        (1, JournalEvent::ContainerStarted { ports: Vec::new() }),
+        (2, JournalEvent::Removed),
+        (1, JournalEvent::Terminated { end }),
     ];
     let seqs = 1..;
     seqs.zip(kinds)
@@ -95,7 +95,7 @@ async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
     let path = dir.path().join("journal");
     let (journal, reading) = Journal::open(&path).unwrap();
     assert!(reading.missing);
-    let seqs: Vec<_> = (0..20).map(|n| journal.append(id(n), 1, Kind::Submitted)).collect();
+    let seqs: Vec<_> = (0..20).map(|n| journal.append(id(n), 1, JournalEvent::Submitted)).collect();
     futures_util::future::join_all(seqs.iter().map(|seq| journal.settle(*seq))).await;
     assert_eq!(read(&path).unwrap().records.len(), 20);
     assert!(matches!(Journal::open(&path), Err(Error::Locked { .. })), "one home, one shim");
@@ -106,7 +106,7 @@ async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
     std::fs::write(&path, &bytes).unwrap();
     let (journal, reading) = Journal::open(&path).unwrap();
     assert_eq!(reading.records.len(), 19);
-    let seq = journal.append(id(99), 1, Kind::Submitted);
+    let seq = journal.append(id(99), 1, JournalEvent::Submitted);
     journal.settle(seq).await.unwrap();
     let reading = read(&path).unwrap();
     assert_eq!((reading.records.len(), reading.torn_bytes, reading.damage.len()), (20, 0, 0));
@@ -119,19 +119,19 @@ async fn a_rewritten_journal_goes_on_counting() {
     let path = dir.path().join("journal");
     let (journal, _) = Journal::open(&path).unwrap();
     for n in 0..10 {
-        journal.append(id(n), 1, Kind::Submitted);
+        journal.append(id(n), 1, JournalEvent::Submitted);
     }
     journal
         .compact(|records| records.into_iter().filter(|record| record.seq % 2 == 0).collect())
         .await
         .unwrap();
-    let seq = journal.append(id(10), 1, Kind::Removed);
+    let seq = journal.append(id(10), 1, JournalEvent::Removed);
     journal.settle(seq).await.unwrap();
     let seqs: Vec<_> = read(&path).unwrap().records.iter().map(|record| record.seq).collect();
     assert_eq!(seqs, [2, 4, 6, 8, 10, 11]);
     journal.close().await;
     let (journal, _) = Journal::open(&path).unwrap();
-    assert_eq!(journal.append(id(11), 1, Kind::Submitted), 12);
+    assert_eq!(journal.append(id(11), 1, JournalEvent::Submitted), 12);
 }
 
 /// A disk of one megabyte would need a mount; a file-size limit of the process would hit other tests. So the
@@ -146,10 +146,10 @@ async fn f11_a_full_disk_is_an_error_and_what_waited_is_written_later() {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         std::mem::replace(&mut disk.lock().await.file, full)
     };
-    let first = journal.append(id(1), 1, Kind::Submitted);
+    let first = journal.append(id(1), 1, JournalEvent::Submitted);
     assert!(journal.settle(first).await.is_err());
     assert!(!path.with_extension("reserve").exists(), "the reserve was given up first");
-    let second = journal.append(id(2), 1, Kind::Submitted);
+    let second = journal.append(id(2), 1, JournalEvent::Submitted);
     disk.lock().await.file = good;
     journal.settle(second).await.unwrap();
     let records = read(&path).unwrap().records;

@@ -28,12 +28,12 @@ use std::{
 
 use windlass_api::agent::shim::{NetworkMode, ProcessMode, TaskSpec};
 use windlass_model::config::{
-    decode::{self, Ctx, Decode, Mode},
+    decode::{self, Ctx, Decode, DecodeMode},
     yaml::{self, Node},
 };
 
-use super::{mounts::Seen, process, runtime::Limits};
-use crate::isolation::user_ids::{DEFAULT_RANGE, Range};
+use super::{mounts::ResolvedPaths, process, runtime::PolicyLimits};
+use crate::isolation::user_ids::{DEFAULT_RANGE, UserIdRange};
 
 pub const DEFAULT_FILE: &str = "/etc/windlass/policy.yml";
 const PIDS_DEFAULT: i64 = 16_384;
@@ -95,7 +95,7 @@ const RESERVED_TARGETS: [&str; 3] = ["/windlass", "/proc", "/sys"];
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rules {
+pub struct PolicyRules {
     pub privileged: bool,
     pub host_network: bool,
     pub mounts: Vec<PathBuf>,
@@ -108,13 +108,13 @@ pub struct Rules {
     /// Absent: as the shim was started.
     pub processes: Option<ProcessMode>,
     pub users: Vec<String>,
-    pub user_ids: Range,
+    pub user_ids: UserIdRange,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     file: PathBuf,
-    rules: Rules,
+    rules: PolicyRules,
     /// Of this host, beside the well-known ones.
     sensitive: Vec<PathBuf>,
     /// Directories of the agent and of the server beside it.
@@ -140,7 +140,7 @@ pub enum PolicyError {
 
 /// One thing the policy forbids, and what would allow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct PolicyProblem {
     pub what: String,
     /// What would allow it, as an imperative; without brackets, which a dstack server takes for markup of its log.
     pub line: Option<String>,
@@ -148,14 +148,14 @@ pub struct Problem {
 
 /// What the policy says to a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct PolicyDecision {
     /// Empty: allowed.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<PolicyProblem>,
     /// Positions of optional instance mounts that are not given.
     pub left_out: Vec<usize>,
 }
 
-impl Default for Rules {
+impl Default for PolicyRules {
     fn default() -> Self {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         Self {
@@ -176,7 +176,7 @@ impl Default for Rules {
 }
 
 impl Policy {
-    pub fn new(file: &Path, rules: Rules) -> Self {
+    pub fn new(file: &Path, rules: PolicyRules) -> Self {
         Self { file: file.to_owned(), rules, sensitive: Vec::new(), agents: Vec::new() }
     }
 
@@ -185,7 +185,7 @@ impl Policy {
         let failed = |source| PolicyError::Read { path: path.to_owned(), source };
         let file = match fs::File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self::new(path, Rules::default()));
+                return Ok(Self::new(path, PolicyRules::default()));
             }
             opened => opened.map_err(failed)?,
         };
@@ -215,8 +215,8 @@ impl Policy {
     }
 
     /// What it says about plain processes; the mode is the shim's where the file names none.
-    pub fn processes(&self, mode: ProcessMode, hidden: Vec<PathBuf>) -> process::Rules {
-        process::Rules {
+    pub fn processes(&self, mode: ProcessMode, hidden: Vec<PathBuf>) -> process::ProcessRules {
+        process::ProcessRules {
             mode: self.rules.processes.unwrap_or(mode),
             user_ids: self.rules.user_ids,
             users: self.rules.users.clone(),
@@ -242,8 +242,8 @@ impl Policy {
         self.rules.registries.is_some()
     }
 
-    pub fn limits(&self, spec: &TaskSpec) -> Limits {
-        Limits {
+    pub fn limits(&self, spec: &TaskSpec) -> PolicyLimits {
+        PolicyLimits {
             pids: if spec.pids > 0 { spec.pids.min(self.rules.pids) } else { self.rules.pids },
             new_privileges: self.rules.new_privileges,
             capabilities: self.rules.capabilities.clone(),
@@ -251,8 +251,8 @@ impl Policy {
     }
 
     /// Decides over a whole specification, and tells everything that is wrong with it at once.
-    pub fn decide(&self, spec: &TaskSpec, seen: &Seen) -> Verdict {
-        let mut verdict = Verdict { problems: Vec::new(), left_out: Vec::new() };
+    pub fn decide(&self, spec: &TaskSpec, seen: &ResolvedPaths) -> PolicyDecision {
+        let mut verdict = PolicyDecision { problems: Vec::new(), left_out: Vec::new() };
         let rules = &self.rules;
         if spec.privileged && !rules.privileged {
             verdict.forbid("privileged: not on this host", Some(set_hint("privileged: true")));
@@ -271,7 +271,7 @@ impl Policy {
         verdict
     }
 
-    fn decide_image(&self, spec: &TaskSpec, verdict: &mut Verdict) {
+    fn decide_image(&self, spec: &TaskSpec, verdict: &mut PolicyDecision) {
         let Some(registries) = &self.rules.registries else { return };
         let image = full_image_name(&spec.image_name);
         let is_below = |entry: &String| {
@@ -285,7 +285,7 @@ impl Policy {
         }
     }
 
-    fn decide_mounts(&self, spec: &TaskSpec, seen: &Seen, verdict: &mut Verdict) {
+    fn decide_mounts(&self, spec: &TaskSpec, seen: &ResolvedPaths, verdict: &mut PolicyDecision) {
         for (index, (asked, found)) in spec.instance_mounts.iter().zip(&seen.mounts).enumerate() {
             let refused = match found {
                 Err(why) => Some((why.clone(), None)),
@@ -336,7 +336,7 @@ impl Policy {
         Some((format!("{} is below no allowed path", escape_name(&real.to_string_lossy())), line))
     }
 
-    fn decide_devices(&self, seen: &Seen, verdict: &mut Verdict) {
+    fn decide_devices(&self, seen: &ResolvedPaths, verdict: &mut PolicyDecision) {
         for (asked, found) in &seen.devices {
             let why = match found {
                 Err(why) => Some(why.clone()),
@@ -351,7 +351,7 @@ impl Policy {
         }
     }
 
-    fn decide_keys(&self, spec: &TaskSpec, verdict: &mut Verdict) {
+    fn decide_keys(&self, spec: &TaskSpec, verdict: &mut PolicyDecision) {
         let user = spec.host_ssh_user.as_str();
         if spec.host_ssh_keys.is_empty() || user.is_empty() {
             return;
@@ -368,7 +368,7 @@ impl Policy {
     }
 
     /// A refusal as a person reads it: everything that is wrong, and the lines that would allow it.
-    pub fn render(&self, problems: &[Problem]) -> String {
+    pub fn render(&self, problems: &[PolicyProblem]) -> String {
         let mut text = String::from("the policy of this host forbids the task:\n");
         for problem in problems {
             let _ = writeln!(text, "- {}", problem.what);
@@ -380,9 +380,9 @@ impl Policy {
     }
 }
 
-impl Verdict {
+impl PolicyDecision {
     fn forbid(&mut self, what: impl Into<String>, line: Option<String>) {
-        self.problems.push(Problem { what: what.into(), line });
+        self.problems.push(PolicyProblem { what: what.into(), line });
     }
 }
 
@@ -441,12 +441,12 @@ fn matches_device(entry: &str, real: &Path) -> bool {
 }
 
 /// Reads the text, or tells everything that is wrong with it.
-fn parse(file: &str, bytes: &[u8]) -> Result<Rules, String> {
+fn parse(file: &str, bytes: &[u8]) -> Result<PolicyRules, String> {
     let (text, node) = yaml::read_bytes(bytes).map_err(|problem| problem.render(file, ""))?;
     if node.value == yaml::Value::Null {
-        return Ok(Rules::default());
+        return Ok(PolicyRules::default());
     }
-    decode::decode(&node, Mode::Strict).map_err(|problems| {
+    decode::decode(&node, DecodeMode::Strict).map_err(|problems| {
         problems.iter().map(|problem| problem.render(file, text)).collect::<Vec<_>>().join("\n")
     })
 }
@@ -466,7 +466,7 @@ const POLICY_KEYS: [&str; 12] = [
     "user_ids",
 ];
 
-impl Decode for Rules {
+impl Decode for PolicyRules {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         decode::expect_map(node, cx)?;
         decode::check_keys(node, &POLICY_KEYS, cx);
@@ -533,9 +533,9 @@ fn accounts(node: &Node, cx: &mut Ctx) -> Option<Vec<String>> {
     Some(names)
 }
 
-fn range(node: &Node, cx: &mut Ctx) -> Option<Range> {
+fn range(node: &Node, cx: &mut Ctx) -> Option<UserIdRange> {
     let text = String::decode(node, cx)?;
-    match Range::parse(&text) {
+    match UserIdRange::parse(&text) {
         Some(range) => Some(range),
         None => cx.invalid(node, format!("`{text}` is not `FIRST-LAST`, from 1000 to 4294967293")),
     }

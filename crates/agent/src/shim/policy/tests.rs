@@ -1,6 +1,6 @@
 use windlass_api::agent::shim::{InstanceMount, VolumeMount};
 
-use super::{super::mounts::Source, *};
+use super::{super::mounts::MountSource, *};
 
 fn spec() -> TaskSpec {
     let json = r#"{"id":"00000000-0000-0000-0000-000000000001","name":"t","image_name":"debian:12"}"#;
@@ -17,8 +17,8 @@ fn policy(yaml: &str) -> Policy {
 fn problems(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
     let mut spec = spec();
     change(&mut spec);
-    let real = |path: &String| Source { real: PathBuf::from(path), missing: Vec::new() };
-    let seen = Seen {
+    let real = |path: &String| MountSource { real: PathBuf::from(path), missing: Vec::new() };
+    let seen = ResolvedPaths {
         mounts: spec.instance_mounts.iter().map(|mount| Ok(real(&mount.instance_path))).collect(),
         devices: spec
             .gpu_devices
@@ -107,11 +107,11 @@ fn an_optional_mount_that_is_forbidden_is_left_out() {
     let mut spec = spec();
     spec.instance_mounts = vec![mount("/etc"), mount("/mnt/a")];
     spec.instance_mounts[0].optional = true;
-    let source = |path: &str| Ok(Source { real: PathBuf::from(path), missing: Vec::new() });
-    let seen = Seen { mounts: vec![source("/etc"), source("/mnt/a")], devices: Vec::new() };
+    let source = |path: &str| Ok(MountSource { real: PathBuf::from(path), missing: Vec::new() });
+    let seen = ResolvedPaths { mounts: vec![source("/etc"), source("/mnt/a")], devices: Vec::new() };
     spec.instance_mounts[1].path = "/other".to_owned();
     let policy = policy("mounts: [/mnt/a]");
-    assert_eq!(policy.decide(&spec, &seen), Verdict { problems: Vec::new(), left_out: vec![0] });
+    assert_eq!(policy.decide(&spec, &seen), PolicyDecision { problems: Vec::new(), left_out: vec![0] });
 }
 
 #[test]
@@ -174,14 +174,14 @@ fn a_refusal_tells_everything_and_names_the_lines_that_help() {
     let mut spec = spec();
     spec.privileged = true;
     spec.instance_mounts.push(mount("/etc\n"));
-    let seen = Seen { mounts: vec![Err("does not exist".to_owned())], devices: Vec::new() };
+    let seen = ResolvedPaths { mounts: vec![Err("does not exist".to_owned())], devices: Vec::new() };
     let text = policy.render(&policy.decide(&spec, &seen).problems);
     assert!(text.contains("- privileged: not on this host\n"), "{text}");
     assert!(text.contains("hint: to allow it, say `privileged: true` in /etc/windlass/policy.yml"), "{text}");
     assert!(text.contains("- mount /etc\\n: does not exist"), "{text}");
     spec.instance_mounts = vec![mount("/opt/nope")];
-    let real = Source { real: "/opt/nope".into(), missing: Vec::new() };
-    let seen = Seen { mounts: vec![Ok(real)], devices: Vec::new() };
+    let real = MountSource { real: "/opt/nope".into(), missing: Vec::new() };
+    let seen = ResolvedPaths { mounts: vec![Ok(real)], devices: Vec::new() };
     let text = policy.render(&policy.decide(&spec, &seen).problems);
     assert!(text.contains("hint: to allow it, add `/opt/nope` to `mounts` in"), "{text}");
     assert!(!text.contains('['), "brackets are markup for a dstack server: {text}");
@@ -226,7 +226,7 @@ fn a_mistake_in_the_file_is_told_with_its_place() {
         assert!(told.contains(part), "{part} is not in {told}");
     }
     assert!(parse("policy.yml", b"- a\n").is_err());
-    assert_eq!(parse("policy.yml", b"# nothing\n").unwrap(), Rules::default());
+    assert_eq!(parse("policy.yml", b"# nothing\n").unwrap(), PolicyRules::default());
     let json = br#"{"capabilities": ["cap_sys_nice"], "registries": null}"#;
     let rules = parse("policy.yml", json).unwrap();
     assert_eq!((rules.capabilities, rules.registries), (vec!["SYS_NICE".to_owned()], None));

@@ -9,7 +9,7 @@ use std::{
 
 use windlass_api::agent::shim::ConfinementMethod;
 
-use super::{Prepared, RuntimeError, Shared, TaskDir, failed, record::ProcessRecord};
+use super::{PreparedTask, RuntimeError, Shared, TaskDir, failed, record::ProcessRecord};
 use crate::{
     cgroup::metadata,
     host::gpu::Gpu,
@@ -48,7 +48,7 @@ impl Shared {
     /// How the task is confined, and what of it could not be had.
     pub(super) fn build_confinement(
         &self,
-        task: &Prepared,
+        task: &PreparedTask,
         record: &mut ProcessRecord,
         group: Option<&Path>,
     ) -> Result<(Confinement, Option<String>), RuntimeError> {
@@ -70,7 +70,7 @@ impl Shared {
         let gap = match (by, group) {
             (ConfinementMethod::Namespaces, _) => None,
             (ConfinementMethod::Users, Some(group)) => {
-                metadata::refuse(group).err().map(|error| error.to_string())
+                metadata::block(group).err().map(|error| error.to_string())
             }
             (ConfinementMethod::Users, None) => Some("no control groups of version 2".to_owned()),
         };

@@ -14,7 +14,7 @@ use super::{
     OUTPUT_FILE, RuntimeError, Shared, TaskDir, environment, failed, held,
     record::{ProcessRecord, absent_is_fine},
 };
-use crate::proc::{self, Held, Name, State};
+use crate::proc::{self, ProcessHandle, ProcessId, ProcessState};
 
 /// After its job was killed an init has this long to reap it and leave its last word.
 const EXIT_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const KILL_RETRY_DELAY: Duration = Duration::from_millis(10);
 #[error("{count} processes were killed and do not end, the first is {first}")]
 struct UnkillableProcesses {
     count: usize,
-    first: Name,
+    first: ProcessId,
 }
 
 impl Shared {
@@ -41,13 +41,13 @@ impl Shared {
         self.end(dir)
     }
 
-    fn kill_job(&self, dir: &TaskDir, init: &Held) {
+    fn kill_job(&self, dir: &TaskDir, init: &ProcessHandle) {
         let group = self.groups.find(&dir.id.to_string());
         if let Some(job) = group.group.v2.as_ref().map(|v2| v2.join("job/cgroup.kill")) {
             let _ = fs::write(job, "1");
         }
         for below in proc::descendants(init.name().pid).unwrap_or_default() {
-            if let Ok(Some(held)) = Held::open(below.name) {
+            if let Ok(Some(held)) = ProcessHandle::open(below.name) {
                 let _ = held.signal(Signal::KILL);
             }
         }
@@ -66,7 +66,7 @@ impl Shared {
             }
             self.groups.find(&dir.id.to_string()).kill();
             for name in remaining {
-                if let Ok(Some(held)) = Held::open(name) {
+                if let Ok(Some(held)) = ProcessHandle::open(name) {
                     let _ = held.signal(Signal::KILL);
                     held.reap();
                 }
@@ -76,7 +76,7 @@ impl Shared {
     }
 
     /// Everything of the task that lives: init and all below it, members of its groups, and whoever has its marks.
-    pub(super) fn remaining(&self, dir: &TaskDir) -> io::Result<BTreeSet<Name>> {
+    pub(super) fn remaining(&self, dir: &TaskDir) -> io::Result<BTreeSet<ProcessId>> {
         let all = proc::all()?;
         let mut found = BTreeSet::new();
         if let Some(init) = held(dir)? {
@@ -89,7 +89,7 @@ impl Shared {
         let members = self.groups.find(&dir.id.to_string()).members();
         let marks = environment::marks(&self.home_id, dir.id).map(|(name, value)| format!("{name}={value}"));
         let marks = marks.each_ref().map(String::as_str);
-        let alive = all.iter().filter(|stat| stat.state == State::Alive).map(|stat| stat.name);
+        let alive = all.iter().filter(|stat| stat.state == ProcessState::Alive).map(|stat| stat.name);
         found.extend(
             alive.filter(|name| members.contains(&name.pid) || proc::was_started_with(name.pid, &marks)),
         );
@@ -99,10 +99,10 @@ impl Shared {
     /// Tasks of this shim that somebody has the marks of.
     pub(super) fn marked_tasks(&self) -> io::Result<BTreeSet<SubmissionId>> {
         let home = format!("WINDLASS_HOME_ID={}", self.home_id);
-        let alive = proc::all()?.into_iter().filter(|stat| stat.state == State::Alive);
+        let alive = proc::all()?.into_iter().filter(|stat| stat.state == ProcessState::Alive);
         Ok(alive
             .filter(|stat| proc::was_started_with(stat.name.pid, &[&home]))
-            .filter_map(|stat| proc::variable(stat.name.pid, "WINDLASS_TASK_ID")?.parse().ok())
+            .filter_map(|stat| proc::environment_variable(stat.name.pid, "WINDLASS_TASK_ID")?.parse().ok())
             .collect())
     }
 
@@ -136,7 +136,7 @@ fn remove_empty_file(path: &std::path::Path) -> io::Result<()> {
     Ok(())
 }
 
-fn has_ended_within(held: &Held, patience: Duration) -> bool {
+fn has_ended_within(held: &ProcessHandle, patience: Duration) -> bool {
     let begun = Instant::now();
     loop {
         let left = patience.saturating_sub(begun.elapsed());

@@ -34,18 +34,18 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 
 use super::runtime::{
-    Done, Exit, Found, FoundState, Handle, Lost, Prepared, ProgressCallback, RegistryAuth, Runtime,
-    RuntimeError, is_plain_process,
+    Exit, FoundState, FoundTask, Handle, LossReason, PreparedTask, ProgressCallback, RegistryAuth, Runtime,
+    RuntimeError, RuntimeFuture, is_plain_process,
 };
 use crate::{
     cgroup::{Hierarchies, task::TaskGroups},
     digest::sha256_hex,
     isolation::{
         probe,
-        user_ids::{DEFAULT_RANGE, Range},
+        user_ids::{DEFAULT_RANGE, UserIdRange},
     },
-    proc::{self, Held},
-    taskdir::{EXIT_RECORD, LastWord, TaskDir},
+    proc::{self, ProcessHandle},
+    taskdir::{EXIT_RECORD, ExitRecord, TaskDir},
 };
 use record::ProcessRecord;
 
@@ -64,7 +64,7 @@ const NAME_PREFIX: &str = "windlass-";
 
 /// The runtime of one shim.
 #[derive(Clone, Debug)]
-pub struct Process {
+pub struct ProcessRuntime {
     shared: Arc<Shared>,
 }
 
@@ -77,7 +77,7 @@ struct Shared {
     groups: TaskGroups,
     /// The owner of the host has said that images are to be ignored.
     ignores_images: bool,
-    rules: Rules,
+    rules: ProcessRules,
     /// What confines tasks here, or why nothing can. Tried when it is first asked for.
     confined_by: OnceLock<Result<ConfinementMethod, String>>,
     /// Starts are made one after another: whether one was made before is seen from the record.
@@ -86,24 +86,24 @@ struct Shared {
 
 /// What the host's owner says about plain processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rules {
+pub struct ProcessRules {
     pub mode: ProcessMode,
     /// Users of tasks.
-    pub user_ids: Range,
+    pub user_ids: UserIdRange,
     /// Accounts that a job may ask for.
     pub users: Vec<String>,
     /// What confined tasks must not see beside what they never see.
     pub hidden: Vec<PathBuf>,
 }
 
-impl Default for Rules {
+impl Default for ProcessRules {
     fn default() -> Self {
         let (users, hidden) = (Vec::new(), Vec::new());
         Self { mode: ProcessMode::default(), user_ids: DEFAULT_RANGE, users, hidden }
     }
 }
 
-impl Process {
+impl ProcessRuntime {
     /// `home` is the shim's own directory. Tasks of shims with other homes are not touched.
     pub fn new(home: PathBuf) -> Self {
         // This very binary, also after its file was replaced by a newer one.
@@ -124,7 +124,7 @@ impl Process {
             agent,
             groups,
             ignores_images: false,
-            rules: Rules::default(),
+            rules: ProcessRules::default(),
             confined_by: OnceLock::new(),
             starting: Mutex::new(()),
         };
@@ -133,7 +133,7 @@ impl Process {
 
     /// As the host's owner says.
     #[must_use]
-    pub fn with_rules(mut self, rules: Rules) -> Self {
+    pub fn with_rules(mut self, rules: ProcessRules) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.rules = rules;
         }
@@ -215,8 +215,8 @@ impl Process {
         let code = word.as_ref().and_then(|word| word.exit_status).or(reaped);
         let lost = match (code, boot, proc::boot_id().ok()) {
             (Some(_), _, _) => None,
-            (None, Some(then), Some(now)) if then != now => Some(Lost::HostRebooted),
-            (None, _, _) => Some(Lost::Vanished),
+            (None, Some(then), Some(now)) if then != now => Some(LossReason::HostRebooted),
+            (None, _, _) => Some(LossReason::Vanished),
         };
         let oom_killed = word.is_some_and(|word| word.oom_killed) || group.group.oom_kills() > 0;
         Ok(Exit { code, oom_killed, tail: tail(dir), lost })
@@ -224,22 +224,22 @@ impl Process {
 }
 
 /// Returns when the process has ended.
-async fn ended(held: Held) -> Result<Held, RuntimeError> {
+async fn ended(held: ProcessHandle) -> Result<ProcessHandle, RuntimeError> {
     let watched = held.watch().map_err(|error| failed("watch the task's process", error))?;
     watched.readable().await.map_err(|error| failed("watch the task's process", error))?.retain_ready();
     Ok(watched.into_inner())
 }
 
 /// The task's first process, if that is still the one that was started and it has not been reaped.
-fn held(dir: &TaskDir) -> io::Result<Option<Held>> {
+fn held(dir: &TaskDir) -> io::Result<Option<ProcessHandle>> {
     let Some(record) = ProcessRecord::load(dir)? else { return Ok(None) };
     let Some(name) = record.process.filter(|_| proc::boot_id().is_ok_and(|boot| boot == record.boot)) else {
         return Ok(None);
     };
-    Held::open(name)
+    ProcessHandle::open(name)
 }
 
-fn read_exit_record(dir: &TaskDir) -> Option<LastWord> {
+fn read_exit_record(dir: &TaskDir) -> Option<ExitRecord> {
     serde_json::from_str(&dir.read_small_file(EXIT_RECORD)?).ok()
 }
 
@@ -270,7 +270,7 @@ fn handle(task: SubmissionId) -> Handle {
     Handle { name: format!("{NAME_PREFIX}{task}"), id: task.to_string() }
 }
 
-impl Runtime for Process {
+impl Runtime for ProcessRuntime {
     fn name(&self) -> &'static str {
         "process"
     }
@@ -287,22 +287,22 @@ impl Runtime for Process {
 
     fn pull<'a>(
         &'a self,
-        _task: &'a Prepared,
+        _task: &'a PreparedTask,
         _auth: Option<&'a RegistryAuth>,
         progress: ProgressCallback,
-    ) -> Done<'a, ()> {
+    ) -> RuntimeFuture<'a, ()> {
         progress(PullProgress { is_total_bytes_final: true, ..PullProgress::default() });
         Box::pin(async { Ok(()) })
     }
 
-    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+    fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle> {
         Box::pin(async move {
             let task = task.clone();
             self.run_blocking("create the task".to_owned(), move |shared| shared.create(&task)).await
         })
     }
 
-    fn start<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Vec<Port>> {
+    fn start<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         Box::pin(async move {
             let prepared = task.clone();
             self.run_blocking("start the task".to_owned(), move |shared| shared.start(&prepared)).await?;
@@ -310,11 +310,11 @@ impl Runtime for Process {
         })
     }
 
-    fn wait<'a>(&'a self, task: &'a Prepared, _handle: &'a Handle) -> Done<'a, Exit> {
+    fn wait<'a>(&'a self, task: &'a PreparedTask, _handle: &'a Handle) -> RuntimeFuture<'a, Exit> {
         Box::pin(self.ended(&task.dir))
     }
 
-    fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, grace: Duration) -> Done<'a, ()> {
+    fn stop<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()> {
         Box::pin(async move {
             let init = held(task).map_err(|source| failed("find the task's process", source))?;
             let asked = init.as_ref().is_some_and(|init| init.signal(Signal::TERM).unwrap_or(false));
@@ -326,14 +326,14 @@ impl Runtime for Process {
         })
     }
 
-    fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> Done<'a, ()> {
+    fn remove<'a>(&'a self, task: &'a TaskDir, _handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()> {
         Box::pin(async move {
             let dir = task.clone();
             self.run_blocking("remove the task".to_owned(), move |shared| shared.remove(&dir)).await
         })
     }
 
-    fn found(&self) -> Done<'_, Vec<Found>> {
+    fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         Box::pin(async move {
             self.run_blocking("look for tasks".to_owned(), |shared| {
                 shared.found().map_err(|source| failed("look for tasks", source))
@@ -377,7 +377,7 @@ impl Shared {
         }
     }
 
-    fn found(&self) -> io::Result<Vec<Found>> {
+    fn found(&self) -> io::Result<Vec<FoundTask>> {
         let mut ids = std::collections::BTreeSet::new();
         match std::fs::read_dir(self.home.join("tasks")) {
             Ok(entries) => {
@@ -395,7 +395,7 @@ impl Shared {
         ids.into_iter()
             .map(|task| {
                 let state = self.state(&TaskDir::new(&self.home, task))?;
-                Ok(Found { task, handle: handle(task), state })
+                Ok(FoundTask { task, handle: handle(task), state })
             })
             .collect()
     }

@@ -18,7 +18,7 @@ pub(super) fn choose_ports(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Res
         let own = if !of_others.contains(&port) && is_free(port) {
             port
         } else {
-            any(|port| {
+            any_free_port(|port| {
                 of_others.contains(&port) || wanted.contains(&port) || map.values().any(|&p| p == port)
             })?
         };
@@ -37,7 +37,7 @@ fn is_free(port: u16) -> bool {
     }
 }
 
-fn any(is_taken: impl Fn(u16) -> bool) -> io::Result<u16> {
+fn any_free_port(is_taken: impl Fn(u16) -> bool) -> io::Result<u16> {
     for _ in 0..PORT_ATTEMPTS {
         let port = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port();
         if !is_taken(port) {

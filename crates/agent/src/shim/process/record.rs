@@ -11,7 +11,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    proc::Name,
+    proc::ProcessId,
     taskdir::{TaskDir, TaskPorts},
 };
 
@@ -22,7 +22,7 @@ pub(super) struct ProcessRecord {
     /// Start times count from boot: a name of another boot names nobody.
     pub(super) boot: String,
     /// The first process of the task; absent until it was started.
-    pub(super) process: Option<Name>,
+    pub(super) process: Option<ProcessId>,
     /// Where something is mounted for this task.
     pub(super) targets: Vec<PathBuf>,
     /// Mount points that were made for it, outermost first.

@@ -20,15 +20,15 @@ use std::{
 use windlass_api::agent::shim::ProcessIsolation;
 
 use super::{
-    Handle, OUTPUT_FILE, Prepared, RuntimeError, Shared, TaskDir,
+    Handle, OUTPUT_FILE, PreparedTask, RuntimeError, Shared, TaskDir,
     confining::is_own_place,
     environment, failed, handle, is_plain_path, ports,
     record::{ProcessRecord, absent_is_fine},
 };
 use crate::{
-    cgroup::{ports::rewrite, task::Limits},
+    cgroup::{ports::rewrite_ports, task::TaskLimits},
     proc,
-    runner::init::{BindRequest, GATE_VARIABLE, NEVER_STARTED_FILE, Orders, REQUEST_DONE},
+    runner::init::{BindRequest, GATE_VARIABLE, InitRequest, NEVER_STARTED_FILE, REQUEST_DONE},
     taskdir::{EXIT_RECORD, PORTS, TaskPorts},
 };
 
@@ -49,7 +49,7 @@ fn refused_error(what: &str, why: impl Into<String>) -> RuntimeError {
 }
 
 impl Shared {
-    pub(super) fn create(&self, task: &Prepared) -> Result<Handle, RuntimeError> {
+    pub(super) fn create(&self, task: &PreparedTask) -> Result<Handle, RuntimeError> {
         let is_confined = task.spec.process_isolation.is_confined();
         if !task.binds.is_empty() && !is_confined && !rustix::process::geteuid().is_root() {
             return Err(refused_error("mount into the task", "without a container engine this takes root"));
@@ -70,12 +70,12 @@ impl Shared {
                 .save(&task.dir)
                 .map_err(|error| failed("write the task's record", error))?;
         }
-        self.groups.make(&task.spec.id.to_string(), &limits(task));
+        self.groups.make(&task.spec.id.to_string(), &cgroup_limits(task));
         Ok(handle(task.spec.id))
     }
 
     /// Starts the task unless that was done before.
-    pub(super) fn start(&self, task: &Prepared) -> Result<(), RuntimeError> {
+    pub(super) fn start(&self, task: &PreparedTask) -> Result<(), RuntimeError> {
         let _one_at_a_time = self.starting.lock();
         let boot = proc::boot_id().map_err(|error| failed("read the boot id", error))?;
         let record =
@@ -102,11 +102,11 @@ impl Shared {
             done => return done,
         }
         let above = [self.home.as_path(), &self.home.join("tasks"), dir.root()];
-        above.into_iter().try_for_each(let_through)
+        above.into_iter().try_for_each(allow_search)
     }
 
-    fn orders(&self, task: &Prepared, record: &mut ProcessRecord) -> Result<Orders, RuntimeError> {
-        let (group, unenforced) = self.groups.make(&task.spec.id.to_string(), &limits(task));
+    fn orders(&self, task: &PreparedTask, record: &mut ProcessRecord) -> Result<InitRequest, RuntimeError> {
+        let (group, unenforced) = self.groups.make(&task.spec.id.to_string(), &cgroup_limits(task));
         for one in &unenforced {
             tracing::warn!(task = %task.spec.id, "{one}");
         }
@@ -134,7 +134,7 @@ impl Shared {
             }
             binds.push(BindRequest { source: bind.source.clone(), target, read_only: bind.read_only });
         }
-        Ok(Orders {
+        Ok(InitRequest {
             job_group: group.create_job_subgroup(),
             // All hierarchies: those of version 1 limit, that of version 2 kills.
             enter: group.directories(),
@@ -147,7 +147,7 @@ impl Shared {
     /// Chooses the task's ports on this machine, once, and tells its runner. Says what its program must know.
     fn assign_ports(
         &self,
-        task: &Prepared,
+        task: &PreparedTask,
         record: &mut ProcessRecord,
         group: Option<&Path>,
     ) -> Result<Vec<String>, RuntimeError> {
@@ -159,7 +159,7 @@ impl Shared {
                 ports::choose_ports(&task.spec.app_ports, &ProcessRecord::other_ports(&self.home, &task.dir))
                     .map_err(|error| failed("find free ports", error))?;
             let rewritten = match group {
-                Some(group) => rewrite(group, &map),
+                Some(group) => rewrite_ports(group, &map),
                 None => Err(io::Error::new(io::ErrorKind::Unsupported, "no control groups of version 2")),
             };
             if let Err(error) = &rewritten {
@@ -180,9 +180,9 @@ impl Shared {
 
     fn launch(
         &self,
-        task: &Prepared,
+        task: &PreparedTask,
         record: &mut ProcessRecord,
-        orders: &Orders,
+        orders: &InitRequest,
     ) -> Result<(), RuntimeError> {
         let cannot = |error| failed("start the task's first process", error);
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
@@ -206,7 +206,7 @@ impl Shared {
         Ok(())
     }
 
-    fn command(&self, task: &Prepared, gate: UnixStream) -> io::Result<Command> {
+    fn command(&self, task: &PreparedTask, gate: UnixStream) -> io::Result<Command> {
         let output = fs::OpenOptions::new()
             .append(true)
             .create(true)
@@ -232,7 +232,7 @@ impl Shared {
 }
 
 /// Others may pass through, and see nothing.
-fn let_through(dir: &Path) -> io::Result<()> {
+fn allow_search(dir: &Path) -> io::Result<()> {
     let mode = fs::metadata(dir)?.permissions().mode() & 0o7777;
     let wanted = mode & 0o7770 | SEARCH_BITS;
     if mode == wanted {
@@ -241,11 +241,11 @@ fn let_through(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(wanted))
 }
 
-fn limits(task: &Prepared) -> Limits {
+fn cgroup_limits(task: &PreparedTask) -> TaskLimits {
     let positive = |number: i64| u64::try_from(number).ok().filter(|&number| number > 0);
     let asked = positive(task.spec.pids);
     let granted = positive(task.limits.pids);
-    Limits {
+    TaskLimits {
         cpu: Some(task.spec.cpu).filter(|&cores| cores > 0.0),
         memory: positive(task.spec.memory),
         // What is asked for may be less than what is granted, never more.
@@ -253,7 +253,7 @@ fn limits(task: &Prepared) -> Limits {
     }
 }
 
-fn send_orders(mut gate: UnixStream, orders: &Orders) -> io::Result<String> {
+fn send_orders(mut gate: UnixStream, orders: &InitRequest) -> io::Result<String> {
     gate.set_read_timeout(Some(ORDERS_TIMEOUT))?;
     gate.write_all(&serde_json::to_vec(orders)?)?;
     gate.shutdown(Shutdown::Write)?;

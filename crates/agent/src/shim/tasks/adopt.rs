@@ -14,20 +14,20 @@ use tokio::time::{Duration, Instant, sleep};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use windlass_api::agent::shim::{NetworkMode, ProcessIsolation, TaskSpec};
-use windlass_model::{causes::chain, id::SubmissionId, ledger::Ledger};
+use windlass_model::{causes::chain, id::SubmissionId, ledger::DeviceAllocator};
 
 use super::{
-    Host, Keep, Observer, Settings, Table, Tasks, files,
+    Host, Observer, Storage, Table, Tasks, TasksSettings, files,
     graves::Tombstones,
     life::{self, StartFrom},
-    replay::{self, TaskHistory, Verdict},
+    replay::{self, RecoveryAction, TaskHistory},
     task::{Acceptance, StopRequest, Task},
 };
 use crate::{
     clock,
     shim::{
-        journal::{self, Journal, Kind, Reading},
-        runtime::{Found, Runtime},
+        journal::{self, Journal, JournalContents, JournalEvent},
+        runtime::{FoundTask, Runtime},
     },
     taskdir::TaskDir,
 };
@@ -60,14 +60,14 @@ struct RecoveredState {
 }
 
 pub(super) async fn open(
-    settings: Settings,
+    settings: TasksSettings,
     runtime: Arc<dyn Runtime>,
     host: Arc<dyn Host>,
     observer: Arc<dyn Observer>,
 ) -> Result<Arc<Tasks>, OpenError> {
     let remembered = match settings.keep {
-        Keep::InMemory => RecoveredState::empty(Journal::in_memory()),
-        Keep::OnDisk => read_recovered_state(&settings)?,
+        Storage::InMemory => RecoveredState::empty(Journal::in_memory()),
+        Storage::OnDisk => read_recovered_state(&settings)?,
     };
     let ledger = ledger(&settings, remembered.tasks.values());
     let tasks = Arc::new(Tasks {
@@ -85,7 +85,7 @@ pub(super) async fn open(
         lives: TaskTracker::new(),
         closed: CancellationToken::new(),
     });
-    if tasks.settings.keep == Keep::OnDisk {
+    if tasks.settings.keep == Storage::OnDisk {
         if let Err(error) = tasks.compact().await {
             // The old file holds all the same. A disk that is full needs a shim that takes tasks away.
             tracing::warn!(error = chain(&error), "rewrite the journal");
@@ -112,7 +112,7 @@ impl RecoveredState {
     }
 }
 
-fn read_recovered_state(settings: &Settings) -> Result<RecoveredState, OpenError> {
+fn read_recovered_state(settings: &TasksSettings) -> Result<RecoveredState, OpenError> {
     let home = &settings.home;
     let failed = |source| OpenError::Home { path: home.clone(), source };
     std::fs::create_dir_all(home.join("tasks")).map_err(failed)?;
@@ -132,7 +132,7 @@ fn read_recovered_state(settings: &Settings) -> Result<RecoveredState, OpenError
         if doubtful && !there {
             // Its removal may be what was lost; an id is never used twice.
             remembered.graves.insert(id, story.state.epoch, clock::now_us());
-            remembered.journal.append(id, story.state.epoch, Kind::Removed);
+            remembered.journal.append(id, story.state.epoch, JournalEvent::Removed);
             continue;
         }
         if doubtful {
@@ -146,7 +146,7 @@ fn read_recovered_state(settings: &Settings) -> Result<RecoveredState, OpenError
 }
 
 /// Damage is said loudly and the damaged file kept once, for people.
-fn report_damage(path: &std::path::Path, reading: &Reading) {
+fn report_damage(path: &std::path::Path, reading: &JournalContents) {
     if reading.torn_bytes > 0 {
         tracing::info!(bytes = reading.torn_bytes, "cut a record off the journal that was never finished");
     }
@@ -212,9 +212,9 @@ fn placeholder_spec(id: SubmissionId) -> TaskSpec {
 
 /// What is held is what tasks hold that are not over. A device that is gone, or that two claim, is said.
 fn ledger<'a>(
-    settings: &Settings,
+    settings: &TasksSettings,
     tasks: impl Iterator<Item = &'a Arc<Task>>,
-) -> Ledger<String, SubmissionId> {
+) -> DeviceAllocator<String, SubmissionId> {
     let devices = || settings.gpus.iter().map(|gpu| gpu.id.clone());
     let mut live: Vec<(SubmissionId, Vec<String>)> = Vec::new();
     let mut taken = HashMap::new();
@@ -233,9 +233,9 @@ fn ledger<'a>(
         });
         live.push((task.id, state.held.gpus.clone()));
     }
-    Ledger::rebuild(devices(), live).unwrap_or_else(|error| {
+    DeviceAllocator::rebuild(devices(), live).unwrap_or_else(|error| {
         tracing::error!(%error, "rebuild the ledger of GPUs");
-        Ledger::new(devices())
+        DeviceAllocator::new(devices())
     })
 }
 
@@ -280,7 +280,7 @@ async fn recover_tasks(
     }
 }
 
-async fn found(tasks: &Tasks) -> Vec<Found> {
+async fn found(tasks: &Tasks) -> Vec<FoundTask> {
     loop {
         match tasks.runtime.found().await {
             Ok(found) => return found,
@@ -293,7 +293,7 @@ async fn found(tasks: &Tasks) -> Vec<Found> {
 }
 
 /// Something with our mark that no task knows: it must not run.
-async fn remove_stray(tasks: Arc<Tasks>, stranger: Found) {
+async fn remove_stray(tasks: Arc<Tasks>, stranger: FoundTask) {
     let dir = TaskDir::new(&tasks.settings.home, stranger.task);
     tracing::warn!(id = %stranger.task, name = stranger.handle.name, "remove a container nobody knows");
     while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
@@ -314,11 +314,11 @@ impl Tasks {
         let mut state = stored.state();
         state.held.keys = !stored.spec.host_ssh_keys.is_empty();
         state.held.mounts = !stored.spec.volume_mounts.is_empty() || !stored.spec.instance_mounts.is_empty();
-        self.journal.append(id, state.epoch, Kind::Submitted);
+        self.journal.append(id, state.epoch, JournalEvent::Submitted);
         if let Some(handle) = &state.container.handle {
-            self.journal.append(id, state.epoch, Kind::ContainerCreated { handle: handle.clone() });
+            self.journal.append(id, state.epoch, JournalEvent::ContainerCreated { handle: handle.clone() });
         }
-        self.journal.append(id, state.epoch, Kind::Moved { to: state.status });
+        self.journal.append(id, state.epoch, JournalEvent::Moved { to: state.status });
         let token = files::read_token(dir).unwrap_or_else(|_| files::new_token());
         let task = Task::new(stored.spec, files::read_auth(dir), dir.clone(), token, state);
         task.acceptance.send_replace(Acceptance::Accepted);
@@ -348,7 +348,7 @@ impl Tasks {
         }
     }
 
-    fn recover_task(self: &Arc<Self>, task: &Arc<Task>, found: Option<Found>, doubtful: bool) {
+    fn recover_task(self: &Arc<Self>, task: &Arc<Task>, found: Option<FoundTask>, doubtful: bool) {
         let verdict = {
             let mut state = task.state.lock();
             let same_boot = state.container.starting.as_ref().is_none_or(|boot| *boot == self.settings.boot);
@@ -356,25 +356,29 @@ impl Tasks {
                 found.as_ref().filter(|found| state.container.handle.as_ref() != Some(&found.handle))
             {
                 let handle = found.handle.clone();
-                self.journal.append(task.id, state.epoch, Kind::ContainerCreated { handle: handle.clone() });
+                self.journal.append(
+                    task.id,
+                    state.epoch,
+                    JournalEvent::ContainerCreated { handle: handle.clone() },
+                );
                 state.container.handle = Some(handle);
                 self.observer.changed(&task.info_for_state(&state));
             }
             let doubtful = doubtful || task.spec.image_name.is_empty();
-            replay::verdict(&state, found.as_ref().map(|found| found.state), same_boot, doubtful)
+            replay::recovery_action(&state, found.as_ref().map(|found| found.state), same_boot, doubtful)
         };
         tracing::info!(id = %task.id, ?verdict, "adopt a task");
         let (tasks, task) = (Arc::clone(self), Arc::clone(task));
         match verdict {
-            Verdict::Keep => {}
-            Verdict::RemoveStray => {
+            RecoveryAction::Keep => {}
+            RecoveryAction::RemoveStray => {
                 if let Some(found) = found {
                     self.spawn(remove_stray(tasks, found));
                 }
             }
-            Verdict::Resume => self.spawn(life::resume(tasks, task, StartFrom::Resume)),
-            Verdict::Watch(state) => self.spawn(life::resume(tasks, task, StartFrom::Found(state))),
-            Verdict::Finish(end) => self.spawn(life::finish_lost(tasks, task, end)),
+            RecoveryAction::Resume => self.spawn(life::resume(tasks, task, StartFrom::Resume)),
+            RecoveryAction::Watch(state) => self.spawn(life::resume(tasks, task, StartFrom::Found(state))),
+            RecoveryAction::Finish(end) => self.spawn(life::finish_lost(tasks, task, end)),
         }
     }
 

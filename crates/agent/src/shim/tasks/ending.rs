@@ -3,16 +3,16 @@
 use windlass_api::agent::runner::JobState;
 use windlass_model::{
     causes::chain,
-    job::{Detail, Ending, TerminationReason},
+    job::{Ending, TerminationDetail, TerminationReason},
 };
 
 use super::{
     host::HostError,
-    task::{End, StopRequest},
+    task::{StopRequest, TaskEnd},
 };
 use crate::{
-    shim::runtime::{Exit, Lost, RuntimeError},
-    taskdir::LastWord,
+    shim::runtime::{Exit, LossReason, RuntimeError},
+    taskdir::ExitRecord,
 };
 
 /// What the container printed last, at most this many lines of it.
@@ -22,38 +22,43 @@ const MESSAGE_BYTES_MAX: usize = 4096;
 /// What the task left in its `run` directory. The job may have written it, so it may refine the end, never deny it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExitEvidence {
-    pub(super) last_word: Option<LastWord>,
+    pub(super) last_word: Option<ExitRecord>,
     pub(super) job: Option<JobState>,
 }
 
 /// A container ended of itself.
-pub(super) fn exited(exit: &Exit, left: &ExitEvidence) -> End {
+pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
     match exit.lost {
-        Some(Lost::EngineRestarted) => return Ending::host_runtime_restart().into(),
-        Some(Lost::HostRebooted) => return Ending::host_reboot().into(),
-        Some(Lost::Vanished) => return for_vanished(),
+        Some(LossReason::EngineRestarted) => return Ending::host_runtime_restart().into(),
+        Some(LossReason::HostRebooted) => return Ending::host_reboot().into(),
+        Some(LossReason::Vanished) => return for_vanished(),
         None => {}
     }
     let Some(code) = exit.code else { return for_vanished() };
     let oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
-    let detail =
-        left.job.as_ref().and_then(|job| job.detail.as_deref()).and_then(|word| word.parse::<Detail>().ok());
+    let detail = left
+        .job
+        .as_ref()
+        .and_then(|job| job.detail.as_deref())
+        .and_then(|word| word.parse::<TerminationDetail>().ok());
     let mut ending = Ending::exited(code);
     if code != 0 {
         match (oom, detail) {
-            (true, _) | (_, Some(Detail::OomKilled)) => ending = ending.with(Detail::OomKilled),
-            (_, Some(Detail::NoDisk)) => ending = ending.with(Detail::NoDisk),
-            (_, Some(Detail::SetupFailed)) => ending = ending.with(Detail::SetupFailed),
+            (true, _) | (_, Some(TerminationDetail::OomKilled)) => {
+                ending = ending.with(TerminationDetail::OomKilled)
+            }
+            (_, Some(TerminationDetail::NoDisk)) => ending = ending.with(TerminationDetail::NoDisk),
+            (_, Some(TerminationDetail::SetupFailed)) => ending = ending.with(TerminationDetail::SetupFailed),
             // The others are not the job's to say.
             (
                 false,
                 Some(
-                    Detail::HostReboot
-                    | Detail::HostRuntimeRestart
-                    | Detail::NoFleets
-                    | Detail::RegionFull
-                    | Detail::NeverFits
-                    | Detail::DiskLimitExceeded,
+                    TerminationDetail::HostReboot
+                    | TerminationDetail::HostRuntimeRestart
+                    | TerminationDetail::NoFleets
+                    | TerminationDetail::RegionFull
+                    | TerminationDetail::NeverFits
+                    | TerminationDetail::DiskLimitExceeded,
                 )
                 | None,
             ) => {}
@@ -80,34 +85,34 @@ pub(super) fn is_external_kill(exit: &Exit, left: &ExitEvidence) -> bool {
 }
 
 /// It ran, and is gone without a trace although the host and its engine stayed.
-pub(super) fn for_vanished() -> End {
+pub(super) fn for_vanished() -> TaskEnd {
     Ending::new(TerminationReason::ExecutorError).with_message("the container vanished").into()
 }
 
 /// It was made to end. What it exited with is kept where it is known.
-pub(super) fn stopped(ask: &StopRequest, exit: Option<&Exit>) -> End {
+pub(super) fn for_stop(ask: &StopRequest, exit: Option<&Exit>) -> TaskEnd {
     let exit_status = exit.filter(|exit| exit.lost.is_none()).and_then(|exit| exit.code);
     // The shim's own, and no word that clients know as a reason.
-    if ask.reason == Detail::DiskLimitExceeded.as_str() {
-        let end = End::from(Ending::disk_limit_exceeded().with_message(&ask.message));
-        return End { exit_status, ..end };
+    if ask.reason == TerminationDetail::DiskLimitExceeded.as_str() {
+        let end = TaskEnd::from(Ending::disk_limit_exceeded().with_message(&ask.message));
+        return TaskEnd { exit_status, ..end };
     }
-    End { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
+    TaskEnd { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
 }
 
 /// GPUs, keys, volumes or mounts could not be had.
-pub(super) fn for_prepare_error(error: &(dyn std::error::Error + 'static)) -> End {
+pub(super) fn for_prepare_error(error: &(dyn std::error::Error + 'static)) -> TaskEnd {
     let no_disk = error.downcast_ref::<HostError>().is_some_and(HostError::is_disk_full);
     let ending = if no_disk { Ending::no_disk() } else { Ending::new(TerminationReason::ExecutorError) };
     ending.with_message(truncate_message(chain(error))).into()
 }
 
 /// The image could not be brought, or the container not be made.
-pub(super) fn for_create_error(error: &RuntimeError) -> End {
+pub(super) fn for_create_error(error: &RuntimeError) -> TaskEnd {
     let ending =
         Ending::new(TerminationReason::CreatingContainerError).with_message(truncate_message(chain(error)));
     match error {
-        RuntimeError::NoDisk { .. } => ending.with(Detail::NoDisk),
+        RuntimeError::NoDisk { .. } => ending.with(TerminationDetail::NoDisk),
         RuntimeError::NoImage { .. }
         | RuntimeError::Unauthorized { .. }
         | RuntimeError::Stalled { .. }
@@ -118,13 +123,13 @@ pub(super) fn for_create_error(error: &RuntimeError) -> End {
     .into()
 }
 
-pub(super) fn for_pull_timeout(secs: u64) -> End {
+pub(super) fn for_pull_timeout(secs: u64) -> TaskEnd {
     let said = format!("the image was not here after {secs} s");
     Ending::new(TerminationReason::CreatingContainerError).with_message(said).into()
 }
 
 /// The journal lost records and nothing else tells what became of the task: it is never started on a guess.
-pub(super) fn for_lost_journal() -> End {
+pub(super) fn for_lost_journal() -> TaskEnd {
     let said = "the host's journal was damaged and nothing runs for this task";
     Ending::new(TerminationReason::ExecutorError).with_message(said).into()
 }

@@ -18,15 +18,15 @@ use windlass_api::agent::{
 use windlass_model::{id::SubmissionId, task::Status};
 
 use super::{
-    Settings,
+    TasksSettings,
     ending::ExitEvidence,
-    task::{End, Task, TaskState},
+    task::{Task, TaskEnd, TaskState},
 };
 use crate::{
     confine::DirHandle,
     digest::sha256_hex,
     shim::runtime::{Handle, RegistryAuth},
-    taskdir::{EXIT_RECORD, LastWord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
+    taskdir::{EXIT_RECORD, ExitRecord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
 };
 
 /// What the job could make longer than is sensible.
@@ -45,7 +45,7 @@ pub(super) struct StoredTask {
     pub(super) ports: Option<Vec<Port>>,
     pub(super) gpus: Vec<String>,
     pub(super) boot: Option<String>,
-    pub(super) end: Option<End>,
+    pub(super) end: Option<TaskEnd>,
 }
 
 impl StoredTask {
@@ -174,7 +174,7 @@ pub(super) fn dirs(home: &Path) -> io::Result<Vec<TaskDir>> {
 
 /// `runner.json`: how the runner is to listen and whom to let in.
 pub(super) fn write_runner_config(
-    settings: &Settings,
+    settings: &TasksSettings,
     task: &Task,
     runtime: &str,
     gpus: &[String],
@@ -201,7 +201,7 @@ struct ListenAddresses {
     any_port_if_taken: bool,
 }
 
-fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
+fn doors(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddresses {
     let foreign = is_from_dstack(settings, spec);
     let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
     let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
@@ -227,12 +227,12 @@ fn doors(settings: &Settings, spec: &TaskSpec, runtime: &str) -> ListenAddresses
 }
 
 /// Whether a dstack server sent it: ours makes claims.
-pub(super) fn is_from_dstack(settings: &Settings, spec: &TaskSpec) -> bool {
+pub(super) fn is_from_dstack(settings: &TasksSettings, spec: &TaskSpec) -> bool {
     settings.compat_tcp && spec.claims.is_none()
 }
 
 /// Container ports that a bridge maps to the host's loopback.
-pub(super) fn publish(settings: &Settings, spec: &TaskSpec) -> Vec<u16> {
+pub(super) fn published_ports(settings: &TasksSettings, spec: &TaskSpec) -> Vec<u16> {
     match (spec.network_mode, is_from_dstack(settings, spec)) {
         (NetworkMode::Host, _) => Vec::new(),
         (NetworkMode::Bridge, true) => vec![RUNNER_PORT, SSH_PORT],
@@ -241,11 +241,11 @@ pub(super) fn publish(settings: &Settings, spec: &TaskSpec) -> Vec<u16> {
 }
 
 /// What runner and job left. Anything unreadable is as if it were not there.
-pub(super) fn left(dir: &TaskDir) -> ExitEvidence {
+pub(super) fn read_exit_evidence(dir: &TaskDir) -> ExitEvidence {
     let Ok(run) = DirHandle::open(&dir.run()) else { return ExitEvidence::default() };
     let mut left = ExitEvidence::default();
     if let Ok(file) = run.file(EXIT_RECORD) {
-        left.last_word = serde_json::from_reader::<_, LastWord>(file.take(EXIT_FILE_BYTES_MAX)).ok();
+        left.last_word = serde_json::from_reader::<_, ExitRecord>(file.take(EXIT_FILE_BYTES_MAX)).ok();
     }
     if let Ok(file) = run.file(STATES) {
         let lines = io::BufReader::new(file.take(EXIT_FILE_BYTES_MAX)).lines().map_while(Result::ok);
@@ -300,7 +300,7 @@ mod tests {
                 claims: is_ours.then_some(claims),
                 ..super::super::tests::spec(1)
             };
-            let mut settings = Settings::in_memory("/".into(), Vec::new());
+            let mut settings = TasksSettings::in_memory("/".into(), Vec::new());
             settings.compat_tcp = true;
             let expected =
                 ListenAddresses { http: http.map(str::to_owned), ssh: ssh.to_owned(), any_port_if_taken };

@@ -24,13 +24,13 @@ use windlass_api::agent::{SSH_PORT, shim::Port};
 use windlass_model::{causes::chain, job::TerminationReason};
 
 use super::{
-    Keep, Tasks, files,
-    task::{End, Task},
+    Storage, Tasks, files,
+    task::{Task, TaskEnd},
 };
 use crate::{
     confine::DirHandle,
     runner::{api, ssh},
-    spool::{Reader, Readers, Source, Stream, Watcher, http as spool},
+    spool::{Reader, ReaderTracker, Stream, StreamSource, Watcher, http as spool},
     taskdir::TaskDir,
 };
 
@@ -101,9 +101,10 @@ pub(super) struct EndedOutput {
 
 /// Opens the output of a task that ends, while it is there. Nothing where nobody would come: only runs that are done
 /// are attached to, and a dstack server keeps the task until its output was read.
-pub(super) async fn open(tasks: &Tasks, task: &Task, end: &End) -> Option<EndedOutput> {
+pub(super) async fn open_output(tasks: &Tasks, task: &Task, end: &TaskEnd) -> Option<EndedOutput> {
     let is_done = end.reason == TerminationReason::DoneByRunner.as_str();
-    let is_kept = tasks.settings.keep == Keep::OnDisk && !files::is_from_dstack(&tasks.settings, &task.spec);
+    let is_kept =
+        tasks.settings.keep == Storage::OnDisk && !files::is_from_dstack(&tasks.settings, &task.spec);
     if !is_done || !is_kept || task.spec.container_ssh_keys.is_empty() {
         return None;
     }
@@ -142,8 +143,8 @@ pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: EndedOutpu
     keys.add(&task.spec.container_ssh_keys.join("\n"));
     let ended = CancellationToken::new();
     ended.cancel();
-    let readers = Arc::<Readers>::default();
-    let source = Source::there(output.reader, Watcher::default(), ended);
+    let readers = Arc::<ReaderTracker>::default();
+    let source = StreamSource::there(output.reader, Watcher::default(), ended);
     let config = ssh::Config {
         keys,
         host_key,

@@ -29,7 +29,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use windlass_api::agent::shim::{TaskInfo, TaskItem, TaskSpec, TerminateRequest};
 use windlass_model::{
     id::SubmissionId,
-    ledger::Ledger,
+    ledger::DeviceAllocator,
     machine::Step,
     task::{self as machine, Status},
 };
@@ -39,14 +39,14 @@ use self::{
     task::{Acceptance, Removal, StopRequest, Task, TaskState},
 };
 use super::{
-    journal::{self, Journal, Kind},
+    journal::{self, Journal, JournalEvent},
     runtime::{Handle, RegistryAuth, Runtime},
 };
 use crate::{host::gpu::Gpu, taskdir::TaskDir};
 
 pub use adopt::OpenError;
-pub use host::{Done, Grant, Host, HostError, NoObserver, Observer};
-pub use task::End;
+pub use host::{Host, HostError, HostFuture, NoObserver, Observer, PolicyGrant};
+pub use task::TaskEnd;
 
 /// Clients give up after 9 s.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,10 +63,10 @@ pub struct DiskLimit {
 
 /// How the tasks of a host are kept.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct TasksSettings {
     /// Directory of journal and tasks.
     pub home: PathBuf,
-    pub keep: Keep,
+    pub keep: Storage,
     pub gpus: Vec<Gpu>,
     /// The runner of each task listens on TCP too, as a dstack server expects.
     pub compat_tcp: bool,
@@ -84,7 +84,7 @@ pub struct Settings {
 
 /// Where journal and task files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
+pub enum Storage {
     OnDisk,
     /// For hosts that are not real: no files, and nothing survives the process.
     InMemory,
@@ -97,12 +97,12 @@ pub enum PauseAt {
     Terminating,
 }
 
-impl Settings {
+impl TasksSettings {
     /// As a real host wants them.
     pub fn on_disk(home: PathBuf, gpus: Vec<Gpu>) -> Self {
         Self {
             home,
-            keep: Keep::OnDisk,
+            keep: Storage::OnDisk,
             gpus,
             compat_tcp: false,
             runner_wait_secs: 300,
@@ -115,7 +115,7 @@ impl Settings {
 
     /// As a host wants them that is not real.
     pub fn in_memory(home: PathBuf, gpus: Vec<Gpu>) -> Self {
-        Self { keep: Keep::InMemory, ..Self::on_disk(home, gpus) }
+        Self { keep: Storage::InMemory, ..Self::on_disk(home, gpus) }
     }
 }
 
@@ -163,13 +163,13 @@ pub enum TaskError {
 }
 
 pub struct Tasks {
-    settings: Settings,
+    settings: TasksSettings,
     runtime: Arc<dyn Runtime>,
     host: Arc<dyn Host>,
     observer: Arc<dyn Observer>,
     journal: Journal,
     table: Mutex<Table>,
-    ledger: Mutex<Ledger<String, SubmissionId>>,
+    ledger: Mutex<DeviceAllocator<String, SubmissionId>>,
     late_readers: late_readers::LateReaders,
     lives: TaskTracker,
     closed: CancellationToken,
@@ -191,7 +191,7 @@ enum TaskLookup {
 impl Tasks {
     /// Reads the journal, finds what lives and goes on with it. Answers before the runtime does.
     pub async fn open(
-        settings: Settings,
+        settings: TasksSettings,
         runtime: Arc<dyn Runtime>,
         host: Arc<dyn Host>,
         observer: Arc<dyn Observer>,
@@ -273,7 +273,7 @@ impl Tasks {
         let mut seq = None;
         task.ask.send_if_modified(|asked| match asked {
             None => {
-                let kind = Kind::TerminateAsked {
+                let kind = JournalEvent::TerminateAsked {
                     reason: ask.reason.clone(),
                     message: ask.message.clone(),
                     timeout: terminate.timeout,
@@ -335,7 +335,7 @@ impl Tasks {
                 return Err(TaskError::Alive { id });
             }
             table.graves.insert(id, epoch, crate::clock::now_us());
-            self.journal.append(id, epoch, Kind::Removed)
+            self.journal.append(id, epoch, JournalEvent::Removed)
         };
         self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })
     }
@@ -354,7 +354,7 @@ impl Tasks {
     /// Writes down that a specification was refused: signature, claims or policy.
     pub async fn record_refused_spec(&self, id: SubmissionId, epoch: Option<i64>, why: &str) {
         let why = why.chars().take(1000).collect();
-        let seq = self.journal.append(id, epoch.unwrap_or(0), Kind::RefusedSpec { why });
+        let seq = self.journal.append(id, epoch.unwrap_or(0), JournalEvent::RefusedSpec { why });
         if let Err(error) = self.journal.settle(seq).await {
             tracing::error!(%error, %id, "write down a refusal");
         }
@@ -430,7 +430,7 @@ impl Tasks {
             } else {
                 if epoch > state.epoch {
                     state.epoch = epoch;
-                    state.epoch_seq = self.journal.append(task.id, epoch, Kind::Admitted);
+                    state.epoch_seq = self.journal.append(task.id, epoch, JournalEvent::Admitted);
                 }
                 (Some(state.epoch_seq), epoch)
             }
@@ -445,7 +445,7 @@ impl Tasks {
     }
 
     async fn refuse_epoch(&self, id: SubmissionId, epoch: i64, seen: i64) -> TaskError {
-        let seq = self.journal.append(id, epoch, Kind::RefusedEpoch { seen });
+        let seq = self.journal.append(id, epoch, JournalEvent::RefusedEpoch { seen });
         if let Err(source) = self.journal.settle(seq).await {
             return TaskError::Journal { id, source };
         }

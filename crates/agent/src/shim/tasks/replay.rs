@@ -7,10 +7,10 @@ use windlass_model::{id::SubmissionId, job::Ending, task::Status};
 
 use super::{
     ending, graves,
-    task::{End, TaskState},
+    task::{TaskEnd, TaskState},
 };
 use crate::shim::{
-    journal::{Damage, Kind, Record},
+    journal::{Damage, JournalEvent, Record},
     runtime::FoundState,
 };
 
@@ -44,9 +44,9 @@ impl ReplayedJournal {
         let id = record.submission;
         if record.kind.is_refusal() {
             // What was refused changed nothing.
-        } else if record.kind == Kind::Withdrawn {
+        } else if record.kind == JournalEvent::Withdrawn {
             self.stories.remove(&id);
-        } else if record.kind == Kind::Removed {
+        } else if record.kind == JournalEvent::Removed {
             self.stories.remove(&id);
             self.graves.insert(id, (record.epoch, record.at));
         } else if !self.graves.contains_key(&id) {
@@ -64,41 +64,42 @@ impl ReplayedJournal {
 }
 
 impl TaskHistory {
-    fn take(&mut self, kind: &Kind) {
+    fn take(&mut self, kind: &JournalEvent) {
         let state = &mut self.state;
         match kind {
-            Kind::Submitted => self.submitted = true,
-            Kind::Admitted | Kind::RefusedEpoch { .. } | Kind::RefusedSpec { .. } => {}
-            Kind::Moved { to } => state.status = state.status.max(*to),
-            Kind::GpuAcquired { gpus } => {
+            JournalEvent::Submitted => self.submitted = true,
+            JournalEvent::Admitted | JournalEvent::RefusedEpoch { .. } | JournalEvent::RefusedSpec { .. } => {
+            }
+            JournalEvent::Moved { to } => state.status = state.status.max(*to),
+            JournalEvent::GpuAcquired { gpus } => {
                 state.held.gpus.clone_from(gpus);
                 state.gpus.clone_from(gpus);
             }
-            Kind::GpuReleased { .. } => state.held.gpus.clear(),
-            Kind::KeyAdded => state.held.keys = true,
-            Kind::KeyRemoved => state.held.keys = false,
-            Kind::Mounted => state.held.mounts = true,
-            Kind::Unmounted => state.held.mounts = false,
-            Kind::ContainerCreated { handle } => state.container.handle = Some(handle.clone()),
-            Kind::ContainerStarting { boot } => state.container.starting = Some(boot.clone()),
-            Kind::ContainerStarted { ports } => {
+            JournalEvent::GpuReleased { .. } => state.held.gpus.clear(),
+            JournalEvent::KeyAdded => state.held.keys = true,
+            JournalEvent::KeyRemoved => state.held.keys = false,
+            JournalEvent::Mounted => state.held.mounts = true,
+            JournalEvent::Unmounted => state.held.mounts = false,
+            JournalEvent::ContainerCreated { handle } => state.container.handle = Some(handle.clone()),
+            JournalEvent::ContainerStarting { boot } => state.container.starting = Some(boot.clone()),
+            JournalEvent::ContainerStarted { ports } => {
                 state.container.started = true;
                 state.ports = Some(ports.clone());
                 state.status = state.status.max(Status::Running);
             }
-            Kind::ContainerExited { .. } => state.container.exited = true,
-            Kind::TerminateAsked { reason, message, timeout } => {
+            JournalEvent::ContainerExited { .. } => state.container.exited = true,
+            JournalEvent::TerminateAsked { reason, message, timeout } => {
                 self.ask.get_or_insert_with(|| TerminateRequest {
                     termination_reason: reason.clone(),
                     termination_message: message.clone(),
                     timeout: *timeout,
                 });
             }
-            Kind::Terminated { end } => {
+            JournalEvent::Terminated { end } => {
                 state.status = Status::Terminated;
                 state.end = Some(end.clone());
             }
-            Kind::Withdrawn | Kind::Removed => {}
+            JournalEvent::Withdrawn | JournalEvent::Removed => {}
         }
     }
 
@@ -110,7 +111,7 @@ impl TaskHistory {
 
 /// What to do with a task after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum RecoveryAction {
     /// It is over; nothing to do.
     Keep,
     /// It is over, yet something of it runs.
@@ -120,28 +121,28 @@ pub(super) enum Verdict {
     /// A container was started; waiting for it tells the rest.
     Watch(FoundState),
     /// It was started, or nobody can know that it was not, and there is nothing.
-    Finish(End),
+    Finish(TaskEnd),
 }
 
-pub(super) fn verdict(
+pub(super) fn recovery_action(
     state: &TaskState,
     found: Option<FoundState>,
     same_boot: bool,
     doubtful: bool,
-) -> Verdict {
+) -> RecoveryAction {
     if state.status.is_final() {
         return match found {
-            Some(FoundState::Running) => Verdict::RemoveStray,
-            Some(FoundState::Created | FoundState::Ended) | None => Verdict::Keep,
+            Some(FoundState::Running) => RecoveryAction::RemoveStray,
+            Some(FoundState::Created | FoundState::Ended) | None => RecoveryAction::Keep,
         };
     }
     match found {
-        Some(found @ (FoundState::Running | FoundState::Ended)) => Verdict::Watch(found),
-        Some(FoundState::Created) if !state.container.started => Verdict::Resume,
-        None if state.container.starting.is_none() && !doubtful => Verdict::Resume,
-        None if state.container.starting.is_none() => Verdict::Finish(ending::for_lost_journal()),
-        Some(FoundState::Created) | None if same_boot => Verdict::Finish(ending::for_vanished()),
-        Some(FoundState::Created) | None => Verdict::Finish(Ending::host_reboot().into()),
+        Some(found @ (FoundState::Running | FoundState::Ended)) => RecoveryAction::Watch(found),
+        Some(FoundState::Created) if !state.container.started => RecoveryAction::Resume,
+        None if state.container.starting.is_none() && !doubtful => RecoveryAction::Resume,
+        None if state.container.starting.is_none() => RecoveryAction::Finish(ending::for_lost_journal()),
+        Some(FoundState::Created) | None if same_boot => RecoveryAction::Finish(ending::for_vanished()),
+        Some(FoundState::Created) | None => RecoveryAction::Finish(Ending::host_reboot().into()),
     }
 }
 
@@ -161,7 +162,7 @@ pub(super) fn retained_records(records: Vec<Record>, now_us: i64) -> Vec<Record>
             if record.kind.is_refusal() {
                 refusals += 1;
                 refusals <= REFUSALS_KEPT_MAX
-            } else if record.kind == Kind::Removed {
+            } else if record.kind == JournalEvent::Removed {
                 record.at >= now_us.saturating_sub(graves::AGE_US_MAX)
                     && graves.len() < graves::TOMBSTONES_MAX
                     && graves.insert(record.submission)

@@ -9,7 +9,7 @@ use tokio::{sync::watch, time::Instant};
 use windlass_api::agent::shim::{
     Port, PullProgress, TaskInfo, TaskItem, TaskSpec, TaskStatus, TerminateRequest,
 };
-use windlass_model::{id::SubmissionId, job::Detail, job::Ending, task::Status};
+use windlass_model::{id::SubmissionId, job::Ending, job::TerminationDetail, task::Status};
 
 use crate::{
     shim::runtime::{Handle, RegistryAuth},
@@ -18,17 +18,17 @@ use crate::{
 
 /// How a task ended. The reason is a word of the job termination reasons, or whatever the server said.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct TaskEnd {
     pub reason: String,
     #[serde(default)]
     pub message: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_status: Option<i32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub detail: Option<Detail>,
+    pub detail: Option<TerminationDetail>,
 }
 
-impl From<Ending> for End {
+impl From<Ending> for TaskEnd {
     fn from(ending: Ending) -> Self {
         Self {
             reason: ending.reason().as_str().to_owned(),
@@ -93,7 +93,7 @@ pub(super) struct TaskState {
     pub(super) progress: Option<PullProgress>,
     /// The GPUs it has or had.
     pub(super) gpus: Vec<String>,
-    pub(super) end: Option<End>,
+    pub(super) end: Option<TaskEnd>,
     pub(super) removal: Removal,
 }
 

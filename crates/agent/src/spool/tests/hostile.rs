@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::spool::{
     index::{IndexRecord, IndexRecordKind},
-    read::{READ_MAX, Wanted},
+    read::{EventRange, READ_MAX},
 };
 
 fn check_all_reads(reader: &Reader, offset: u64, time: i64) -> Result<(), TestCaseError> {
@@ -17,7 +17,7 @@ fn check_all_reads(reader: &Reader, offset: u64, time: i64) -> Result<(), TestCa
     prop_assert!(reader.offset_at(time).unwrap() <= end);
     let _ = (reader.is_complete().unwrap(), reader.damage().unwrap());
     for wanted in
-        [ALL_EVENTS, Wanted { after: time, upto: time.saturating_add(9), bytes_max: 10, events_max: 3 }]
+        [ALL_EVENTS, EventRange { after: time, upto: time.saturating_add(9), bytes_max: 10, events_max: 3 }]
     {
         let found = reader.events(wanted).unwrap();
         prop_assert!(found.events.len() <= wanted.events_max);
@@ -118,7 +118,7 @@ fn a_huge_file_of_nothing_costs_nothing() {
     assert!(reader.read(u64::MAX, 5).unwrap().is_empty());
     assert!(!reader.is_complete().unwrap());
     assert!(reader.offset_at(5).unwrap() <= 1 << 40);
-    let some = Wanted { after: 5, upto: 9, bytes_max: 100, events_max: 10 };
+    let some = EventRange { after: 5, upto: 9, bytes_max: 100, events_max: 10 };
     assert_eq!(reader.events(some).unwrap().events, []);
     fs::OpenOptions::new().write(true).open(run.file("job.log")).unwrap().set_len(1 << 20).unwrap();
     assert_eq!(run.writer(&Timestamps::manual(1)).position().end, 1 << 20);
@@ -129,7 +129,7 @@ fn a_huge_file_of_nothing_costs_nothing() {
 async fn a_stream_that_is_not_there_yet_is_waited_for() {
     let run = RunDir::new();
     let ended = tokio_util::sync::CancellationToken::new();
-    let source = Source::there(run.reader(), Watcher::default(), ended.clone());
+    let source = StreamSource::there(run.reader(), Watcher::default(), ended.clone());
     assert_eq!(source.wait(0, Duration::from_millis(1)).await.unwrap(), Position::default());
     let (waited, ()) = tokio::join!(source.wait(0, Duration::from_secs(60)), async {
         run.writer(&Timestamps::new()).append(b"now").unwrap();

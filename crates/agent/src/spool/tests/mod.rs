@@ -50,5 +50,5 @@ fn read_all(reader: &Reader, piece: usize) -> Vec<u8> {
     }
 }
 
-const ALL_EVENTS: read::Wanted =
-    read::Wanted { after: i64::MIN, upto: i64::MAX, bytes_max: u64::MAX, events_max: usize::MAX };
+const ALL_EVENTS: read::EventRange =
+    read::EventRange { after: i64::MIN, upto: i64::MAX, bytes_max: u64::MAX, events_max: usize::MAX };

@@ -70,7 +70,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 /// A server that knows milliseconds only.
 #[derive(Default)]
-struct Server {
+struct TestServer {
     cursor: i64,
     job: Vec<u8>,
     runner: Vec<u8>,
@@ -78,7 +78,7 @@ struct Server {
     times: Vec<i64>,
 }
 
-impl Server {
+impl TestServer {
     fn keep(&mut self, pull: PullResponse) {
         let bytes = |events: &[LogEvent]| -> Vec<u8> {
             events.iter().flat_map(|event| STANDARD.decode(&event.message).unwrap()).collect()
@@ -114,7 +114,7 @@ async fn pull_once(
     states: &Mutex<Vec<JobState>>,
 ) -> PullResponse {
     let plan = pull::plan(spool, after, bounds, || states.lock().clone()).await.unwrap();
-    let body = pull::body(spool, plan, 7).unwrap();
+    let body = pull::render_body(spool, plan, 7).unwrap();
     serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap()
 }
 
@@ -137,7 +137,7 @@ proptest! {
             let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
             let (bounds, states) = (pull::PullBounds { bytes, events }, Mutex::new(Vec::new()));
             let (mut job, mut runner, mut changed) = (Vec::new(), Vec::new(), Vec::new());
-            let mut server = Server::default();
+            let mut server = TestServer::default();
             for (number, step) in steps.iter().enumerate() {
                 match step {
                     Step::Write(stream, size) => {
@@ -205,7 +205,7 @@ async fn o1_pulls_race_with_writers_and_lose_nothing() {
             left.fetch_sub(1, Ordering::SeqCst);
         })
     }];
-    let mut server = Server::default();
+    let mut server = TestServer::default();
     let bounds = pull::PullBounds { bytes: 16 * 1024, events: 50 };
     loop {
         if left.load(Ordering::SeqCst) == 0 && !ended.swap(true, Ordering::SeqCst) {
@@ -236,7 +236,7 @@ async fn o1_a_state_published_late_is_not_passed_by_the_cursor() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Mutex::new(Vec::new());
-    let mut server = Server::default();
+    let mut server = TestServer::default();
     spool.writer(Stream::Job).append(b"before ").unwrap();
     let issued = stamps.issue();
     spool.writer(Stream::Job).append(b"after").unwrap();
@@ -253,7 +253,7 @@ async fn pulled_output_has_no_terminal_codes_and_offsets_do() {
     let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
     let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
     let states = Mutex::new(Vec::new());
-    let mut server = Server::default();
+    let mut server = TestServer::default();
     for piece in ["one\x1b[", "31", "mred\x1b]0;ti", "tle\x07", "\x1b", "[0m end"] {
         spool.writer(Stream::Job).append(piece.as_bytes()).unwrap();
         server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);

@@ -6,14 +6,14 @@ use std::{
 };
 
 use windlass_agent::shim::{
-    docker::Docker,
-    runtime::{FoundState, Lost, Runtime, RuntimeError},
+    docker::DockerRuntime,
+    runtime::{FoundState, LossReason, Runtime, RuntimeError},
 };
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
 use super::{DockerHost, is_unavailable, read, settings, wait_written};
 use crate::support::{
-    engine::{Kind, PrivateEngine},
+    engine::{EngineKind, PrivateEngine},
     images::Tar,
     registry::Registry,
 };
@@ -23,7 +23,7 @@ const WAIT_FOR_GO: &str =
 
 #[tokio::test]
 async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
-    let mut engine = PrivateEngine::start(Kind::Plain).await;
+    let mut engine = PrivateEngine::start(EngineKind::Plain).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task(WAIT_FOR_GO).await;
     let handle = host.start(&task).await;
@@ -33,11 +33,11 @@ async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
     engine.kill_dockerd();
     let (exit, ()) = tokio::join!(waiting, engine.start_dockerd());
     let exit = exit.unwrap();
-    assert_eq!((exit.code, exit.lost), (Some(137), Some(Lost::EngineRestarted)));
+    assert_eq!((exit.code, exit.lost), (Some(137), Some(LossReason::EngineRestarted)));
     // A shim that was away at the time finds it out from the times alone.
-    let late = Docker::connect(settings(&engine.socket(), host.scratch.path(), |_| {})).await.unwrap();
+    let late = DockerRuntime::connect(settings(&engine.socket(), host.scratch.path(), |_| {})).await.unwrap();
     let told = late.wait(&task, &handle).await.unwrap();
-    assert_eq!(told.lost, Some(Lost::EngineRestarted));
+    assert_eq!(told.lost, Some(LossReason::EngineRestarted));
     // Its next task ends of itself, right after the start as it is.
     let next = host.task("exit 137").await;
     let exit = host.run(&next).await;
@@ -46,7 +46,7 @@ async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
 
 #[tokio::test]
 async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
-    let mut engine = PrivateEngine::start(Kind::Plain).await;
+    let mut engine = PrivateEngine::start(EngineKind::Plain).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task("trap 'exit 9' TERM; touch /windlass/run/up; while :; do sleep 0.05; done").await;
     let handle = host.start(&task).await;
@@ -58,12 +58,12 @@ async fn f12_docker_stopped_in_order_takes_the_task_along_too() {
     };
     let (exit, ()) = tokio::join!(waiting, restart);
     let exit = exit.unwrap();
-    assert_eq!((exit.code, exit.lost), (Some(9), Some(Lost::EngineRestarted)));
+    assert_eq!((exit.code, exit.lost), (Some(9), Some(LossReason::EngineRestarted)));
 }
 
 #[tokio::test]
 async fn f12_docker_with_live_restore_leaves_the_task_alone() {
-    let mut engine = PrivateEngine::start(Kind::LiveRestore).await;
+    let mut engine = PrivateEngine::start(EngineKind::LiveRestore).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let (task, second) = (host.task(WAIT_FOR_GO).await, host.task(WAIT_FOR_GO).await);
     let (handle, other) = (host.start(&task).await, host.start(&second).await);
@@ -85,7 +85,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
         );
         fs::write(task.dir.run().join("go"), "").unwrap();
     };
-    let (exit, ()) = tokio::time::timeout(WITHIN, async { tokio::join!(waiting, restart) }).await.unwrap();
+    let (exit, ()) = tokio::time::timeout(TIMEOUT, async { tokio::join!(waiting, restart) }).await.unwrap();
     assert_eq!(exit, (Some(4), None));
     assert_eq!(read(&task, "out"), "done");
     let exit = host.wait(&second, &other).await;
@@ -98,7 +98,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
 
 #[tokio::test]
 async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
-    let engine = PrivateEngine::start(Kind::Plain).await;
+    let engine = PrivateEngine::start(EngineKind::Plain).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task(WAIT_FOR_GO).await;
     let handle = host.start(&task).await;
@@ -121,7 +121,7 @@ async fn f13_docker_frozen_during_a_stop_times_out_and_a_repeat_is_harmless() {
 
 #[tokio::test]
 async fn f11_docker_without_space_says_so_and_still_removes() {
-    let engine = PrivateEngine::start(Kind::SmallDisk(24 << 20)).await;
+    let engine = PrivateEngine::start(EngineKind::SmallDisk(24 << 20)).await;
     let host = DockerHost::at(&engine.socket(), |_| {}).await;
     let task = host.task("touch /windlass/run/up; sleep 600").await;
     let handle = host.start(&task).await;
@@ -140,7 +140,7 @@ async fn f11_docker_without_space_says_so_and_still_removes() {
 
 #[tokio::test]
 async fn docker_makes_one_network_however_many_ask_at_once() {
-    let engine = PrivateEngine::start(Kind::Plain).await;
+    let engine = PrivateEngine::start(EngineKind::Plain).await;
     let (one, two) =
         (DockerHost::at(&engine.socket(), |_| {}).await, DockerHost::at(&engine.socket(), |_| {}).await);
     let mut tasks = Vec::new();

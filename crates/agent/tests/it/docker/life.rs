@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use windlass_agent::{
     shim::{
-        docker::Docker,
-        runtime::{FoundState, Lost, Runtime, RuntimeError},
+        docker::DockerRuntime,
+        runtime::{FoundState, LossReason, Runtime, RuntimeError},
     },
     taskdir::{IMAGE_CONFIG, ImageConfig},
 };
@@ -31,7 +31,7 @@ async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
         .await;
     let handle = host.docker.create(&task).await.unwrap();
     assert!(handle.name.starts_with("docker-test-"));
-    let states = |found: Vec<windlass_agent::shim::runtime::Found>| -> Vec<_> {
+    let states = |found: Vec<windlass_agent::shim::runtime::FoundTask>| -> Vec<_> {
         found.into_iter().map(|one| (one.task, one.handle, one.state)).collect()
     };
     let found = states(host.docker.found().await.unwrap());
@@ -45,7 +45,7 @@ async fn docker_runs_a_task_to_its_end_and_takes_it_away() {
     host.docker.remove(&task.dir, Some(&handle)).await.unwrap();
     assert_eq!(host.docker.found().await.unwrap(), []);
     let exit = host.wait(&task, &handle).await;
-    assert_eq!((exit.code, exit.lost), (None, Some(Lost::Vanished)));
+    assert_eq!((exit.code, exit.lost), (None, Some(LossReason::Vanished)));
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn docker_tells_the_runner_what_the_image_would_have_run() {
 
 #[tokio::test]
 async fn docker_starts_the_agent_in_an_image_with_nothing_else() {
-    let host = DockerHost::at(&engine::shared(), |settings| {
+    let host = DockerHost::at(&engine::shared_socket(), |settings| {
         settings.entrypoint = vec!["/windlass/agent".into(), "--version".into()];
     })
     .await;
@@ -169,7 +169,7 @@ async fn docker_finds_only_what_is_its_own() {
     other.docker.remove(&task.dir, None).await.unwrap();
     assert_eq!(one.docker.found().await.unwrap().len(), 1);
     // The same shim after a restart finds it again.
-    let again = Docker::connect(settings(&one.socket, one.scratch.path(), |_| {})).await.unwrap();
+    let again = DockerRuntime::connect(settings(&one.socket, one.scratch.path(), |_| {})).await.unwrap();
     assert_eq!(again.found().await.unwrap()[0].handle, handle);
     assert!(
         matches!(other.docker.create(&task).await, Err(RuntimeError::Refused { .. })),
@@ -186,11 +186,11 @@ async fn docker_keeps_an_older_agent_for_as_long_as_a_task_uses_it() {
     let newer = host.scratch.path().join("newer");
     fs::copy("/bin/busybox", &newer).unwrap();
     let upgraded = settings(&host.socket, host.scratch.path(), |settings| settings.agent = newer);
-    let again = Docker::connect(upgraded.clone()).await.unwrap();
+    let again = DockerRuntime::connect(upgraded.clone()).await.unwrap();
     assert_eq!(copies(), 2);
     again.start(&task, &handle).await.unwrap();
     again.remove(&task.dir, Some(&handle)).await.unwrap();
-    Docker::connect(upgraded).await.unwrap();
+    DockerRuntime::connect(upgraded).await.unwrap();
     assert_eq!(copies(), 1);
 }
 
@@ -208,12 +208,12 @@ async fn docker_says_that_an_image_is_missing_and_that_a_task_was_never_started(
 async fn docker_that_is_not_there_is_away() {
     let scratch = temp_dir("away").unwrap();
     let nothing = scratch.path().join("none.sock");
-    let connected = Docker::connect(settings(&nothing, scratch.path(), |_| {})).await;
+    let connected = DockerRuntime::connect(settings(&nothing, scratch.path(), |_| {})).await;
     assert!(is_unavailable(&connected.err().unwrap()));
     // A socket that takes connections and says nothing.
     let _deaf = std::os::unix::net::UnixListener::bind(&nothing).unwrap();
     let begun = Instant::now();
-    let connected = Docker::connect(settings(&nothing, scratch.path(), |_| {})).await;
+    let connected = DockerRuntime::connect(settings(&nothing, scratch.path(), |_| {})).await;
     assert!(is_unavailable(&connected.err().unwrap()));
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
@@ -298,7 +298,7 @@ async fn forward_request(
 
 #[tokio::test]
 async fn docker_start_adds_little_to_what_the_engine_takes() {
-    let watch = EngineTimingProxy::start(&engine::shared());
+    let watch = EngineTimingProxy::start(&engine::shared_socket());
     let host = DockerHost::at(&watch.socket(), |_| {}).await;
     let image = Image::Busybox.ensure(&host.engine).await;
     let mut least = Duration::MAX;

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use windlass_agent::shim::runtime::{Bind, Runtime};
+use windlass_agent::shim::runtime::{BindMount, Runtime};
 use windlass_api::agent::shim::NetworkMode;
 use windlass_testkit::wait::eventually_async;
 
@@ -137,7 +137,7 @@ async fn docker_binds_are_private_and_read_only_where_said() {
         )
         .await;
     task.binds = ["open", "closed"]
-        .map(|name| Bind {
+        .map(|name| BindMount {
             source: data.path().join(name),
             target: format!("/{name}"),
             read_only: name == "closed",
@@ -189,7 +189,7 @@ async fn docker_tasks_share_a_host_by_their_parts_of_it() {
 
 #[tokio::test]
 async fn docker_runs_a_dynamic_userland_as_root_whatever_the_image_says() {
-    let host = DockerHost::at(&engine::shared(), |settings| {
+    let host = DockerHost::at(&engine::shared_socket(), |settings| {
         settings.entrypoint = vec!["/usr/bin/bash".into(), "/windlass/run/script".into()];
     })
     .await;

@@ -19,14 +19,14 @@ use std::{
 use bollard::Docker as Engine;
 use windlass_agent::{
     shim::{
-        docker::{Docker, Settings},
-        runtime::{Exit, Handle, Limits, Prepared, ProgressCallback, Runtime, RuntimeError},
+        docker::{DockerRuntime, DockerSettings},
+        runtime::{Exit, Handle, PolicyLimits, PreparedTask, ProgressCallback, Runtime, RuntimeError},
     },
     taskdir::{self, TaskDir},
 };
 use windlass_api::agent::shim::{NetworkMode, TaskSpec};
 use windlass_model::id::SubmissionId;
-use windlass_testkit::wait::{WITHIN, eventually_async, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::support::{self, TempDir, engine, images::Image, temp_dir};
 
@@ -34,7 +34,7 @@ const SCRIPT: &str = "script";
 
 /// A host with an engine: whatever it made is gone when it goes.
 struct DockerHost {
-    docker: Docker,
+    docker: DockerRuntime,
     engine: Engine,
     socket: PathBuf,
     scratch: TempDir,
@@ -42,14 +42,14 @@ struct DockerHost {
 
 impl DockerHost {
     async fn new() -> Self {
-        Self::at(&engine::shared(), |_| {}).await
+        Self::at(&engine::shared_socket(), |_| {}).await
     }
 
-    async fn at(socket: &Path, change: impl FnOnce(&mut Settings)) -> Self {
+    async fn at(socket: &Path, change: impl FnOnce(&mut DockerSettings)) -> Self {
         let scratch = temp_dir("docker").unwrap();
         let settings = settings(socket, scratch.path(), change);
         let docker = eventually_ok_async("the engine answers", async || {
-            match Docker::connect(settings.clone()).await {
+            match DockerRuntime::connect(settings.clone()).await {
                 // An engine that has just started on a busy machine.
                 Err(error @ RuntimeError::Away { .. }) => Err(error),
                 connected => Ok(connected.unwrap()),
@@ -60,12 +60,12 @@ impl DockerHost {
     }
 
     /// A task on the host's network whose container runs `script`.
-    async fn task(&self, script: &str) -> Prepared {
+    async fn task(&self, script: &str) -> PreparedTask {
         let image = Image::Busybox.ensure(&self.engine).await;
         self.task_with_image(&image, script)
     }
 
-    fn task_with_image(&self, image: &str, script: &str) -> Prepared {
+    fn task_with_image(&self, image: &str, script: &str) -> PreparedTask {
         let id = SubmissionId::from(uuid::Uuid::from_bytes(random()));
         let spec: TaskSpec = serde_json::from_value(serde_json::json!({
             "id": id, "name": "docker-test", "image_name": image, "container_user": "root", "network_mode": "host",
@@ -75,43 +75,43 @@ impl DockerHost {
         fs::create_dir_all(dir.run()).unwrap();
         fs::write(dir.run().join(SCRIPT), script).unwrap();
         let capabilities = ["CHOWN", "DAC_OVERRIDE", "SETUID", "SETGID", "KILL"].map(str::to_owned).to_vec();
-        Prepared {
+        PreparedTask {
             spec,
             dir,
             gpus: Vec::new(),
             binds: Vec::new(),
             publish: Vec::new(),
-            limits: Limits { pids: 256, new_privileges: false, capabilities },
+            limits: PolicyLimits { pids: 256, new_privileges: false, capabilities },
             env: Vec::new(),
         }
     }
 
     /// The same on the bridge, with a port.
-    async fn bridged_task(&self, script: &str) -> Prepared {
+    async fn bridged_task(&self, script: &str) -> PreparedTask {
         let mut task = self.task(script).await;
         task.spec.network_mode = NetworkMode::Bridge;
         task.publish = vec![8000];
         task
     }
 
-    async fn start(&self, task: &Prepared) -> Handle {
+    async fn start(&self, task: &PreparedTask) -> Handle {
         let handle = self.docker.create(task).await.unwrap();
         self.docker.start(task, &handle).await.unwrap();
         handle
     }
 
-    async fn wait(&self, task: &Prepared, handle: &Handle) -> Exit {
-        tokio::time::timeout(WITHIN, self.docker.wait(task, handle)).await.unwrap().unwrap()
+    async fn wait(&self, task: &PreparedTask, handle: &Handle) -> Exit {
+        tokio::time::timeout(TIMEOUT, self.docker.wait(task, handle)).await.unwrap().unwrap()
     }
 
     /// Runs a task to its end.
-    async fn run(&self, task: &Prepared) -> Exit {
+    async fn run(&self, task: &PreparedTask) -> Exit {
         let handle = self.start(task).await;
         self.wait(task, &handle).await
     }
 
     /// Runs a script to its end and gives what it wrote to `out` in the run directory.
-    async fn said(&self, task: &Prepared) -> String {
+    async fn said(&self, task: &PreparedTask) -> String {
         let exit = self.run(task).await;
         assert_eq!(exit.code, Some(0), "{exit:?}");
         read(task, "out")
@@ -136,10 +136,10 @@ impl Drop for DockerHost {
     }
 }
 
-fn settings(socket: &Path, home: &Path, change: impl FnOnce(&mut Settings)) -> Settings {
-    let mut settings = Settings::new(socket.to_owned(), home.to_owned()).unwrap();
+fn settings(socket: &Path, home: &Path, change: impl FnOnce(&mut DockerSettings)) -> DockerSettings {
+    let mut settings = DockerSettings::new(socket.to_owned(), home.to_owned()).unwrap();
     settings.agent = support::agent().to_owned();
-    settings.entrypoint = vec!["/bin/sh".into(), format!("{}/{SCRIPT}", taskdir::INSIDE)];
+    settings.entrypoint = vec!["/bin/sh".into(), format!("{}/{SCRIPT}", taskdir::RUN_DIR_IN_CONTAINER)];
     change(&mut settings);
     settings
 }
@@ -150,12 +150,12 @@ fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-fn read(task: &Prepared, name: &str) -> String {
+fn read(task: &PreparedTask, name: &str) -> String {
     fs::read_to_string(task.dir.run().join(name)).unwrap().trim().to_owned()
 }
 
 /// Waits until the task wrote `name`.
-async fn wait_written(task: &Prepared, name: &str) {
+async fn wait_written(task: &PreparedTask, name: &str) {
     let path = task.dir.run().join(name);
     eventually_async(&format!("the task writes {name}"), async || path.exists().then_some(())).await;
 }

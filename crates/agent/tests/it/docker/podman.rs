@@ -12,7 +12,7 @@ use windlass_testkit::wait::{eventually_async, listens};
 use super::{DockerHost, read, wait_written};
 use crate::support::{
     TempDir,
-    engine::{client, end, spawn},
+    engine::{client, spawn, stop_child},
     temp_dir,
 };
 
@@ -54,7 +54,7 @@ impl PodmanService {
 
 impl Drop for PodmanService {
     fn drop(&mut self) {
-        end(&mut self.child);
+        stop_child(&mut self.child);
     }
 }
 

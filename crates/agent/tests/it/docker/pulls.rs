@@ -6,7 +6,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use windlass_agent::shim::runtime::{Prepared, RegistryAuth, Runtime, RuntimeError};
+use windlass_agent::shim::runtime::{PreparedTask, RegistryAuth, Runtime, RuntimeError};
 use windlass_api::agent::shim::PullProgress;
 use windlass_testkit::wait::eventually_async;
 
@@ -20,7 +20,7 @@ use crate::support::{
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
 
 async fn host() -> DockerHost {
-    DockerHost::at(&engine::shared(), |settings| settings.stall = STALL_TIMEOUT).await
+    DockerHost::at(&engine::shared_socket(), |settings| settings.stall = STALL_TIMEOUT).await
 }
 
 /// Content nobody has yet, so that it must really come over the wire.
@@ -57,7 +57,11 @@ impl Drop for ImageCleanup<'_> {
     }
 }
 
-async fn pull(host: &DockerHost, task: &Prepared, auth: Option<&RegistryAuth>) -> Result<(), RuntimeError> {
+async fn pull(
+    host: &DockerHost,
+    task: &PreparedTask,
+    auth: Option<&RegistryAuth>,
+) -> Result<(), RuntimeError> {
     host.docker.pull(task, auth, ignore_progress()).await
 }
 

@@ -12,7 +12,7 @@ use windlass_testkit::wait::eventually_ok_async;
 use crate::{
     ssh,
     support::{
-        engine::{client, shared},
+        engine::{client, shared_socket},
         images::Image,
         shim::{Setup, Shim},
     },
@@ -42,14 +42,14 @@ async fn wait_output(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
 
 async fn start_task(shim: &Shim, image: Image, change: impl FnOnce(&mut Value)) -> TaskInfo {
     let mut spec = shim.spec("whole");
-    spec["image_name"] = image.ensure(&client(&shared())).await.into();
+    spec["image_name"] = image.ensure(&client(&shared_socket())).await.into();
     change(&mut spec);
     let id = shim.submit(&spec, 1).await;
     shim.wait_for(id, TaskStatus::Running).await
 }
 
 async fn container_exists(name: &str) -> bool {
-    client(&shared()).inspect_container(name, None).await.is_ok()
+    client(&shared_socket()).inspect_container(name, None).await.is_ok()
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn f14_docker_whole_task_outlives_a_killed_shim() {
     shim.restart();
     let again = shim.wait_for(info.id, TaskStatus::Running).await;
     assert_eq!(again.container_id, info.container_id);
-    let pid = client(&shared())
+    let pid = client(&shared_socket())
         .inspect_container(&info.container_id, None)
         .await
         .unwrap()
@@ -126,7 +126,7 @@ async fn docker_whole_task_on_the_bridge_reports_its_ports() {
     let shim = Shim::start(Setup::docker());
     let info = start_task(&shim, Image::Busybox, |spec| spec["network_mode"] = "bridge".into()).await;
     let ports = info.ports.clone().unwrap();
-    let seen = client(&shared()).inspect_container(&info.container_id, None).await.unwrap();
+    let seen = client(&shared_socket()).inspect_container(&info.container_id, None).await.unwrap();
     let mapped = seen.network_settings.unwrap().ports.unwrap();
     for port in &ports {
         let bound = mapped[&format!("{}/tcp", port.container)].clone().unwrap();

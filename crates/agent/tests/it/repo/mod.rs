@@ -11,8 +11,8 @@ use std::{
 
 use parking_lot::Mutex;
 use windlass_agent::runner::{
-    repo::{self, RepoError, Wanted},
-    site::Site,
+    repo::{self, RepoError, RepoRequest},
+    site::UserContext,
     user::Account,
 };
 use windlass_api::agent::runner::{RepoCredentials, RepoData};
@@ -27,7 +27,7 @@ const USER: u32 = 47_110;
 /// A job's user with a home, and a repository to clone.
 pub(crate) struct RepoFixture {
     pub(crate) scratch: TempDir,
-    pub(crate) site: Site,
+    pub(crate) site: UserContext,
     log: Mutex<Vec<String>>,
 }
 
@@ -56,7 +56,7 @@ impl RepoFixture {
             name: "job".into(),
             ..Account::root()
         };
-        let mut site = Site::new(account, at("work"));
+        let mut site = UserContext::new(account, at("work"));
         site.agent = at("agent");
         Self { scratch, site, log: Mutex::default() }
     }
@@ -109,7 +109,7 @@ impl RepoFixture {
         assert!(status.unwrap().success());
     }
 
-    async fn prepare(&self, wanted: &Wanted<'_>) -> Result<(), RepoError> {
+    async fn prepare(&self, wanted: &RepoRequest<'_>) -> Result<(), RepoError> {
         repo::prepare(&self.site, wanted, &|line| self.log.lock().push(line.to_owned())).await
     }
 
@@ -158,9 +158,9 @@ fn credentials(url: &str, token: Option<&str>, key: Option<&str>) -> RepoCredent
     }
 }
 
-fn wanted<'a>(data: &'a RepoData, credentials: &'a RepoCredentials) -> Wanted<'a> {
+fn wanted<'a>(data: &'a RepoData, credentials: &'a RepoCredentials) -> RepoRequest<'a> {
     let (data, credentials) = (Some(data), Some(credentials));
-    Wanted {
+    RepoRequest {
         data,
         credentials,
         dir: "repo",
@@ -242,13 +242,13 @@ async fn x3_a_private_key_needs_neither_an_ssh_client_nor_a_file() {
 
     let other = credentials(&sshd.url(&served), None, Some(&sshd.key("other")));
     let data = remote(None, None);
-    let elsewhere = Wanted { dir: "elsewhere", ..wanted(&data, &other) };
+    let elsewhere = RepoRequest { dir: "elsewhere", ..wanted(&data, &other) };
     let error = ground.prepare(&elsewhere).await.unwrap_err();
     assert!(error.to_string().contains("Permission denied"), "{error}");
 
     fs::create_dir(ground.at("home/.ssh")).unwrap();
     fs::write(ground.at("home/.ssh/known_hosts"), sshd.known_hosts_line("other")).unwrap();
-    let elsewhere = Wanted { dir: "elsewhere", ..wanted(&data, &credentials_) };
+    let elsewhere = RepoRequest { dir: "elsewhere", ..wanted(&data, &credentials_) };
     let error = ground.prepare(&elsewhere).await.unwrap_err();
     assert!(error.to_string().contains("the key of host 127.0.0.1 is not the one in"), "{error}");
     fs::write(ground.at("home/.ssh/known_hosts"), sshd.known_hosts_line("host")).unwrap();
@@ -265,24 +265,24 @@ async fn a_commit_is_checked_out_on_its_branch_or_alone() {
     let head = |dir: &str| fs::read_to_string(ground.at("work").join(dir).join(".git/HEAD")).unwrap();
 
     let data = remote(Some("main"), Some(&first));
-    ground.prepare(&Wanted { dir: "one", ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { dir: "one", ..wanted(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("one/a").as_str(), head("one").as_str()), ("one\n", "ref: refs/heads/main\n"));
 
     // A single branch does not bring the other's commit: it is asked for by its hash.
     let data = remote(Some("main"), Some(&side));
-    ground.prepare(&Wanted { dir: "two", single_branch: true, ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { dir: "two", single_branch: true, ..wanted(&data, &url) }).await.unwrap();
     assert_eq!(ground.read("two/a"), "side\n");
     assert!(!ground.at("work/two/.git/refs/remotes/origin/side").exists());
 
     let data = remote(None, Some(&first));
-    ground.prepare(&Wanted { dir: "three", ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { dir: "three", ..wanted(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("three/a").as_str(), head("three").trim()), ("one\n", first.as_str()));
 
     let data = remote(None, Some(&"12ab".repeat(10)));
-    let error = ground.prepare(&Wanted { dir: "four", ..wanted(&data, &url) }).await.unwrap_err();
+    let error = ground.prepare(&RepoRequest { dir: "four", ..wanted(&data, &url) }).await.unwrap_err();
     assert!(error.to_string().starts_with("fetch the commit"), "{error}");
     let data = remote(Some("nowhere"), None);
-    ground.prepare(&Wanted { dir: "five", ..wanted(&data, &url) }).await.unwrap_err();
+    ground.prepare(&RepoRequest { dir: "five", ..wanted(&data, &url) }).await.unwrap_err();
     let mut there = list_dir(&ground.at("work"));
     there.sort();
     assert_eq!(there, ["one", "three", "two"]);
@@ -308,14 +308,14 @@ async fn changes_with_binary_files_and_deletions_are_applied() {
     fs::write(&code, diff.stdout).unwrap();
     let url = credentials(&format!("file://{}", served.display()), None, None);
     let data = remote(Some("main"), Some(&hash));
-    ground.prepare(&Wanted { code: Some(&code), ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { code: Some(&code), ..wanted(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("repo/a"), ground.read("repo/new")), ("changed\n".into(), "brand new\n".into()));
     assert_eq!(fs::read(ground.at("work/repo/image")).unwrap(), [0, 1, 2, 255, 254, 0, 0, 9]);
     assert!(!ground.at("work/repo/gone").exists());
 
     fs::write(&code, "diff --git a/x b/../../out\n--- /dev/null\n+++ b/../../out\n@@ -0,0 +1 @@\n+x\n")
         .unwrap();
-    let outside = Wanted { code: Some(&code), dir: "outside", ..wanted(&data, &url) };
+    let outside = RepoRequest { code: Some(&code), dir: "outside", ..wanted(&data, &url) };
     let error = ground.prepare(&outside).await.unwrap_err();
     assert!(error.to_string().starts_with("apply the changes"), "{error}");
     assert!(!ground.at("out").exists() && !ground.at("work/outside").exists());
@@ -407,19 +407,23 @@ async fn a_directory_that_is_not_empty_is_left_or_refused_as_asked() {
     let data = remote(None, None);
     fs::create_dir_all(ground.at("work/repo/lost+found")).unwrap();
     ground.chown_to_job_user(&ground.at("work"));
-    ground.prepare(&Wanted { exists_action: Some("error"), ..wanted(&data, &url) }).await.unwrap();
+    ground.prepare(&RepoRequest { exists_action: Some("error"), ..wanted(&data, &url) }).await.unwrap();
     assert_eq!(ground.read("repo/a"), "two\n", "a lone lost+found counts as empty");
 
-    let error =
-        ground.prepare(&Wanted { exists_action: Some("error"), ..wanted(&data, &url) }).await.unwrap_err();
+    let error = ground
+        .prepare(&RepoRequest { exists_action: Some("error"), ..wanted(&data, &url) })
+        .await
+        .unwrap_err();
     assert!(matches!(error, RepoError::Exists { .. }), "{error}");
     fs::write(ground.at("work/repo/a"), "mine").unwrap();
     for action in [None, Some("skip")] {
-        ground.prepare(&Wanted { exists_action: action, ..wanted(&data, &url) }).await.unwrap();
+        ground.prepare(&RepoRequest { exists_action: action, ..wanted(&data, &url) }).await.unwrap();
         assert_eq!(ground.read("repo/a"), "mine");
     }
-    let error =
-        ground.prepare(&Wanted { exists_action: Some("burn"), ..wanted(&data, &url) }).await.unwrap_err();
+    let error = ground
+        .prepare(&RepoRequest { exists_action: Some("burn"), ..wanted(&data, &url) })
+        .await
+        .unwrap_err();
     assert!(matches!(error, RepoError::UnknownAction { .. }), "{error}");
 }
 
@@ -436,7 +440,7 @@ async fn urls_that_are_no_remote_are_refused_unless_asked_for() {
     ] {
         let credentials = credentials(&url, None, None);
         let error =
-            ground.prepare(&Wanted { any_url: false, ..wanted(&data, &credentials) }).await.unwrap_err();
+            ground.prepare(&RepoRequest { any_url: false, ..wanted(&data, &credentials) }).await.unwrap_err();
         assert!(matches!(error, RepoError::Url(_)), "{url}: {error}");
     }
     ground.assert_nothing_left("repo");
@@ -453,7 +457,7 @@ async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
     builder.append_data(&mut header, "src/main.py", &b"hey"[..]).unwrap();
     builder.into_inner().unwrap();
     let data = RepoData::Virtual {};
-    let base = Wanted {
+    let base = RepoRequest {
         data: Some(&data),
         credentials: None,
         dir: ".",
@@ -477,14 +481,14 @@ async fn code_without_a_remote_is_unpacked_and_a_hostile_one_leaves_nothing() {
     header.set_size(0);
     builder.append_link(&mut header, "evil", "/etc").unwrap();
     builder.into_inner().unwrap();
-    let error = ground.prepare(&Wanted { dir: "~/code", ..base }).await.unwrap_err();
+    let error = ground.prepare(&RepoRequest { dir: "~/code", ..base }).await.unwrap_err();
     let RepoError::Unpack(source) = &error else { panic!("{error}") };
     assert!(source.to_string().contains("`evil`: a link to `/etc`, which leads out"), "{source}");
     assert_eq!(list_dir(&ground.at("home")), Vec::<String>::new());
 
-    ground.prepare(&Wanted { data: None, ..base }).await.unwrap();
+    ground.prepare(&RepoRequest { data: None, ..base }).await.unwrap();
     fs::write(&code, "").unwrap();
-    ground.prepare(&Wanted { dir: "~/none", ..base }).await.unwrap();
+    ground.prepare(&RepoRequest { dir: "~/none", ..base }).await.unwrap();
     assert!(!ground.at("home/none").exists(), "no code, no directory");
 }
 

@@ -8,14 +8,14 @@ use std::{
 
 use rustix::process::Signal;
 
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
 use crate::support::runner::{Runner, RunnerSetup, script, signal};
 
 /// A WebSocket that follows the job's output.
 pub(super) fn tail(runner: &Runner) -> UnixStream {
     let mut stream = UnixStream::connect(runner.run_dir().join("runner.sock")).unwrap();
-    stream.set_read_timeout(Some(WITHIN)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     write!(
         stream,
         "GET /logs_ws HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a token for tests\r\nConnection: Upgrade\r\n\

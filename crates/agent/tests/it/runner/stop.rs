@@ -158,7 +158,7 @@ fn f16_a_runner_that_is_killed_takes_its_job_along_and_its_output_stays() {
     let alive = |pid: &i32| {
         windlass_agent::proc::stat(*pid)
             .unwrap()
-            .is_some_and(|one| one.state == windlass_agent::proc::State::Alive)
+            .is_some_and(|one| one.state == windlass_agent::proc::ProcessState::Alive)
     };
     assert!(!others.iter().any(alive));
     assert_eq!(job_output(&runner), "kept\n");

@@ -4,11 +4,11 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 
-use super::{Server, make_key, run, text, until};
+use super::{SshServer, make_key, run, text, wait_until};
 
 #[test]
 fn a_key_that_was_not_named_is_refused() {
-    let server = Server::start();
+    let server = SshServer::start();
     make_key(&server.at("other"), "ed25519");
     std::fs::copy(server.at("other"), server.at("id")).unwrap();
     let refused = run(server.ssh(&["-o", "BatchMode=yes"]).arg("true"), b"");
@@ -18,7 +18,7 @@ fn a_key_that_was_not_named_is_refused() {
 
 #[test]
 fn passwords_are_not_even_asked_for() {
-    let server = Server::start();
+    let server = SshServer::start();
     let refused = run(
         server
             .ssh(&[
@@ -37,7 +37,7 @@ fn passwords_are_not_even_asked_for() {
 #[test]
 fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
     for (kind, name) in [("rsa", "id_rsa"), ("ecdsa", "id_ecdsa")] {
-        let server = Server::start();
+        let server = SshServer::start();
         // Into the user's own file, which is read at each login.
         make_key(&server.at(name), kind);
         std::fs::create_dir(server.home().join(".ssh")).unwrap();
@@ -62,7 +62,7 @@ fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
 
 #[test]
 fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
-    let server = Server::start();
+    let server = SshServer::start();
     assert_eq!(server.command_output("echo one"), "one\n");
     let kept = std::fs::read_to_string(server.at("host_key")).unwrap();
     assert!(kept.contains("OPENSSH PRIVATE KEY"));
@@ -79,14 +79,14 @@ fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
 
 #[test]
 fn strangers_cost_little_and_shut_nobody_out() {
-    let server = Server::start();
+    let server = SshServer::start();
     // As many as there are places for, silent.
     let strangers: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let mut first = strangers[0].try_clone().unwrap();
     let mut hello = [0u8; 8];
     first.read_exact(&mut hello).unwrap();
     assert_eq!(&hello, b"SSH-2.0-");
-    let turned_away = until("one more is turned away", || {
+    let turned_away = wait_until("one more is turned away", || {
         let mut extra = TcpStream::connect(server.address).unwrap();
         (extra.read(&mut hello).unwrap_or(0) == 0).then_some(true)
     });
@@ -94,7 +94,7 @@ fn strangers_cost_little_and_shut_nobody_out() {
     drop(first);
     drop(strangers);
     assert_eq!(
-        until("a place is free", || {
+        wait_until("a place is free", || {
             let output = run(server.ssh(&[]).arg("echo in"), b"");
             output.status.success().then(|| text(&output.stdout))
         }),
@@ -104,7 +104,7 @@ fn strangers_cost_little_and_shut_nobody_out() {
 
 #[test]
 fn rubbish_on_the_port_harms_nobody() {
-    let server = Server::start();
+    let server = SshServer::start();
     for rubbish in
         [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![0; 100_000], b"SSH-2.0-x\r\n\xff\xff\xff\xff\xff".to_vec()]
     {

@@ -7,9 +7,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
-use super::{KillOnDrop, Server, noise, run, spawn, text};
+use super::{KillOnDrop, SshServer, noise, run, spawn, text};
 
 #[track_caller]
 fn run_ok(command: &mut Command, input: &[u8]) -> String {
@@ -24,7 +24,7 @@ fn remote(path: &Path) -> String {
 
 #[test]
 fn scp_carries_a_big_file_up_and_down() {
-    let server = Server::start();
+    let server = SshServer::start();
     let bytes = noise((40 << 20) + 13);
     std::fs::write(server.at("up"), &bytes).unwrap();
     run_ok(server.client("scp", "-P").arg(server.at("up")).arg(remote(&server.home().join("there"))), b"");
@@ -35,7 +35,7 @@ fn scp_carries_a_big_file_up_and_down() {
 
 #[test]
 fn scp_carries_a_tree_with_its_modes_and_times() {
-    let server = Server::start();
+    let server = SshServer::start();
     let tree = server.at("tree");
     std::fs::create_dir_all(tree.join("deep/er")).unwrap();
     for number in 0..150 {
@@ -64,7 +64,7 @@ fn scp_carries_a_tree_with_its_modes_and_times() {
 
 #[test]
 fn old_scp_runs_the_image_s_own() {
-    let server = Server::start();
+    let server = SshServer::start();
     std::fs::write(server.at("up"), "old ways").unwrap();
     run_ok(
         server.client("scp", "-P").arg("-O").arg(server.at("up")).arg(remote(&server.home().join("there"))),
@@ -75,7 +75,7 @@ fn old_scp_runs_the_image_s_own() {
 
 #[test]
 fn sftp_does_all_its_client_knows() {
-    let server = Server::start();
+    let server = SshServer::start();
     std::fs::write(server.at("up"), "content").unwrap();
     let up = server.at("up").display().to_string();
     let batch = format!(
@@ -96,7 +96,7 @@ fn sftp_does_all_its_client_knows() {
 
 #[test]
 fn files_are_touched_with_the_session_s_rights_alone() {
-    let server = Server::with(&["--user", "nobody", "--home", "/tmp", "--shell", "/bin/sh"], &[]);
+    let server = SshServer::with(&["--user", "nobody", "--home", "/tmp", "--shell", "/bin/sh"], &[]);
     let batch = b"get /etc/shadow /dev/null\n";
     let mut sftp = server.client("sftp", "-P");
     let refused = run(sftp.args(["-b", "-", "job@127.0.0.1"]), batch);
@@ -115,7 +115,7 @@ fn files_are_touched_with_the_session_s_rights_alone() {
     ssh.args(["-N", "-L", &format!("{}:{}", near.display(), socket.display()), "job@127.0.0.1"]);
     let _client = KillOnDrop(spawn(ssh.stdin(Stdio::null())));
     let mut stream = super::forwards::connect_socket(&near);
-    stream.set_read_timeout(Some(WITHIN)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "a socket that only root may use is not reached");
     // Root is root.
     assert_eq!(server.command_output("id -un"), "root\n");
@@ -123,7 +123,7 @@ fn files_are_touched_with_the_session_s_rights_alone() {
 
 #[test]
 fn rsync_brings_a_tree_and_then_only_what_changed() {
-    let server = Server::start();
+    let server = SshServer::start();
     let tree = server.at("tree");
     std::fs::create_dir_all(tree.join("sub")).unwrap();
     std::fs::write(tree.join("big"), noise(20 << 20)).unwrap();
@@ -145,7 +145,7 @@ fn rsync_brings_a_tree_and_then_only_what_changed() {
 
 #[test]
 fn tar_goes_through_a_pipe() {
-    let server = Server::start();
+    let server = SshServer::start();
     let tree = server.at("tree");
     std::fs::create_dir_all(&tree).unwrap();
     std::fs::write(tree.join("file"), noise(5 << 20)).unwrap();
@@ -158,7 +158,7 @@ fn tar_goes_through_a_pipe() {
 
 #[test]
 fn git_clones_and_pushes() {
-    let server = Server::start();
+    let server = SshServer::start();
     let git = |dir: &Path, args: &[&str]| {
         let shell = format!("ssh {} -p {}", server.options().join(" "), server.address.port());
         let mut git = Command::new("git");

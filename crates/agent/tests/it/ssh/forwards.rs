@@ -12,9 +12,9 @@ use std::{
 
 use parking_lot::Mutex;
 use windlass_testkit::ports;
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
-use super::{KillOnDrop, Server, noise, run, sessions::resident_kib, spawn, text, until};
+use super::{KillOnDrop, SshServer, noise, run, sessions::resident_kib, spawn, text, wait_until};
 
 /// A client that holds one connection for others.
 pub(super) struct ControlMaster {
@@ -24,20 +24,20 @@ pub(super) struct ControlMaster {
 
 impl ControlMaster {
     /// `ssh` over the master's connection.
-    pub(super) fn ssh(&self, server: &Server) -> Command {
+    pub(super) fn ssh(&self, server: &SshServer) -> Command {
         server.ssh(&["-S", self.socket.to_str().unwrap()])
     }
 }
 
 /// A master with these options, once it answers.
-pub(super) fn master(server: &Server, options: &[&str]) -> ControlMaster {
+pub(super) fn master(server: &SshServer, options: &[&str]) -> ControlMaster {
     let socket = server.at("control");
     let mut ssh = server.ssh(
         &[&["-M", "-N", "-o", "ExitOnForwardFailure=yes", "-S", socket.to_str().unwrap()], options].concat(),
     );
     let child = KillOnDrop(spawn(ssh.stdin(Stdio::null())));
     let master = ControlMaster { _child: child, socket };
-    until("the master answers", || {
+    wait_until("the master answers", || {
         let mut check = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", "check"]);
         run(&mut check, b"").status.success().then_some(())
     });
@@ -46,12 +46,12 @@ pub(super) fn master(server: &Server, options: &[&str]) -> ControlMaster {
 
 /// A connection to a port here, once the client listens on it: a master answers before its forwards stand.
 fn connect_port(port: u16) -> TcpStream {
-    until("the port is forwarded", || TcpStream::connect(("127.0.0.1", port)).ok())
+    wait_until("the port is forwarded", || TcpStream::connect(("127.0.0.1", port)).ok())
 }
 
 /// A connection to a socket, once somebody listens: its file is there a moment before.
 pub(super) fn connect_socket(socket: &Path) -> UnixStream {
-    until("the socket is listened on", || UnixStream::connect(socket).ok())
+    wait_until("the socket is listened on", || UnixStream::connect(socket).ok())
 }
 
 /// Answers every connection with what it sent, backwards, once the sender has ended.
@@ -74,8 +74,8 @@ fn tcp_service() -> SocketAddr {
 }
 
 fn set_timeouts(stream: &TcpStream) {
-    stream.set_read_timeout(Some(WITHIN)).unwrap();
-    stream.set_write_timeout(Some(WITHIN)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
 /// Sends, ends, and reads the answer: half-closes must pass both ways.
@@ -97,7 +97,7 @@ fn converse(mut stream: TcpStream, bytes: &[u8]) {
 
 #[test]
 fn local_ports_reach_ports_there() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (port, service) = (ports::free(), tcp_service());
     let _master = master(&server, &["-L", &format!("{port}:localhost:{}", service.port())]);
     converse(connect_port(port), b"hello");
@@ -113,7 +113,7 @@ fn local_ports_reach_ports_there() {
 
 #[test]
 fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (port, closed) = (ports::free(), ports::free());
     let master = master(&server, &["-L", &format!("{port}:127.0.0.1:{closed}")]);
     let mut stream = connect_port(port);
@@ -124,7 +124,7 @@ fn a_port_nobody_listens_on_is_refused_and_the_rest_lives() {
 
 #[test]
 fn sockets_are_reached_and_offered() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (near, far) = (server.at("near.sock"), server.home().join("far.sock"));
     let listener = UnixListener::bind(&far).unwrap();
     std::thread::spawn(move || {
@@ -144,7 +144,7 @@ fn sockets_are_reached_and_offered() {
     );
     for socket in [&near, &offered] {
         let mut stream = connect_socket(socket);
-        stream.set_read_timeout(Some(WITHIN)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all(b"abc").unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut back = String::new();
@@ -152,12 +152,12 @@ fn sockets_are_reached_and_offered() {
         assert_eq!(back, "cba");
     }
     drop(_master);
-    until("the offered socket is gone with its client", || (!offered.exists()).then_some(()));
+    wait_until("the offered socket is gone with its client", || (!offered.exists()).then_some(()));
 }
 
 #[test]
 fn ports_there_reach_ports_here() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (port, service) = (ports::free(), tcp_service());
     let master = master(&server, &["-R", &format!("{port}:{service}")]);
     converse(connect_port(port), &noise(3 << 20));
@@ -169,14 +169,16 @@ fn ports_there_reach_ports_here() {
     let allotted: u16 = allot("forward", &format!("0:{service}")).trim().parse().unwrap();
     converse(connect_port(allotted), b"more");
     allot("cancel", &format!("{port}:{service}"));
-    until("the port is closed", || TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
+    wait_until("the port is closed", || TcpStream::connect(("127.0.0.1", port)).is_err().then_some(()));
     drop(master);
-    until("the other port is closed", || TcpStream::connect(("127.0.0.1", allotted)).is_err().then_some(()));
+    wait_until("the other port is closed", || {
+        TcpStream::connect(("127.0.0.1", allotted)).is_err().then_some(())
+    });
 }
 
 #[test]
 fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (port, service) = (ports::free(), tcp_service());
     let _master = master(&server, &["-D", &port.to_string()]);
     let mut stream = connect_port(port);
@@ -197,7 +199,7 @@ fn a_socks_proxy_reaches_names_as_the_server_knows_them() {
 
 #[test]
 fn one_server_is_a_jump_to_another() {
-    let (first, second) = (Server::start(), Server::start());
+    let (first, second) = (SshServer::start(), SshServer::start());
     let proxy = format!(
         "ProxyCommand=ssh {} -p {} -W %h:%p root@127.0.0.1",
         first.options().join(" "),
@@ -226,7 +228,7 @@ fn one_server_is_a_jump_to_another() {
 
 #[test]
 fn the_client_s_agent_signs_for_programs_there() {
-    let server = Server::start();
+    let server = SshServer::start();
     let socket = server.at("agent.sock");
     let mut agent = Command::new("ssh-agent");
     let _agent = KillOnDrop(spawn(agent.arg("-D").arg("-a").arg(&socket).stdout(Stdio::null())));
@@ -239,14 +241,14 @@ fn the_client_s_agent_signs_for_programs_there() {
     let said = text(&output.stdout);
     assert!(said.contains("(ED25519)"), "{said}{}", text(&output.stderr));
     let there = PathBuf::from(said.lines().last().unwrap());
-    until("the socket is gone with the connection", || (!there.exists()).then_some(()));
+    wait_until("the socket is gone with the connection", || (!there.exists()).then_some(()));
     let without = run(server.ssh(&[]).arg("echo -n \"$SSH_AUTH_SOCK\""), b"");
     assert_eq!(text(&without.stdout), "");
 }
 
 #[test]
 fn a_window_system_is_refused_politely() {
-    let server = Server::start();
+    let server = SshServer::start();
     let output = run(server.ssh(&["-X"]).arg("echo -n \"$DISPLAY\"").env("DISPLAY", "localhost:7"), b"");
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(0), String::new()));
 }
@@ -272,7 +274,7 @@ fn start_stalled_service() -> StalledService {
 
 #[test]
 fn one_channel_that_nobody_reads_does_not_stop_another() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (stuck_port, port) = (ports::free(), ports::free());
     let (stuck, service) = (start_stalled_service(), tcp_service());
     let master = master(
@@ -308,7 +310,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
 
 #[test]
 fn a_neighbour_uploads_while_another_is_held() {
-    let server = Server::start();
+    let server = SshServer::start();
     let (stuck_port, port) = (ports::free(), ports::free());
     let (stuck, service) = (start_stalled_service(), tcp_service());
     let _master = master(

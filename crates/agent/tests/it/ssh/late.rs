@@ -14,7 +14,7 @@ use windlass_api::agent::{
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::eventually_ok_async;
 
-use super::{KillOnDrop, client, make_key, people::tail, run, spawn, until};
+use super::{KillOnDrop, client, make_key, people::tail, run, spawn, wait_until};
 use crate::support::shim::{Setup, Shim};
 
 /// Runs a short job to its end and has the task removed, as the server does. Answers the port of its SSH server.
@@ -55,7 +55,7 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
         "done_by_runner",
     )
     .await;
-    until("the port answers again", || TcpStream::connect(("127.0.0.1", port)).ok());
+    wait_until("the port answers again", || TcpStream::connect(("127.0.0.1", port)).ok());
     let login = |options: &[&str], line: &str| {
         let mut ssh = client(shim.scratch(), "ssh", "-p", port);
         ssh.args(options).args(["root@127.0.0.1", line]);
@@ -69,10 +69,12 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
     let mut forward = client(shim.scratch(), "ssh", "-p", port);
     forward.args(["-N", "-L", &format!("{}:localhost:{RUNNER_PORT}", local.port()), "root@127.0.0.1"]);
     let _client = KillOnDrop(spawn(forward.stdin(Stdio::null())));
-    until("the client forwards", || TcpStream::connect(local).ok());
+    wait_until("the client forwards", || TcpStream::connect(local).ok());
     let all = tail(local, "?start_time=2000-01-01T00:00:00Z").await;
     assert!(all.starts_with("line 0\n") && all.ends_with("line 8999\n"), "{} bytes", all.len());
-    until("the port is closed once the output was read", || TcpStream::connect(("127.0.0.1", port)).err());
+    wait_until("the port is closed once the output was read", || {
+        TcpStream::connect(("127.0.0.1", port)).err()
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -20,7 +20,7 @@ use windlass_testkit::wait::eventually;
 use crate::support::{TempDir, agent, temp_dir};
 
 /// A server of ours with a key pair that may come in, and a home for its sessions.
-pub(crate) struct Server {
+pub(crate) struct SshServer {
     scratch: TempDir,
     child: KillOnDrop,
     pub(crate) address: SocketAddr,
@@ -36,7 +36,7 @@ impl Drop for KillOnDrop {
     }
 }
 
-impl Server {
+impl SshServer {
     pub(crate) fn start() -> Self {
         Self::with(&[], &[])
     }
@@ -87,7 +87,7 @@ impl Server {
     fn begin(scratch: TempDir, mut command: Command) -> Self {
         let mut child = KillOnDrop(command.stdin(Stdio::null()).spawn().unwrap());
         let file = scratch.path().join("address");
-        let address = until("the server listens", || {
+        let address = wait_until("the server listens", || {
             assert_eq!(child.0.try_wait().unwrap(), None, "the server ended");
             std::fs::read_to_string(&file).ok()?.parse().ok()
         });
@@ -98,7 +98,7 @@ impl Server {
     pub(crate) fn stop(&mut self) {
         let asked = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
         assert!(asked.success());
-        until("the server ends", || self.child.0.try_wait().unwrap());
+        wait_until("the server ends", || self.child.0.try_wait().unwrap());
     }
 
     pub(crate) fn at(&self, name: &str) -> PathBuf {
@@ -173,7 +173,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Asks until there is an answer; a state that never comes fails the test by name.
 #[track_caller]
-pub(crate) fn until<T>(state: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_until<T>(state: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let mut answer = None;
     eventually(state, || {
         answer = ask();
@@ -209,7 +209,7 @@ pub(crate) fn run(command: &mut Command, input: &[u8]) -> Output {
     });
     let output = drain(child.0.stdout.take().unwrap());
     let errors = drain(child.0.stderr.take().unwrap());
-    let status = until(&format!("{shown} ends"), || child.0.try_wait().unwrap());
+    let status = wait_until(&format!("{shown} ends"), || child.0.try_wait().unwrap());
     feed.join().unwrap();
     Output { status, stdout: output.join().unwrap(), stderr: errors.join().unwrap() }
 }

@@ -9,9 +9,9 @@ use std::{
 use futures_util::StreamExt;
 use tokio_tungstenite::{client_async, tungstenite::Message};
 use windlass_api::agent::RUNNER_PORT;
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
-use super::{KillOnDrop, client, make_key, spawn, until};
+use super::{KillOnDrop, client, make_key, spawn, wait_until};
 use crate::support::{
     TempDir,
     runner::{Runner, RunnerSetup, script},
@@ -36,21 +36,21 @@ impl ForwardedRunner {
             vec![std::fs::read_to_string(keys.path().join("id.pub")).unwrap()];
         change(&mut setting);
         let runner = setting.start();
-        let port = until("the SSH server has a port", || {
+        let port = wait_until("the SSH server has a port", || {
             std::fs::read_to_string(runner.run_dir().join("ssh.port")).ok()?.trim().parse().ok()
         });
         let local = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
         let mut ssh = client(keys.path(), "ssh", "-p", port);
         ssh.args(["-N", "-o", "ExitOnForwardFailure=yes", "-L", &format!("{}:{target}", local.port())]);
         let client = KillOnDrop(spawn(ssh.arg("root@127.0.0.1").stdin(Stdio::null())));
-        until("the client forwards", || TcpStream::connect(local).ok());
+        wait_until("the client forwards", || TcpStream::connect(local).ok());
         Self { runner, local, _client: client, _keys: keys }
     }
 
     /// One call without a token; its status and body.
     fn call(&self, method: &str, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.local).unwrap();
-        stream.set_read_timeout(Some(WITHIN)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -70,7 +70,7 @@ pub(super) async fn tail(local: SocketAddr, query: &str) -> String {
     let url = format!("ws://localhost:{}/logs_ws{query}", local.port());
     let (mut socket, _) = client_async(url, stream).await.unwrap();
     let mut all = Vec::new();
-    while let Some(message) = tokio::time::timeout(WITHIN, socket.next()).await.unwrap() {
+    while let Some(message) = tokio::time::timeout(TIMEOUT, socket.next()).await.unwrap() {
         match message.unwrap() {
             Message::Binary(bytes) => all.extend(bytes),
             Message::Close(frame) => {
@@ -143,7 +143,7 @@ fn where_the_runner_listens_itself_the_port_is_forwarded() {
     let compatible = ForwardedRunner::new(&target, |setting| {
         setting.config.compat_http = Some(format!("127.8.8.8:{RUNNER_PORT}"))
     });
-    let said = until("the port answers", || {
+    let said = wait_until("the port answers", || {
         let mut text = String::new();
         TcpStream::connect(compatible.local).unwrap().read_to_string(&mut text).ok()?;
         Some(text).filter(|text| !text.is_empty())

@@ -8,11 +8,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{KillOnDrop, Server, noise, run, spawn, text, until};
+use super::{KillOnDrop, SshServer, noise, run, spawn, text, wait_until};
 
 #[test]
 fn a_command_has_its_output_its_errors_and_its_exit_code() {
-    let server = Server::start();
+    let server = SshServer::start();
     let output = run(server.ssh(&[]).arg("echo out; echo err >&2; exit 7"), b"");
     assert_eq!(
         (output.status.code(), text(&output.stdout), text(&output.stderr)),
@@ -22,7 +22,7 @@ fn a_command_has_its_output_its_errors_and_its_exit_code() {
 
 #[test]
 fn a_command_sees_the_job_s_variables_and_its_place() {
-    let server = Server::with(&[], &[("MODEL", "big one"), ("HOME", "/wrong")]);
+    let server = SshServer::with(&[], &[("MODEL", "big one"), ("HOME", "/wrong")]);
     assert_eq!(server.command_output("echo $MODEL; pwd; echo $HOME; echo $USER"), {
         let home = server.home().display().to_string();
         format!("big one\n{home}\n{home}\nroot\n")
@@ -39,7 +39,7 @@ fn a_command_sees_the_job_s_variables_and_its_place() {
 
 #[test]
 fn a_program_killed_by_a_signal_is_told_as_such() {
-    let server = Server::start();
+    let server = SshServer::start();
     let mut ssh = server.ssh(&["-v", "-o", "LogLevel=DEBUG1"]);
     let output = run(ssh.arg("kill -TERM $$"), b"");
     assert_eq!(output.status.code(), Some(255));
@@ -48,7 +48,7 @@ fn a_program_killed_by_a_signal_is_told_as_such() {
 
 #[test]
 fn the_end_of_input_reaches_the_program() {
-    let server = Server::start();
+    let server = SshServer::start();
     let output = run(server.ssh(&[]).arg("cat; echo done"), b"some input");
     assert_eq!(text(&output.stdout), "some inputdone\n");
     // And a program that closes its output early is read to its end all the same.
@@ -58,14 +58,14 @@ fn the_end_of_input_reaches_the_program() {
 
 #[test]
 fn a_program_that_does_not_read_ends_all_the_same() {
-    let server = Server::start();
+    let server = SshServer::start();
     let output = run(server.ssh(&[]).arg("echo first; exit 5"), &noise(30 << 20));
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(5), "first\n".into()));
 }
 
 #[test]
 fn much_goes_both_ways_at_once_and_nothing_is_lost() {
-    let server = Server::start();
+    let server = SshServer::start();
     let sent = noise(64 << 20);
     let output = run(server.ssh(&[]).arg("cat"), &sent);
     assert!(output.stdout == sent, "{} of {} bytes came back right", output.stdout.len(), sent.len());
@@ -73,7 +73,7 @@ fn much_goes_both_ways_at_once_and_nothing_is_lost() {
 
 #[test]
 fn two_hundred_megabytes_come_and_go() {
-    let server = Server::start();
+    let server = SshServer::start();
     let bytes = 200 << 20;
     let counted = run(server.ssh(&[]).arg("wc -c"), &vec![7; bytes]);
     assert_eq!(text(&counted.stdout).trim(), bytes.to_string());
@@ -90,7 +90,7 @@ pub(super) fn resident_kib(pid: u32) -> u64 {
 
 #[test]
 fn a_slow_program_holds_its_client_and_not_our_memory() {
-    let server = Server::start();
+    let server = SshServer::start();
     let sent = noise(100 << 20);
     let (count, file) = (sent.len(), server.home().join("go"));
     let command = format!("while [ ! -e {} ]; do sleep 0.02; done; cat", file.display());
@@ -107,7 +107,7 @@ fn a_slow_program_holds_its_client_and_not_our_memory() {
     });
     // Full is when nothing moves any more for a good while.
     let mut last = (0, std::time::Instant::now());
-    until("the client is held", || {
+    wait_until("the client is held", || {
         let now = fed.load(std::sync::atomic::Ordering::Relaxed);
         if now != last.0 {
             last = (now, std::time::Instant::now());
@@ -125,7 +125,7 @@ fn a_slow_program_holds_its_client_and_not_our_memory() {
 
 #[test]
 fn an_image_without_a_shell_runs_programs_by_their_path() {
-    let server = Server::with(&["--shell", "/no/such/shell"], &[]);
+    let server = SshServer::with(&["--shell", "/no/such/shell"], &[]);
     assert_eq!(server.command_output("/bin/echo 'two words' and  more"), "two words and more\n");
     let needs = run(server.ssh(&[]).arg("echo $HOME | cat"), b"");
     assert_eq!(needs.status.code(), Some(127));
@@ -144,7 +144,7 @@ fn an_image_without_a_shell_runs_programs_by_their_path() {
 
 #[test]
 fn an_image_with_nothing_in_it_lets_people_in() {
-    let server = Server::in_an_empty_image();
+    let server = SshServer::in_an_empty_image();
     assert_eq!(
         server.command_output("/agent --version"),
         concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n")
@@ -160,7 +160,7 @@ fn an_image_with_nothing_in_it_lets_people_in() {
 
 #[test]
 fn everybody_is_told_when_the_server_ends() {
-    let mut server = Server::start();
+    let mut server = SshServer::start();
     let mut ssh = server.ssh(&[]);
     let mut child =
         KillOnDrop(spawn(ssh.arg("echo in; sleep 1000").stdout(Stdio::piped()).stderr(Stdio::piped())));
@@ -168,12 +168,12 @@ fn everybody_is_told_when_the_server_ends() {
     BufReader::new(child.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "in\n");
     server.stop();
-    assert_eq!(until("the client ends", || child.0.try_wait().unwrap()).code(), Some(255));
+    assert_eq!(wait_until("the client ends", || child.0.try_wait().unwrap()).code(), Some(255));
 }
 
 #[test]
 fn an_editor_s_bootstrap_over_standard_input_works() {
-    let server = Server::with(&["--shell", "/bin/bash"], &[]);
+    let server = SshServer::with(&["--shell", "/bin/bash"], &[]);
     let script = b"echo listening on port 1234\nuname -s\nexit 3\n";
     let output = run(server.ssh(&["-T"]).arg("bash -s"), script);
     assert_eq!(
@@ -187,7 +187,7 @@ fn an_editor_s_bootstrap_over_standard_input_works() {
 
 #[test]
 fn a_program_is_hung_up_when_its_client_goes() {
-    let server = Server::start();
+    let server = SshServer::start();
     let mut ssh = server.ssh(&[]);
     let mut child = KillOnDrop(spawn(ssh.arg("echo $$; sleep 1000; true").stdout(Stdio::piped())));
     let mut line = String::new();
@@ -195,7 +195,7 @@ fn a_program_is_hung_up_when_its_client_goes() {
     let pid = line.trim().to_owned();
     assert!(std::fs::exists(format!("/proc/{pid}")).unwrap());
     drop(child);
-    until("the shell and what it runs are gone and reaped", || {
+    wait_until("the shell and what it runs are gone and reaped", || {
         let left = std::fs::read_dir("/proc").unwrap().flatten().any(|entry| {
             std::fs::read_to_string(entry.path().join("stat"))
                 .is_ok_and(|stat| stat.split(' ').nth(5) == Some(pid.as_str()))
@@ -206,7 +206,7 @@ fn a_program_is_hung_up_when_its_client_goes() {
 
 #[test]
 fn what_asked_to_stay_stays_when_its_client_goes() {
-    let server = Server::start();
+    let server = SshServer::start();
     let file = server.home().join("pid");
     let output = run(
         server
@@ -223,13 +223,13 @@ fn what_asked_to_stay_stays_when_its_client_goes() {
 
 #[test]
 fn many_execs_share_one_connection_and_leave_no_zombies() {
-    let server = Server::start();
+    let server = SshServer::start();
     let master = super::forwards::master(&server, &[]);
     for turn in 0..30 {
         let output = run(master.ssh(&server).arg(format!("echo {turn}; exit {turn}")), b"");
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(turn), format!("{turn}\n")));
     }
-    until("no child is left", || {
+    wait_until("no child is left", || {
         let children = format!("/proc/{0}/task/{0}/children", server.pid());
         std::fs::read_to_string(children).is_ok_and(|all| all.trim().is_empty()).then_some(())
     });
@@ -243,7 +243,7 @@ struct TerminalClient {
 }
 
 impl TerminalClient {
-    fn new(server: &Server, options: &[&str], command: Option<&str>) -> Self {
+    fn new(server: &SshServer, options: &[&str], command: Option<&str>) -> Self {
         let (pty, pts) = pty_process::blocking::open().unwrap();
         pty.resize(pty_process::Size::new(45, 123)).unwrap();
         let mut line = server.options();
@@ -276,7 +276,7 @@ impl TerminalClient {
     /// Waits until this was shown, and forgets what was shown up to there.
     #[track_caller]
     fn wait_for_text(&self, what: &str) {
-        until(&format!("the terminal shows {what:?}"), || {
+        wait_until(&format!("the terminal shows {what:?}"), || {
             let mut seen = self.seen.lock();
             let at = seen.find(what)?;
             seen.drain(..at + what.len());
@@ -285,13 +285,13 @@ impl TerminalClient {
     }
 
     fn ends(&mut self) -> Option<i32> {
-        until("ssh ends", || self._child.0.try_wait().unwrap()).code()
+        wait_until("ssh ends", || self._child.0.try_wait().unwrap()).code()
     }
 }
 
 #[test]
 fn a_terminal_has_the_client_s_size_and_follows_it() {
-    let server = Server::with(&["--shell", "/bin/sh"], &[]);
+    let server = SshServer::with(&["--shell", "/bin/sh"], &[]);
     let mut typist = TerminalClient::new(&server, &[], None);
     typist.wait_for_text("# ");
     typist.keys("stty size; echo $TERM; tty\r");
@@ -308,7 +308,7 @@ fn a_terminal_has_the_client_s_size_and_follows_it() {
 
 #[test]
 fn control_c_interrupts_the_program_and_not_the_shell() {
-    let server = Server::with(&["--shell", "/bin/sh"], &[]);
+    let server = SshServer::with(&["--shell", "/bin/sh"], &[]);
     let mut typist = TerminalClient::new(&server, &[], None);
     typist.wait_for_text("# ");
     typist.keys("echo star''ted; sleep 1000\r");
@@ -323,7 +323,7 @@ fn control_c_interrupts_the_program_and_not_the_shell() {
 
 #[test]
 fn a_command_may_have_a_terminal_and_keeps_its_last_words() {
-    let server = Server::start();
+    let server = SshServer::start();
     let mut typist =
         TerminalClient::new(&server, &["-t"], Some("test -t 0 && seq 1 20000; echo last words; exit 9"));
     typist.wait_for_text("20000\r\nlast words");
@@ -336,17 +336,17 @@ fn a_command_may_have_a_terminal_and_keeps_its_last_words() {
 
 #[test]
 fn a_terminal_hangs_up_with_its_client() {
-    let server = Server::with(&["--shell", "/bin/sh"], &[]);
+    let server = SshServer::with(&["--shell", "/bin/sh"], &[]);
     let typist = TerminalClient::new(&server, &[], None);
     typist.wait_for_text("# ");
     typist.keys("echo pid=$$=\r");
     typist.wait_for_text("pid=");
     typist.wait_for_text("pid=");
-    let pid = until("the shell says its number", || {
+    let pid = wait_until("the shell says its number", || {
         let seen = typist.seen.lock();
         Some(seen.split_once('=')?.0.to_owned())
     });
     assert!(std::fs::exists(format!("/proc/{pid}")).unwrap(), "{pid}");
     drop(typist);
-    until("the shell is gone", || (!std::fs::exists(format!("/proc/{pid}")).unwrap()).then_some(()));
+    wait_until("the shell is gone", || (!std::fs::exists(format!("/proc/{pid}")).unwrap()).then_some(()));
 }

@@ -17,15 +17,17 @@ use windlass_testkit::wait::{eventually_async, eventually_ok_async, listens};
 
 use super::{TempDir, temp_dir};
 
-const SHARED: &str = "WINDLASS_TEST_DOCKER";
+const SHARED_SOCKET_VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The socket of the engine all tests share. It is never stopped, and only what a test made itself is touched.
-pub(crate) fn shared() -> PathBuf {
-    match std::env::var_os(SHARED) {
+pub(crate) fn shared_socket() -> PathBuf {
+    match std::env::var_os(SHARED_SOCKET_VARIABLE) {
         Some(path) => path.into(),
-        None => panic!("{SHARED} must name the socket of a container engine; `cargo xtask test` sets it"),
+        None => panic!(
+            "{SHARED_SOCKET_VARIABLE} must name the socket of a container engine; `cargo xtask test` sets it"
+        ),
     }
 }
 
@@ -41,12 +43,12 @@ pub(crate) fn client(socket: &Path) -> Docker {
 pub(crate) struct PrivateEngine {
     containerd: Child,
     dockerd: Option<Child>,
-    kind: Kind,
+    kind: EngineKind,
     scratch: TempDir,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EngineKind {
     Plain,
     /// Containers outlive the engine.
     LiveRestore,
@@ -55,10 +57,10 @@ pub(crate) enum Kind {
 }
 
 impl PrivateEngine {
-    pub(crate) async fn start(kind: Kind) -> Self {
+    pub(crate) async fn start(kind: EngineKind) -> Self {
         let scratch = temp_dir("engine").unwrap();
         let dir = scratch.path();
-        if let Kind::SmallDisk(size) = kind {
+        if let EngineKind::SmallDisk(size) = kind {
             let data = dir.join("data");
             fs::create_dir(&data).unwrap();
             let options = std::ffi::CString::new(format!("size={size}")).unwrap();
@@ -94,7 +96,7 @@ impl PrivateEngine {
         command.arg("--pidfile").arg(dir.join("docker.pid"));
         command.arg("-H").arg(format!("unix://{}", self.socket().display()));
         command.args(["--bridge=none", "--iptables=false", "--ip6tables=false", "--log-level=warn"]);
-        if self.kind == Kind::LiveRestore {
+        if self.kind == EngineKind::LiveRestore {
             command.arg("--live-restore");
         }
         let _ = fs::remove_file(dir.join("docker.pid"));
@@ -153,7 +155,7 @@ impl Drop for PrivateEngine {
             remove_network(self.socket());
         }
         if let Some(mut child) = self.dockerd.take() {
-            end(&mut child);
+            stop_child(&mut child);
         }
         // Containers that outlived the engine hang on helpers that have our directory in their arguments.
         for pid in processes_naming(&dir) {
@@ -161,7 +163,7 @@ impl Drop for PrivateEngine {
                 let _ = kill(pid, Signal::SIGKILL);
             }
         }
-        end(&mut self.containerd);
+        stop_child(&mut self.containerd);
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(Path::new);
         let mut ours: Vec<&Path> = points.filter(|point| point.starts_with(&dir)).collect();
@@ -183,7 +185,7 @@ fn remove_network(socket: PathBuf) {
 }
 
 /// Politely, then not.
-pub(crate) fn end(child: &mut Child) {
+pub(crate) fn stop_child(child: &mut Child) {
     let Ok(pid) = i32::try_from(child.id()) else { return };
     let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     let deadline = Instant::now() + SHUTDOWN_TIMEOUT;

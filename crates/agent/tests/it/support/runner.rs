@@ -11,11 +11,11 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use windlass_agent::{
-    proc::{self, Held},
+    proc::{self, ProcessHandle},
     taskdir::RunnerConfig,
 };
 use windlass_api::agent::runner::JobState;
-use windlass_testkit::wait::{WITHIN, eventually};
+use windlass_testkit::wait::{TIMEOUT, eventually};
 
 use super::{TempDir, agent, temp_dir};
 
@@ -153,7 +153,7 @@ impl Runner {
 
     fn try_call(&self, method: &str, path: &str, head: &str, body: &[u8]) -> std::io::Result<RunnerResponse> {
         let mut stream = UnixStream::connect(self.run.join("runner.sock"))?;
-        stream.set_read_timeout(Some(WITHIN))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n{head}\r\n", body.len())?;
         // The answer may come before all was sent.
         let _ = stream.write_all(body);
@@ -244,7 +244,7 @@ impl Runner {
     pub(crate) fn others(&self) -> Vec<i32> {
         let mark = format!("WINDLASS_TASK_ID={}", self.mark);
         let own = [self.init(), self.inner()];
-        let all = proc::all().unwrap().into_iter().filter(|one| one.state == proc::State::Alive);
+        let all = proc::all().unwrap().into_iter().filter(|one| one.state == proc::ProcessState::Alive);
         all.map(|one| one.name.pid)
             .filter(|pid| !own.contains(pid) && proc::was_started_with(*pid, &[&mark]))
             .collect()
@@ -255,7 +255,7 @@ impl Drop for Runner {
     fn drop(&mut self) {
         // The runner first: its init then ends everything else, and itself.
         for below in proc::descendants(self.init()).unwrap_or_default() {
-            if let Ok(Some(held)) = Held::open(below.name) {
+            if let Ok(Some(held)) = ProcessHandle::open(below.name) {
                 let _ = held.signal(Signal::KILL);
             }
         }

@@ -29,7 +29,7 @@ use windlass_api::agent::{
     shim::{TaskInfo, TaskStatus},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_testkit::wait::{WITHIN, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
 use super::{
     TempDir, agent,
@@ -211,7 +211,7 @@ impl Shim {
         assert!(self.child.is_none(), "it runs");
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).unwrap();
         self.child = Some(self.command().stderr(log).spawn().unwrap());
-        let until = Instant::now() + WITHIN;
+        let until = Instant::now() + TIMEOUT;
         while call(&self.socket(), "GET", "/api/healthcheck", "").is_none() {
             let exited = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(
@@ -248,7 +248,7 @@ impl Shim {
     #[track_caller]
     pub(crate) fn wait_for_exit(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
-        let until = Instant::now() + WITHIN;
+        let until = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = child.try_wait().unwrap() {
                 return status.code();
@@ -380,7 +380,7 @@ impl Shim {
             let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).ok()?;
             self.child = Some(self.command().stderr(log).spawn().ok()?);
         }
-        let until = Instant::now() + WITHIN;
+        let until = Instant::now() + TIMEOUT;
         while Instant::now() < until {
             let list = call(&self.socket(), "GET", "/api/tasks", "")
                 .and_then(|text| serde_json::from_str(&text).ok());
@@ -469,7 +469,7 @@ pub(crate) fn server_key() -> String {
 }
 
 /// A pass as the server writes it for a gateway.
-pub(crate) fn pass(pass: &windlass_api::agent::pass::PortPass) -> String {
+pub(crate) fn sign_pass(pass: &windlass_api::agent::pass::PortPass) -> String {
     pass.encode(|message| server().sign(message).as_ref().to_vec()).unwrap()
 }
 

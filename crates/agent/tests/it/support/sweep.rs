@@ -9,7 +9,7 @@ use std::{
 };
 
 use bollard::query_parameters::ListContainersOptionsBuilder;
-use windlass_agent::shim::journal::{self, Kind, Record, check};
+use windlass_agent::shim::journal::{self, JournalEvent, Record, check};
 use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::eventually_ok_async;
 
@@ -48,7 +48,7 @@ pub(crate) fn records(home: &Path) -> Vec<Record> {
 }
 
 /// How often something is in the journal for a task.
-pub(crate) fn count(home: &Path, task: SubmissionId, is: impl Fn(&Kind) -> bool) -> usize {
+pub(crate) fn count_records(home: &Path, task: SubmissionId, is: impl Fn(&JournalEvent) -> bool) -> usize {
     records(home).iter().filter(|record| record.submission == task && is(&record.kind)).count()
 }
 

@@ -14,14 +14,14 @@ use tar::{Builder, EntryType, Header};
 use windlass_api::{
     files::{Archive, HashRequest},
     operations::{ReadArchive, ReadServerInfo, UploadArchive},
-    server::Nothing,
+    server::EmptyRequest,
 };
 
 use super::source::ConfigSource;
 use crate::{
     context::Context,
     local::sha256,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// What a server takes that does not say what it takes.
@@ -39,7 +39,7 @@ pub(super) struct UploadedArchive {
 
 /// The largest file that the server takes.
 pub(crate) async fn bytes_max(cx: &Context) -> Result<u64, CliError> {
-    let info = cx.call::<ReadServerInfo>(&Nothing {}).await?;
+    let info = cx.call::<ReadServerInfo>(&EmptyRequest {}).await?;
     Ok(info.upload_bytes_max.unwrap_or(BYTES_MAX))
 }
 
@@ -72,7 +72,7 @@ async fn upload_if_missing(cx: &Context, content: &[u8]) -> Result<Archive, CliE
     match cx.try_call::<ReadArchive>(&HashRequest { hash: hash.clone() }).await {
         Ok(archive) => Ok(archive),
         Err(error) if error.is_not_found() => {
-            match cx.client.upload::<UploadArchive>(&[], &Nothing {}, &hash, content).await {
+            match cx.client.upload::<UploadArchive>(&[], &EmptyRequest {}, &hash, content).await {
                 Ok(archive) => Ok(archive),
                 Err(error) => Err(cx.explain(&error).await),
             }
@@ -96,7 +96,7 @@ fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
     let failed = |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
     let whole = path.canonicalize().map_err(failed)?;
     let Some(name) = whole.file_name() else {
-        return Err(CliError::new("send the whole file system").code(Code::TooLarge));
+        return Err(CliError::new("send the whole file system").code(ErrorCode::TooLarge));
     };
     let top = PathBuf::from(name);
     if whole.is_dir() {
@@ -156,7 +156,7 @@ impl ArchiveBuilder {
         self.entries += 1;
         if self.entries > ENTRIES_MAX {
             return Err(CliError::new(format!("send `{}`", self.root.display()))
-                .code(Code::TooLarge)
+                .code(ErrorCode::TooLarge)
                 .why(format!("it holds more than {ENTRIES_MAX} files"))
                 .hint(format!("leave some out with {IGNORE_FILE}")));
         }
@@ -212,7 +212,7 @@ impl ArchiveBuilder {
                 })
                 .collect();
             return Err(CliError::new(format!("send `{root}`"))
-                .code(Code::TooLarge)
+                .code(ErrorCode::TooLarge)
                 .why(format!(
                     "{} KiB are more than the {} KiB that the server takes; largest: {}",
                     self.bytes / 1024,

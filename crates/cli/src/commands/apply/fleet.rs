@@ -81,18 +81,18 @@ fn print_plan(planned: &FleetPlan, config: &Config) {
     };
     output::print_message(&format!("Project  {}\nUser     {}", planned.project_name, planned.user));
     output::print_message(&output::printable(&format!("Fleet    {name} ({kind})\n")));
-    plan::offers(&planned.offers, planned.total_offers);
+    plan::print_offers(&planned.offers, planned.total_offers);
 }
 
 fn changes(
     fleet: &Fleet,
     planned: &FleetPlan,
-) -> Result<Result<Vec<diff::Change>, diff::Forbidden>, CliError> {
+) -> Result<Result<Vec<diff::FieldChange>, diff::ForbiddenChange>, CliError> {
     let read =
         |document: &Document| document.value().map_err(|error| CliError::from_error("read the plan", &error));
     let stored = read(&fleet.spec)?;
     let wanted = read(planned.effective_spec.as_ref().unwrap_or(&planned.spec))?;
-    Ok(diff::fleet(&stored["configuration"], &wanted["configuration"]))
+    Ok(diff::diff_fleet(&stored["configuration"], &wanted["configuration"]))
 }
 
 fn is_unchanged(fleet: &Fleet, planned: &FleetPlan) -> Result<bool, CliError> {
@@ -123,7 +123,7 @@ async fn delete(cx: &Context, fleet: &Fleet) -> Result<(), CliError> {
 
 async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, CliError> {
     let fleet = if args.detach { fleet } else { wait_until_ready(cx, fleet).await? };
-    output::one(args.output.format, &fleet, &fleet.name, |_| {
+    output::print_one(args.output.format, &fleet, &fleet.name, |_| {
         show_fleets(std::slice::from_ref(&fleet), args.output.format);
     })?;
     let ended = fleet.instances.iter().any(|instance| instance.status == "terminated");

@@ -36,7 +36,7 @@ pub(super) struct CodeUpload {
     pub(super) hash: String,
 }
 
-pub(super) async fn find(
+pub(super) async fn find_code(
     cx: &Context,
     args: &Args,
     source: &ConfigSource,
@@ -46,11 +46,11 @@ pub(super) async fn find(
     match (&repo.0.local_path, &repo.0.url) {
         (Some(path), _) => {
             let bytes_max = bytes_max(cx).await?;
-            local(args, &local_path(&source.dir, path)?, bytes_max).map(Some)
+            from_local_path(args, &local_path(&source.dir, path)?, bytes_max).map(Some)
         }
         (None, Some(url)) if !is_reachable(url) => {
             Err(CliError::new(format!("clone the repository `{url}`"))
-                .code(problem::Code::Repository)
+                .code(problem::ErrorCode::Repository)
                 .why("hosts clone over https, ssh and git only")
                 .hint("for files of this machine name the folder: `repos: [PATH]`"))
         }
@@ -63,18 +63,18 @@ pub(super) async fn find(
 fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload, CliError> {
     let data = json!({
         "repo_type": "remote",
-        "repo_name": name_of(url),
+        "repo_name": repo_name(url),
         "repo_branch": spec.branch,
         "repo_hash": spec.hash,
         "repo_config_name": null,
         "repo_config_email": null,
     });
-    code(args, url, data, Vec::new())
+    build_upload(args, url, data, Vec::new())
 }
 
-fn code(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<CodeUpload, CliError> {
-    let name = name_of(url);
-    let identity = args.git_identity.as_ref().map(keys::read).transpose()?;
+fn build_upload(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result<CodeUpload, CliError> {
+    let name = repo_name(url);
+    let identity = args.git_identity.as_ref().map(keys::read_key).transpose()?;
     let creds = repos::Creds {
         clone_url: url.to_owned(),
         private_key: identity.and_then(|key| key.private),
@@ -100,13 +100,13 @@ fn is_reachable(url: &str) -> bool {
 }
 
 /// The last part of an address, without `.git`.
-fn name_of(url: &str) -> String {
+fn repo_name(url: &str) -> String {
     let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
     let name = last.strip_suffix(".git").unwrap_or(last);
     if name.is_empty() { "repo".to_owned() } else { name.to_owned() }
 }
 
-fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliError> {
+fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliError> {
     let whole = path.canonicalize().map_err(|error| {
         CliError::from_error(&format!("find the repository `{}`", path.display()), &error)
     })?;
@@ -129,7 +129,7 @@ fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliErro
     };
     let data = json!({
         "repo_type": "remote",
-        "repo_name": name_of(&url),
+        "repo_name": repo_name(&url),
         "repo_branch": git.branch(&remote)?,
         "repo_hash": base,
         "repo_config_name": git.try_output(&["config", "user.name"])?,
@@ -138,7 +138,7 @@ fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliErro
     let diff = git.diff(&base)?;
     if diff.len() as u64 > bytes_max {
         return Err(CliError::new("send the changes of the repository")
-            .code(problem::Code::TooLarge)
+            .code(problem::ErrorCode::TooLarge)
             .why(format!(
                 "{} KiB are more than the {} KiB that the server takes",
                 diff.len() / 1024,
@@ -146,7 +146,7 @@ fn local(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUpload, CliErro
             ))
             .hint("commit and push them, or leave large files out with .gitignore"));
     }
-    code(args, &url, data, diff)
+    build_upload(args, &url, data, diff)
 }
 
 /// All of a directory, as a tar.
@@ -187,7 +187,7 @@ impl Git {
         command.output().map_err(|error| {
             let problem =
                 CliError::from_error(&format!("look at the repository {}", self.root.display()), &error)
-                    .code(problem::Code::Repository);
+                    .code(problem::ErrorCode::Repository);
             if error.kind() == std::io::ErrorKind::NotFound { problem.hint("install git") } else { problem }
         })
     }
@@ -204,7 +204,7 @@ impl Git {
 
     fn text(&self, args: &[&str]) -> Result<String, CliError> {
         self.try_output(args)?.ok_or_else(|| {
-            CliError::new(format!("run `git {}`", args.join(" "))).code(problem::Code::Repository)
+            CliError::new(format!("run `git {}`", args.join(" "))).code(problem::ErrorCode::Repository)
         })
     }
 
@@ -215,7 +215,7 @@ impl Git {
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(CliError::new("find the changes of the repository")
-            .code(problem::Code::Repository)
+            .code(problem::ErrorCode::Repository)
             .why(format!("git says: {said}")))
     }
 
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_repository_is_called_by_the_last_part_of_its_address() {
-        let names = ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(name_of);
+        let names = ["https://host/team/app.git", "git@host:team/app", "ssh://host/app/"].map(repo_name);
         assert_eq!(names, ["app", "app", "app"]);
     }
 

@@ -6,7 +6,7 @@ use windlass_model::config::fleet::{Fleet, Host, ProxyJump, SshKey};
 use windlass_tunnel::LoginKey;
 
 use super::archive::local_path;
-use crate::problem::{CliError, Code};
+use crate::problem::{CliError, ErrorCode};
 
 /// Larger files are no keys.
 const KEY_BYTES_MAX: u64 = 64 << 10;
@@ -34,24 +34,24 @@ fn load_key(key: &mut Option<SshKey>, file: Option<&str>, dir: &Path) -> Result<
     if key.is_none()
         && let Some(file) = file
     {
-        *key = Some(read(&local_path(dir, file)?)?);
+        *key = Some(read_key(&local_path(dir, file)?)?);
     }
     Ok(())
 }
 
-pub(super) fn read(path: &PathBuf) -> Result<SshKey, CliError> {
+pub(super) fn read_key(path: &PathBuf) -> Result<SshKey, CliError> {
     let what = format!("read the private key `{}`", path.display());
     let size = std::fs::metadata(path)
-        .map_err(|error| CliError::from_error(&what, &error).code(Code::UnfitKey))?
+        .map_err(|error| CliError::from_error(&what, &error).code(ErrorCode::UnfitKey))?
         .len();
     if size > KEY_BYTES_MAX {
-        return Err(CliError::new(what).code(Code::UnfitKey).why("it is too large to be a key"));
+        return Err(CliError::new(what).code(ErrorCode::UnfitKey).why("it is too large to be a key"));
     }
     let private = std::fs::read_to_string(path)
-        .map_err(|error| CliError::from_error(&what, &error).code(Code::UnfitKey))?;
+        .map_err(|error| CliError::from_error(&what, &error).code(ErrorCode::UnfitKey))?;
     let key = LoginKey::parse(&private).map_err(|error| {
         CliError::from_error(&what, &error)
-            .code(Code::UnfitKey)
+            .code(ErrorCode::UnfitKey)
             .hint("the key must be RSA, ECDSA or Ed25519 and have no passphrase; `ssh-keygen -p` removes one")
     })?;
     Ok(SshKey { public: key.public_line(), private: Some(private) })

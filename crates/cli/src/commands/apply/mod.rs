@@ -21,7 +21,7 @@ use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMappin
 
 pub(crate) use self::{
     plan::{refusals, resources},
-    source::{ConfigSource, DEFAULT_FILES, complete, described},
+    source::{ConfigSource, DEFAULT_FILES, parse_file, with_overrides},
 };
 use super::wants::Overrides;
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
     exit::Exit,
     follow::Ports,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -149,7 +149,7 @@ pub(crate) fn ports(job_spec: &serde_json::Value, named: &[PortMapping]) -> Vec<
     all
 }
 
-pub(crate) fn variable(text: &str) -> Result<(String, Option<String>), String> {
+pub(crate) fn parse_variable(text: &str) -> Result<(String, Option<String>), String> {
     match text.split_once('=') {
         Some(("", _)) => Err("want NAME or NAME=VALUE".to_owned()),
         Some((name, value)) => Ok((name.to_owned(), Some(value.to_owned()))),
@@ -180,7 +180,7 @@ fn apply(args: &Args) -> Result<Exit, CliError> {
 fn check_can_confirm(args: &Args) -> Result<(), CliError> {
     if !args.yes && !output::can_prompt() {
         return Err(CliError::usage("confirmation needed: apply the configuration?")
-            .code(Code::ConfirmationRequired)
+            .code(ErrorCode::ConfirmationRequired)
             .hint("pass `-y`: there is no terminal to ask on"));
     }
     Ok(())
@@ -194,7 +194,7 @@ pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliErro
         return Err(CliError::usage("standard output belongs to the job while it is followed")
             .hint("`-o` goes together with `-d`; `-o jsonl` alone tells progress and output as events"));
     }
-    context::with(&args.at, async |cx| match &source.configuration {
+    context::with_context(&args.at, async |cx| match &source.configuration {
         Configuration::Task(_) | Configuration::Service(_) | Configuration::DevEnvironment(_) => {
             run::apply(cx, args, source).await
         }

@@ -14,7 +14,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -70,7 +70,7 @@ fn check_existing_volume(
         return print_result(args, volume, &volume.name, volume.status == "failed");
     }
     Err(CliError::new(format!("change volume `{}`", volume.name))
-        .code(Code::Unchangeable)
+        .code(ErrorCode::Unchangeable)
         .why(format!("{} cannot change: it may hold data", changed.join(", ")))
         .hint(format!(
             "choose another name, or `windlass volume delete {}` and lose what is on it",
@@ -90,7 +90,7 @@ pub(super) async fn gateway(cx: &Context, args: &Args, source: &ConfigSource) ->
         (Some(_), ApplyAction::Update) => "Update",
         (Some(gateway), ApplyAction::Create) => {
             return Err(CliError::new(format!("change gateway `{}`", gateway.name))
-                .code(Code::Unchangeable)
+                .code(ErrorCode::Unchangeable)
                 .why("what changed cannot change while it exists")
                 .hint(format!("`windlass gateway delete {}` first", gateway.name)));
         }
@@ -134,6 +134,6 @@ fn print_result<T: serde::Serialize>(
     name: &str,
     failed: bool,
 ) -> Result<Exit, CliError> {
-    output::one(args.output.format, thing, name, |_| output::data(name))?;
+    output::print_one(args.output.format, thing, name, |_| output::data(name))?;
     Ok(if failed { Exit::RunFailed } else { Exit::Done })
 }

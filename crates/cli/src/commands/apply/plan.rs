@@ -19,7 +19,7 @@ use crate::output::{
 const REFUSALS_MAX: usize = 5;
 
 /// The heading of a run's plan and its best offers, to stderr: stdout belongs to the job.
-pub(crate) fn show(plan: &RunPlan) {
+pub(crate) fn print_plan(plan: &RunPlan) {
     let spec = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
     let configuration = &spec["configuration"];
     let mut lines = vec![("Project", plan.project_name.clone()), ("User", plan.user.clone())];
@@ -61,7 +61,7 @@ pub(crate) fn show(plan: &RunPlan) {
     output::print_message("");
     let all: Vec<Offer> = distinct.iter().flat_map(|(_, job)| job.offers.iter().cloned()).collect();
     let total: i64 = distinct.iter().map(|(_, job)| job.total_offers).sum();
-    offers(&all, total);
+    print_offers(&all, total);
     misfits(plan, all.is_empty());
     let mut told = BTreeSet::new();
     for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
@@ -162,7 +162,7 @@ fn misfits(plan: &RunPlan, nothing_fits: bool) {
 /// Why a job has no place, in words: a line for each place, the nearest miss first, with every reason and its cure.
 pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
     let all = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut lines: Vec<String> = all.iter().take(most).map(refusal).collect();
+    let mut lines: Vec<String> = all.iter().take(most).map(format_refusal).collect();
     let rest = all.len().saturating_sub(most) as u64 + why["left_out"].as_u64().unwrap_or(0);
     if rest > 0 {
         lines.push(format!(
@@ -173,7 +173,7 @@ pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
     lines
 }
 
-fn refusal(one: &Value) -> String {
+fn format_refusal(one: &Value) -> String {
     // This machine is `local` in every respect: its backend, its region, its type.
     let mut words: Vec<&str> = one["place"].as_str().unwrap_or("?").split(' ').collect();
     words.dedup();
@@ -191,7 +191,7 @@ fn refusal(one: &Value) -> String {
     line
 }
 
-pub(crate) fn offers(all: &[Offer], total: i64) {
+pub(crate) fn print_offers(all: &[Offer], total: i64) {
     if all.is_empty() {
         return;
     }

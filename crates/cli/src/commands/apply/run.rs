@@ -18,18 +18,20 @@ use super::{
 use crate::{
     cli::Format,
     commands::{is_finished, wait_for_end},
-    context::{Context, name_of},
+    context::{Context, run_name},
     exit::Exit,
-    follow::{self, Events, FollowOptions, LogPrinter, Login, OutputMode, PortForwards, rollout, ssh},
+    follow::{
+        self, EventWriter, FollowOptions, LogPrinter, OutputMode, PortForwards, SshLogin, rollout, ssh,
+    },
     output,
     problem::CliError,
 };
 
 /// Whose ports are forwarded, and where people log in.
-const FIRST_JOB: ssh::Place = ssh::Place { replica: 0, job: 0 };
+const FIRST_JOB: ssh::LoginTarget = ssh::LoginTarget { replica: 0, job: 0 };
 
 pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
-    let code = git::find(cx, args, source).await?;
+    let code = git::find_code(cx, args, source).await?;
     secrets::check_secrets_exist(cx, &source.configuration).await?;
     let archives = archive::upload(cx, source).await?;
     if let Some(code) = &code {
@@ -48,22 +50,22 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
     let step = step(&planned, args.force)?;
     let as_events = args.output.format == Format::Jsonl && !args.detach;
     if as_events {
-        Events::plan(&planned, step.as_str());
+        EventWriter::plan(&planned, step.as_str());
     } else {
-        plan::show(&planned);
+        plan::print_plan(&planned);
         step.tell(&planned);
     }
     // A port of this machine that is taken is found before anything is started.
     let forwards = if args.detach { None } else { Some(PortForwards::bind(args.ports(&planned)?).await?) };
     if let PlannedAction::Nothing(run) = &step {
-        output::print_message(&format!("`{}` runs already and nothing changed.", name_of(run)));
+        output::print_message(&format!("`{}` runs already and nothing changed.", run_name(run)));
         return print_and_follow(cx, args, run, forwards, false).await;
     }
     if !confirm_apply(args, &step.question())? {
         return Ok(Exit::RunFailed);
     }
     if let PlannedAction::Replace(run, _) = &step {
-        let name = name_of(run);
+        let name = run_name(run);
         output::print_message(&format!("Stopping `{name}`…"));
         cx.call::<StopRuns>(&runs::StopRequest { runs_names: vec![name], abort: false }).await?;
         wait_for_end(cx, run.id).await?;
@@ -78,7 +80,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
     }
     let run = submit(cx, &planned, spec, args.force).await?;
     if as_events {
-        Events::submitted(&run);
+        EventWriter::submitted(&run);
     }
     // What ran before this command goes on after it.
     let is_ours = matches!(step, PlannedAction::Create | PlannedAction::Replace(..));
@@ -134,7 +136,7 @@ impl PlannedAction<'_> {
             }
             Self::Replace(run, None) => (run, "it has to stop first".to_owned()),
         };
-        output::print_message(&format!("`{}` is active, and {means}.", name_of(run)));
+        output::print_message(&format!("`{}` is active, and {means}.", run_name(run)));
         let wanted = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
         let stored = run.run_spec.value().unwrap_or_default();
         let full = |spec: &Value| diff::with_defaults(&spec["configuration"]);
@@ -151,8 +153,10 @@ impl PlannedAction<'_> {
     fn question(&self) -> String {
         match self {
             Self::Create | Self::Nothing(_) => "Submit the run?".to_owned(),
-            Self::Update(run, paths) => format!("Update `{}` in place ({})?", name_of(run), paths.join(", ")),
-            Self::Replace(run, _) => format!("Stop `{}` and start it anew?", name_of(run)),
+            Self::Update(run, paths) => {
+                format!("Update `{}` in place ({})?", run_name(run), paths.join(", "))
+            }
+            Self::Replace(run, _) => format!("Stop `{}` and start it anew?", run_name(run)),
         }
     }
 }
@@ -166,7 +170,7 @@ fn step(plan: &RunPlan, force: bool) -> Result<PlannedAction<'_>, CliError> {
         |document: &Document| document.value().map_err(|error| CliError::from_error("read the plan", &error));
     let stored = value(&current.run_spec)?;
     let wanted = value(plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec))?;
-    let changes = diff::run_spec(&stored, &wanted);
+    let changes = diff::diff_run_spec(&stored, &wanted);
     match (plan.action, changes) {
         (ApplyAction::Update, Ok(changes)) if changes.is_empty() && !force => {
             Ok(PlannedAction::Nothing(current))
@@ -204,12 +208,12 @@ async fn print_and_follow(
     forwards: Option<PortForwards>,
     may_stop: bool,
 ) -> Result<Exit, CliError> {
-    let name = name_of(run);
+    let name = run_name(run);
     if !args.detach {
         let spec = run.run_spec.value().unwrap_or_default();
         let is_dev = spec["configuration"]["type"] == "dev-environment";
         let as_events = args.output.format == Format::Jsonl;
-        let login = Login { at: args.at.clone(), place: FIRST_JOB, identity: None };
+        let login = SshLogin { at: args.at.clone(), place: FIRST_JOB, identity: None };
         let how = FollowOptions {
             output: Some(if as_events {
                 OutputMode::Events
@@ -223,13 +227,13 @@ async fn print_and_follow(
         };
         return follow::follow(cx, run, how).await;
     }
-    output::one(args.output.format, run, &name, |_| {
+    output::print_one(args.output.format, run, &name, |_| {
         output::data(&name);
         output::print_message(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
         if let Some(next) = rollout::next_start(run, output::words::now()) {
             output::print_message(&format!("It starts next at {next}."));
         }
-        if let Some(address) = rollout::address(run, &cx.url) {
+        if let Some(address) = rollout::format_address(run, &cx.url) {
             output::print_message(&output::printable(&format!("It answers at {address}")));
         }
     })?;

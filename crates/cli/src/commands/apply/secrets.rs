@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use windlass_api::{operations::ListSecrets, server::Nothing};
+use windlass_api::{operations::ListSecrets, server::EmptyRequest};
 use windlass_model::config::{
     Configuration,
     env::EnvValue,
@@ -11,7 +11,7 @@ use windlass_model::config::{
 
 use crate::{
     context::{Context, closest_name},
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// Only those who manage a project may list its secrets; for the others the server says it when a job starts.
@@ -20,13 +20,13 @@ pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configurat
     if named.is_empty() {
         return Ok(());
     }
-    let Ok(stored) = cx.try_call::<ListSecrets>(&Nothing {}).await else { return Ok(()) };
+    let Ok(stored) = cx.try_call::<ListSecrets>(&EmptyRequest {}).await else { return Ok(()) };
     let stored: BTreeSet<String> = stored.into_iter().map(|secret| secret.name).collect();
     let missing: Vec<&String> = named.difference(&stored).collect();
     let Some(first) = missing.first() else { return Ok(()) };
     let listed: Vec<String> = missing.iter().map(|name| format!("`{name}`")).collect();
     let problem = CliError::new(format!("no secret named {} in project `{}`", listed.join(", "), cx.project))
-        .code(Code::UnknownName);
+        .code(ErrorCode::UnknownName);
     Err(match closest_name(first, stored.iter().map(String::as_str)) {
         Some(near) => problem.hint(format!("did you mean `{near}`?")),
         None => problem.hint(format!("`windlass secret set {first}` stores it")),

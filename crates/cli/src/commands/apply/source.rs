@@ -17,7 +17,7 @@ use windlass_model::config::{
 use super::Args;
 use crate::{
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// Tried in this order when no file is named.
@@ -53,11 +53,11 @@ pub(crate) fn read(args: &Args) -> Result<ConfigSource, CliError> {
     let configuration = parse(&file, &text)?;
     let parent = if stdin { None } else { path.parent().filter(|parent| !parent.as_os_str().is_empty()) };
     let dir = parent.unwrap_or(Path::new(".")).to_owned();
-    complete(args, file, dir, configuration)
+    with_overrides(args, file, dir, configuration)
 }
 
 /// A configuration with what the command line adds to it. `file` is what it is called.
-pub(crate) fn complete(
+pub(crate) fn with_overrides(
     args: &Args,
     file: String,
     dir: PathBuf,
@@ -72,7 +72,7 @@ pub(crate) fn complete(
 }
 
 /// What a file describes, as it is written.
-pub(crate) fn described(path: &Path) -> Result<Configuration, CliError> {
+pub(crate) fn parse_file(path: &Path) -> Result<Configuration, CliError> {
     let stdin = path.as_os_str() == "-";
     parse(&path.display().to_string(), &text(path, stdin)?)
 }
@@ -103,7 +103,8 @@ fn parse(file: &str, text: &str) -> Result<Configuration, CliError> {
         CliError::told()
     };
     let parsed = config::parse(text).map_err(|problems| told(&problems))?;
-    let context = unsupported::Context { node: Some(&parsed.node), ..unsupported::Context::default() };
+    let context =
+        unsupported::ReviewContext { node: Some(&parsed.node), ..unsupported::ReviewContext::default() };
     let review = unsupported::review(&parsed.configuration, context);
     if !review.refusals.is_empty() {
         return Err(told(&review.refusals));
@@ -162,7 +163,7 @@ fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), CliEr
     let unset = env.unresolved();
     if !unset.is_empty() {
         return Err(CliError::new(format!("variables without a value: {}", unset.join(", ")))
-            .code(Code::UnsetVariable)
+            .code(ErrorCode::UnsetVariable)
             .why("the configuration takes them from your environment, where they are not set")
             .hint(format!("`-e {}=VALUE`, or set them", unset[0])));
     }
@@ -207,7 +208,7 @@ fn profile(args: &Args) -> Result<Value, CliError> {
     }
     match wanted {
         Some(name) => Err(CliError::new(format!("find profile `{name}`"))
-            .code(Code::UnknownName)
+            .code(ErrorCode::UnknownName)
             .why("no profiles.yml here or in your home has it")
             .hint(format!("profiles are looked for in {}", PROFILE_FILES[0]))),
         None => Ok(json!({ "name": "default", "default": false })),

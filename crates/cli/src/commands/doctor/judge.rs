@@ -3,10 +3,10 @@
 use serde::Serialize;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
 use windlass_backend::processes_of;
-use windlass_model::plan::runs_in::Processes;
+use windlass_model::plan::runs_in::ProcessSupport;
 
 /// The version of this program; the others should have the same.
-const OURS: &str = env!("CARGO_PKG_VERSION");
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Below this a first image does not fit.
 const DISK_FREE_MIN: u64 = 5 << 30;
 const GIB: u64 = 1 << 30;
@@ -50,7 +50,7 @@ impl Check {
 #[derive(Clone, Debug)]
 pub(super) struct Findings {
     pub(super) home: HomeStatus,
-    pub(super) server: Server,
+    pub(super) server: ServerStatus,
     pub(super) port: PortStatus,
     pub(super) agent: AgentStatus,
     pub(super) engine: EngineStatus,
@@ -81,7 +81,7 @@ pub(super) enum HomeStatus {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Server {
+pub(super) enum ServerStatus {
     /// Nothing names one, and none runs here.
     None,
     /// What a command would say instead of trying.
@@ -124,7 +124,7 @@ pub(super) enum AgentStatus {
 #[derive(Clone, Debug)]
 pub(super) struct InstanceStatus {
     pub(super) name: String,
-    pub(super) processes: Option<Processes>,
+    pub(super) processes: Option<ProcessSupport>,
     /// Why its container engine does not answer.
     pub(super) engine_away: Option<String>,
 }
@@ -195,31 +195,31 @@ fn home(home: &HomeStatus) -> Check {
     }
 }
 
-fn server(server: &Server) -> Check {
+fn server(server: &ServerStatus) -> Check {
     match server {
-        Server::None => {
+        ServerStatus::None => {
             Check::passed("server", "none is configured: the first command starts one on this machine")
         }
-        Server::Unusable { why, hint } => Check::bad("server", why, hint),
-        Server::Unreachable { url, why, here: true } => Check::bad(
+        ServerStatus::Unusable { why, hint } => Check::bad("server", why, hint),
+        ServerStatus::Unreachable { url, why, here: true } => Check::bad(
             "server",
             format!("{url} does not answer: {why}"),
             "start it: `windlass server`, or choose another: `windlass login --url URL --token -`",
         ),
-        Server::Unreachable { url, why, here: false } => Check::bad(
+        ServerStatus::Unreachable { url, why, here: false } => Check::bad(
             "server",
             format!("{url} does not answer: {why}"),
             "see whether it runs and the way is open, or `windlass login --url URL --token -`",
         ),
-        Server::Denied { url, why } => Check::bad(
+        ServerStatus::Denied { url, why } => Check::bad(
             "server",
             format!("{url} refuses: {why}"),
             format!("`windlass login --url {url} --token -` with a token of that server"),
         ),
-        Server::Reachable { url, user, project: Ok(project), .. } => {
+        ServerStatus::Reachable { url, user, project: Ok(project), .. } => {
             Check::passed("server", format!("{url} as `{user}`, project `{project}`"))
         }
-        Server::Reachable { url, user, project: Err(why), .. } => Check::bad(
+        ServerStatus::Reachable { url, user, project: Err(why), .. } => Check::bad(
             "server",
             format!("{url} as `{user}`: {why}"),
             "`windlass project` lists yours; `--project` or `WINDLASS_PROJECT` chooses one",
@@ -227,22 +227,23 @@ fn server(server: &Server) -> Check {
     }
 }
 
-fn version(server: &Server) -> Check {
+fn version(server: &ServerStatus) -> Check {
     match server {
-        Server::Reachable { version: Some(theirs), .. } if theirs != OURS => Check::note(
+        ServerStatus::Reachable { version: Some(theirs), .. } if theirs != OWN_VERSION => Check::note(
             "version",
             format!("this program is {OURS}, the server {theirs}"),
             "use the same version of both",
         ),
-        Server::Reachable { version: None, .. } => Check::note(
+        ServerStatus::Reachable { version: None, .. } => Check::note(
             "version",
             format!("this program is {OURS}, and the server does not say its own"),
             "it is older, or no windlass: upgrade it",
         ),
-        Server::Reachable { .. } => Check::passed("version", format!("{OURS}, like the server")),
-        Server::None | Server::Unusable { .. } | Server::Unreachable { .. } | Server::Denied { .. } => {
-            Check::passed("version", OURS)
-        }
+        ServerStatus::Reachable { .. } => Check::passed("version", format!("{OURS}, like the server")),
+        ServerStatus::None
+        | ServerStatus::Unusable { .. }
+        | ServerStatus::Unreachable { .. }
+        | ServerStatus::Denied { .. } => Check::passed("version", OWN_VERSION),
     }
 }
 
@@ -269,7 +270,7 @@ fn agent(agent: &AgentStatus) -> Check {
         AgentStatus::Broken { why } => {
             Check::bad("agent", why, "install it again, of the same version as `windlass`")
         }
-        AgentStatus::Fine { version, path, .. } if version != OURS => Check::bad(
+        AgentStatus::Fine { version, path, .. } if version != OWN_VERSION => Check::bad(
             "agent",
             format!("{path} is {version}, this program {OURS}"),
             "install both of the same version",
@@ -284,14 +285,14 @@ fn agent(agent: &AgentStatus) -> Check {
 fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
     const NAME: &str = "processes";
     let told = |host: &InstanceStatus| match host.processes.as_ref()? {
-        processes @ (Processes::Own { .. } | Processes::NotConfined { .. }) => {
+        processes @ (ProcessSupport::Own { .. } | ProcessSupport::NotConfined { .. }) => {
             Some((host.name.clone(), processes.clone()))
         }
-        Processes::Users
-        | Processes::Namespaces
-        | Processes::None
-        | Processes::Refused
-        | Processes::Unknown => None,
+        ProcessSupport::Users
+        | ProcessSupport::Namespaces
+        | ProcessSupport::None
+        | ProcessSupport::Refused
+        | ProcessSupport::Unknown => None,
     };
     let here = match agent {
         AgentStatus::Fine { host, .. } => host.processes.as_ref(),
@@ -299,7 +300,7 @@ fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
     };
     let here = here.map(|here| processes_of(Some(here), ProcessMode::Confined));
     match (hosts.iter().find_map(told), here) {
-        (Some((name, processes @ Processes::Own { .. })), _) => Check::note(
+        (Some((name, processes @ ProcessSupport::Own { .. })), _) => Check::note(
             NAME,
             format!("on {name} plain processes are {processes}"),
             "every job can do what the server can: `windlass server --local-processes confined`, unless all jobs are yours",
@@ -307,7 +308,7 @@ fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
         (Some((name, processes)), _) => {
             Check::note(NAME, format!("on {name} plain processes are {processes}"), CONFINE)
         }
-        (None, Some(processes @ Processes::NotConfined { .. })) => {
+        (None, Some(processes @ ProcessSupport::NotConfined { .. })) => {
             Check::note(NAME, format!("here plain processes are {processes}"), CONFINE)
         }
         (None, Some(processes)) => Check::passed(NAME, format!("plain processes are {processes}")),
@@ -399,9 +400,13 @@ mod tests {
     fn fine() -> Findings {
         Findings {
             home: HomeStatus::Fine { path: "/h".into(), free: 10 * GIB },
-            server: Server::None,
+            server: ServerStatus::None,
             port: PortStatus::Free(3000),
-            agent: AgentStatus::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host()) },
+            agent: AgentStatus::Fine {
+                path: "/a".into(),
+                version: OWN_VERSION.into(),
+                host: Box::new(host()),
+            },
             engine: EngineStatus::Found("/run/docker.sock".into()),
             gpus: GpuStatus::default(),
             hosts: Vec::new(),
@@ -435,19 +440,29 @@ mod tests {
         let with = |server| Findings { server, ..fine() };
         let url = || "http://h:3000".to_owned();
         let up = |project, version: Option<&str>| {
-            with(Server::Reachable {
+            with(ServerStatus::Reachable {
                 url: url(),
                 version: version.map(str::to_owned),
                 user: "u".into(),
                 project,
             })
         };
-        let away = |here| with(Server::Unreachable { url: url(), why: "refused".into(), here });
+        let away = |here| with(ServerStatus::Unreachable { url: url(), why: "refused".into(), here });
         check(&away(true), "server", Severity::Bad, "`windlass server`");
         check(&away(false), "server", Severity::Bad, "windlass login");
-        check(&with(Server::Denied { url: url(), why: "no".into() }), "server", Severity::Bad, "--token -");
-        check(&up(Ok("main".into()), Some(OURS)), "server", Severity::Passed, "project `main`");
-        check(&up(Err("no project `x`".into()), Some(OURS)), "server", Severity::Bad, "no project `x`");
+        check(
+            &with(ServerStatus::Denied { url: url(), why: "no".into() }),
+            "server",
+            Severity::Bad,
+            "--token -",
+        );
+        check(&up(Ok("main".into()), Some(OWN_VERSION)), "server", Severity::Passed, "project `main`");
+        check(
+            &up(Err("no project `x`".into()), Some(OWN_VERSION)),
+            "server",
+            Severity::Bad,
+            "no project `x`",
+        );
         check(&up(Ok("main".into()), Some("9.9.9")), "version", Severity::Note, "9.9.9");
         check(&up(Ok("main".into()), None), "version", Severity::Note, "upgrade it");
     }
@@ -489,10 +504,10 @@ mod tests {
                 InstanceStatus { name: name.into(), processes, engine_away: engine_away.map(str::to_owned) };
             Findings { hosts: vec![host], ..fine() }
         };
-        check(&with("local-0", Some(Processes::Users), None), "processes", Severity::Passed, "");
-        let own = Processes::Own { otherwise: Box::new(Processes::Users) };
+        check(&with("local-0", Some(ProcessSupport::Users), None), "processes", Severity::Passed, "");
+        let own = ProcessSupport::Own { otherwise: Box::new(ProcessSupport::Users) };
         check(&with("local-0", Some(own), None), "processes", Severity::Note, "--local-processes confined");
-        let not = Processes::NotConfined { why: "no user namespaces".into() };
+        let not = ProcessSupport::NotConfined { why: "no user namespaces".into() };
         check(&with("rack-1", Some(not), None), "processes", Severity::Note, "no user namespaces");
         let away = with("rack-1", None, Some("connection refused"));
         check(&away, "docker", Severity::Note, "engine of rack-1 is away: connection refused");
@@ -500,7 +515,10 @@ mod tests {
             let problem = problem.map(str::to_owned);
             let told = ProcessesInfo { mode: ProcessMode::Confined, confined_by, problem };
             let host = Box::new(HostInfo { processes: Some(told), ..host() });
-            Findings { agent: AgentStatus::Fine { path: "/a".into(), version: OURS.into(), host }, ..fine() }
+            Findings {
+                agent: AgentStatus::Fine { path: "/a".into(), version: OWN_VERSION.into(), host },
+                ..fine()
+            }
         };
         check(&told(Some(ConfinementMethod::Users), None), "processes", Severity::Passed, "user of its own");
         check(&told(None, Some("no user namespaces")), "processes", Severity::Note, "--local-processes own");
@@ -523,7 +541,8 @@ mod tests {
                 gpu_count: 8,
                 ..host()
             };
-            let agent = AgentStatus::Fine { path: "/a".into(), version: OURS.into(), host: Box::new(host) };
+            let agent =
+                AgentStatus::Fine { path: "/a".into(), version: OWN_VERSION.into(), host: Box::new(host) };
             let gpus = GpuStatus { nvidia: 8, toolkit, driver: Some("550".into()), problems: Vec::new() };
             Findings { agent, gpus, ..fine() }
         };

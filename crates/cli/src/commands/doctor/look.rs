@@ -12,18 +12,20 @@ use windlass_api::{
     agent::shim::HostInfo,
     client::CallError,
     operations::{ReadMyUser, ReadProject, ReadServerInfo},
-    server::Nothing,
+    server::EmptyRequest,
 };
 use windlass_backend::{
     engine::{self, EngineSearch},
-    program::{Program, VARIABLE},
+    program::{AgentProgram, VARIABLE},
 };
 use windlass_dial::DialError;
 use windlass_model::causes::chain;
 
 use super::{
     super::instance,
-    judge::{AgentStatus, EngineStatus, Findings, GpuStatus, HomeStatus, InstanceStatus, PortStatus, Server},
+    judge::{
+        AgentStatus, EngineStatus, Findings, GpuStatus, HomeStatus, InstanceStatus, PortStatus, ServerStatus,
+    },
 };
 use crate::{cli::ServerArgs, context::Context, home, login, problem::CliError};
 
@@ -47,8 +49,8 @@ pub(super) async fn probe_all(at: &ServerArgs) -> Findings {
             .look()
             .await
         {
-            engine::Engine::At(socket) => EngineStatus::Found(socket.display().to_string()),
-            engine::Engine::None { why } => EngineStatus::None { why },
+            engine::EngineProbe::At(socket) => EngineStatus::Found(socket.display().to_string()),
+            engine::EngineProbe::None { why } => EngineStatus::None { why },
         };
     Findings {
         home: probe_home(home_path),
@@ -82,14 +84,14 @@ fn probe_home(path: Option<PathBuf>) -> HomeStatus {
 }
 
 /// The server, and the machines that it has for the project.
-async fn server(at: &ServerArgs) -> (Server, Vec<InstanceStatus>) {
+async fn server(at: &ServerArgs) -> (ServerStatus, Vec<InstanceStatus>) {
     let unusable = |problem: CliError| {
         let (why, hint) = problem.parts();
-        (Server::Unusable { why, hint }, Vec::new())
+        (ServerStatus::Unusable { why, hint }, Vec::new())
     };
     let chosen = match login::choose_running(at) {
         Ok(Some(chosen)) => chosen,
-        Ok(None) => return (Server::None, Vec::new()),
+        Ok(None) => return (ServerStatus::None, Vec::new()),
         Err(problem) => return unusable(problem),
     };
     let (url, project) = (chosen.url.clone(), chosen.project.clone());
@@ -99,12 +101,14 @@ async fn server(at: &ServerArgs) -> (Server, Vec<InstanceStatus>) {
     };
     let server = probe_server_api(&cx, url, project).await;
     let hosts = match &server {
-        Server::Reachable { project: Ok(_), .. } => instance::list(&cx, true, None).await.unwrap_or_default(),
-        Server::None
-        | Server::Unusable { .. }
-        | Server::Unreachable { .. }
-        | Server::Denied { .. }
-        | Server::Reachable { .. } => Vec::new(),
+        ServerStatus::Reachable { project: Ok(_), .. } => {
+            instance::list(&cx, true, None).await.unwrap_or_default()
+        }
+        ServerStatus::None
+        | ServerStatus::Unusable { .. }
+        | ServerStatus::Unreachable { .. }
+        | ServerStatus::Denied { .. }
+        | ServerStatus::Reachable { .. } => Vec::new(),
     };
     let hosts = hosts.iter().map(|found| InstanceStatus {
         name: found.name.clone(),
@@ -114,30 +118,33 @@ async fn server(at: &ServerArgs) -> (Server, Vec<InstanceStatus>) {
     (server, hosts.collect())
 }
 
-async fn probe_server_api(cx: &Context, url: String, project: String) -> Server {
+async fn probe_server_api(cx: &Context, url: String, project: String) -> ServerStatus {
     let here = ["127.0.0.1", "localhost", "[::1]"].iter().any(|host| url.contains(host));
-    let version = match cx.try_call::<ReadServerInfo>(&Nothing {}).await {
+    let version = match cx.try_call::<ReadServerInfo>(&EmptyRequest {}).await {
         Ok(info) => info.windlass_version,
         Err(CallError::Dial(DialError::Connect { source, .. })) => {
-            return Server::Unreachable { url, why: source.to_string(), here };
+            return ServerStatus::Unreachable { url, why: source.to_string(), here };
         }
-        Err(error) => return Server::Unreachable { url, why: chain(&error), here },
+        Err(error) => return ServerStatus::Unreachable { url, why: chain(&error), here },
     };
-    let user = match cx.try_call::<ReadMyUser>(&Nothing {}).await {
+    let user = match cx.try_call::<ReadMyUser>(&EmptyRequest {}).await {
         Ok(user) => user.username,
-        Err(error) => return Server::Denied { url, why: chain(&error) },
+        Err(error) => return ServerStatus::Denied { url, why: chain(&error) },
     };
-    let project = match cx.call::<ReadProject>(&Nothing {}).await {
+    let project = match cx.call::<ReadProject>(&EmptyRequest {}).await {
         Ok(_) => Ok(project),
         Err(problem) => Err(problem.parts().0),
     };
-    Server::Reachable { url, version, user, project }
+    ServerStatus::Reachable { url, version, user, project }
 }
 
-fn port(port: u16, server: &Server) -> PortStatus {
+fn port(port: u16, server: &ServerStatus) -> PortStatus {
     let ours = match server {
-        Server::Reachable { url, .. } => url.ends_with(&format!(":{port}")),
-        Server::None | Server::Unusable { .. } | Server::Unreachable { .. } | Server::Denied { .. } => false,
+        ServerStatus::Reachable { url, .. } => url.ends_with(&format!(":{port}")),
+        ServerStatus::None
+        | ServerStatus::Unusable { .. }
+        | ServerStatus::Unreachable { .. }
+        | ServerStatus::Denied { .. } => false,
     };
     if ours {
         return PortStatus::UsedByServer(port);
@@ -160,7 +167,7 @@ struct AgentHostReport {
 
 async fn agent(home: Option<&Path>) -> (AgentStatus, GpuStatus) {
     let named = std::env::var_os(VARIABLE).map(PathBuf::from);
-    let program = match Program::find(named.as_deref()) {
+    let program = match AgentProgram::find(named.as_deref()) {
         Ok(program) => program,
         Err(error) => return (AgentStatus::Missing { why: chain(&error) }, GpuStatus::default()),
     };

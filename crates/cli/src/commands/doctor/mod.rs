@@ -11,7 +11,7 @@ use crate::{
     context,
     exit::Exit,
     output::{
-        self, List,
+        self, ListView,
         style::{Colour, Style},
         table::{Cell, Table},
         words,
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let seen = context::block_on(async { Ok(look::probe_all(&args.at).await) })?;
     let checks = judge::all(&seen);
     let name = |check: &Check| check.name.to_owned();
-    List { project: None, kind: "checks", name, none: "" }
+    ListView { project: None, kind: "checks", name, none: "" }
         .print(&checks, args.output.format, |_| table(&checks))?;
     if matches!(args.output.format, crate::cli::Format::Table | crate::cli::Format::Wide) {
         print_fixes(&checks);

@@ -28,7 +28,7 @@ Examples:
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// With everything that belongs to the process.
-const HOME: &str = "/var/lib/windlass/gateway-";
+const INSTALL_DIR: &str = "/var/lib/windlass/gateway-";
 
 /// Where, and how to get there.
 #[derive(Debug, clap::Args)]

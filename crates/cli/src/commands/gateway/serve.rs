@@ -8,10 +8,10 @@ use std::{
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use windlass_gateway::node::{AcmeSettings, Node, Server, Settings, TlsSettings};
+use windlass_gateway::node::{AcmeSettings, Node, ServerClient, Settings, TlsSettings};
 
 use crate::{
-    commands::server::{LogFormat, LogLevel, log, turn},
+    commands::server::{LogFormat, LogLevel, block_on_workers, log},
     exit::Exit,
     output,
     problem::CliError,
@@ -85,7 +85,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         return Err(CliError::usage("a gateway has a name such as `entry`"));
     }
     let token = read_token(&args.token_file)?;
-    let server = Server::new(&args.server, &token, args.server_cert.as_deref())
+    let server = ServerClient::new(&args.server, &token, args.server_cert.as_deref())
         .map_err(|error| CliError::from_error("find the server", &error))?;
     let tls = args.tls_listen.map(|listen| TlsSettings {
         listen,
@@ -105,7 +105,7 @@ pub(super) fn run(args: &Args) -> Result<Exit, CliError> {
         address: args.address.clone(),
         trust: Duration::from_secs(args.trust_tokens),
     };
-    turn(serve(settings))?;
+    block_on_workers(serve(settings))?;
     Ok(Exit::Done)
 }
 

@@ -133,7 +133,7 @@ fn resource_name(folder: &str) -> String {
     name.trim_end_matches('-').to_owned()
 }
 
-fn python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
+fn guess_python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let lists = ["requirements.txt", "pyproject.toml", "setup.py", "environment.yml"];
     let list = lists.into_iter().find(|file| folder.has(file));
     let start = ENTRY_POINTS.into_iter().find(|file| folder.has(file)).map(str::to_owned);
@@ -249,7 +249,7 @@ fn go(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     found
 }
 
-fn script(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
+fn guess_script(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     let known = ["run.sh", "main.sh", "train.sh", "start.sh"].into_iter().find(|file| folder.has(file));
     if let Some(file) = known {
         guess.commands.push(format!("bash {file}"));

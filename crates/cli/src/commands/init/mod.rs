@@ -17,7 +17,7 @@ use crate::{
     cli::OutputArgs,
     exit::Exit,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 /// What editors check configurations with.
@@ -109,7 +109,7 @@ fn write(args: &Args, text: &str) -> Result<PathBuf, CliError> {
     let file = match there {
         Some(there) if !args.force => {
             return Err(CliError::new(format!("write a configuration into `{}`", args.dir.display()))
-                .code(Code::Usage)
+                .code(ErrorCode::Usage)
                 .why(format!("`{}` is there already", there.display()))
                 .hint("`windlass init --force` replaces it; `windlass init --stdout` only shows another"));
         }
@@ -145,5 +145,5 @@ fn print_summary(args: &Args, file: &Path, guess: &GuessedConfig) -> Result<(), 
         "name": guess.name,
         "found": guess.found,
     });
-    output::one(args.output.format, &document, &shown, |_| output::data(&shown))
+    output::print_one(args.output.format, &document, &shown, |_| output::data(&shown))
 }

@@ -1,7 +1,7 @@
 //! `windlass jobs cancel`: returns when the server has written it down.
 
 use windlass_api::{
-    managed_jobs::{CancelRequest, Cancelled, ListRequest},
+    managed_jobs::{CancelRequest, CancelResponse, ListRequest},
     operations::{CancelManagedJobs, ListManagedJobs},
 };
 
@@ -89,7 +89,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         graceful: args.graceful,
         graceful_timeout: args.graceful_timeout,
     };
-    let done: Cancelled = cx.call::<CancelManagedJobs>(&request).await?;
+    let done: CancelResponse = cx.call::<CancelManagedJobs>(&request).await?;
     let numbers: Vec<String> = done.job_ids.iter().map(ToString::to_string).collect();
     match numbers.as_slice() {
         [] => output::print_message("There was nothing to cancel: they have ended."),
@@ -100,7 +100,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         many => output::print_message(&format!("{} are being cancelled.", words::count(many.len(), "job"))),
     }
     match format {
-        Format::Json | Format::Jsonl => output::one(format, &done, "", |_| ())?,
+        Format::Json | Format::Jsonl => output::print_one(format, &done, "", |_| ())?,
         Format::Name => numbers.iter().for_each(|number| output::data(number)),
         Format::Table | Format::Wide => {}
     }

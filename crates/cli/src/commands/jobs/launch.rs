@@ -7,24 +7,24 @@ use std::{
 };
 
 use windlass_api::{
-    managed_jobs::{LaunchRequest, Launched, TaskFile},
+    managed_jobs::{LaunchRequest, LaunchResponse, TaskFile},
     operations::{CheckManagedJobs, LaunchManagedJobs, ReadProject},
-    server::Nothing,
+    server::EmptyRequest,
 };
 use windlass_model::{
     config,
-    managed_job::plan::{Body, Plan},
-    sky::{self, Given, Secret},
+    managed_job::plan::{ManagedJobPlan, TaskBody},
+    sky::{self, CommandLineValues, SecretValue},
 };
 
 use super::{exit_for, find, follow::JobFollower, logs::LogSelection, resources};
 use crate::{
     cli::{Format, ServerArgs},
-    commands::apply::{archive, variable},
+    commands::apply::{archive, parse_variable},
     context::{self, Context},
     exit::Exit,
     output::{self, words},
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -78,7 +78,7 @@ pub(crate) struct Args {
 /// One file, read and found right.
 struct LaunchFile {
     text: String,
-    plan: Plan,
+    plan: ManagedJobPlan,
     /// What the paths of tasks in our own dialect are relative to.
     dir: PathBuf,
 }
@@ -101,9 +101,9 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
             }
         }
     }
-    context::with(at, async |cx| {
+    context::with_context(at, async |cx| {
         // A project that does not exist is told before anything is sent.
-        cx.call::<ReadProject>(&Nothing {}).await?;
+        cx.call::<ReadProject>(&EmptyRequest {}).await?;
         for source in &sources {
             print_plan(source, args);
             // What is wrong with it, and what of it has no effect, is told before anything is sent.
@@ -118,7 +118,7 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
             output::print_message("Nothing was launched.");
             return Ok(Exit::Failed);
         }
-        let mut all = Launched { jobs: Vec::new(), warnings: Vec::new() };
+        let mut all = LaunchResponse { jobs: Vec::new(), warnings: Vec::new() };
         for source in &sources {
             let launched = launch(cx, source, args, &envs, &secrets).await?;
             all.jobs.extend(launched.jobs);
@@ -139,9 +139,9 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
     })
 }
 
-fn print_launched(all: &Launched, format: Format) -> Result<(), CliError> {
+fn print_launched(all: &LaunchResponse, format: Format) -> Result<(), CliError> {
     match format {
-        Format::Json | Format::Jsonl => output::one(format, all, "", |_| ())?,
+        Format::Json | Format::Jsonl => output::print_one(format, all, "", |_| ())?,
         Format::Name => all.jobs.iter().for_each(|job| output::data(&job.job_id.to_string())),
         Format::Table | Format::Wide => match all.jobs.as_slice() {
             [one] => output::print_message(&output::printable(&format!(
@@ -163,13 +163,13 @@ async fn launch(
     args: &Args,
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
-) -> Result<Launched, CliError> {
+) -> Result<LaunchResponse, CliError> {
     let mut files = Vec::new();
     for (task, of) in (0..).zip(&source.plan.tasks) {
         let base = match &of.body {
             // As its own tool does: relative to where one stands.
-            Body::Script(_) => Path::new("."),
-            Body::Configuration(_) => source.dir.as_path(),
+            TaskBody::Script(_) => Path::new("."),
+            TaskBody::Configuration(_) => source.dir.as_path(),
         };
         for (from, path) in of.body.local_files() {
             let archive_id = archive::upload_path(cx, &archive::local_path(base, &from)?).await?;
@@ -241,7 +241,7 @@ fn resolve_values(
     for (name, value) in given {
         let value = value.clone().or_else(|| std::env::var(name).ok()).ok_or_else(|| {
             CliError::new(format!("`--{flag} {name}` has no value"))
-                .code(Code::UnsetVariable)
+                .code(ErrorCode::UnsetVariable)
                 .why("it is not set in your environment")
                 .hint(format!("`--{flag} {name}=VALUE`, or set it"))
         })?;
@@ -289,13 +289,14 @@ fn parse_task_file(
     envs: &BTreeMap<String, String>,
     secrets: &BTreeMap<String, String>,
 ) -> Result<LaunchFile, CliError> {
-    let secrets = secrets.iter().map(|(name, value)| (name.clone(), Secret(value.clone())));
-    let given = Given { envs: envs.clone(), secrets: secrets.collect() };
+    let secrets = secrets.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone())));
+    let given = CommandLineValues { envs: envs.clone(), secrets: secrets.collect() };
     let wrong = |problems: Vec<config::error::Diagnosis>| {
         output::print_message(output::printable(&config::render(&problems, shown, &text)).trim_end());
         CliError::told()
     };
-    let job = sky::parse(&text, &given).and_then(sky::Parsed::into_launchable).map_err(wrong)?;
+    let job =
+        sky::parse_task_file(&text, &given).and_then(sky::ParsedTaskFile::into_launchable).map_err(wrong)?;
     Ok(LaunchFile { plan: job.plan, dir: dir.to_owned(), text })
 }
 

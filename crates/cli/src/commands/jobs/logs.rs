@@ -16,7 +16,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{self, words},
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -68,7 +68,7 @@ pub(super) async fn print(cx: &Context, args: &Args, at: &ServerArgs) -> Result<
     };
     let Some(job) = find_job(cx, args).await? else { return Ok(NOT_FOUND) };
     if args.controller {
-        return controller(cx, &job).await;
+        return print_controller_log(cx, &job).await;
     }
     let task = match &args.task {
         None => None,
@@ -135,7 +135,7 @@ async fn find_job(cx: &Context, args: &Args) -> Result<Option<ManagedJob>, CliEr
     let newest = cx.call::<ListManagedJobs>(&request).await?.pop();
     if newest.is_none() {
         let problem = CliError::new("find a job of yours")
-            .code(Code::UnknownName)
+            .code(ErrorCode::UnknownName)
             .why(
                 args.name
                     .as_ref()
@@ -153,13 +153,13 @@ fn find_task<'a>(job: &'a ManagedJob, word: &str) -> Result<&'a Task, CliError> 
     job.tasks.iter().find(by_name).or_else(|| job.tasks.iter().find(by_number)).ok_or_else(|| {
         let names: Vec<&str> = job.tasks.iter().map(|task| task.name.as_str()).collect();
         CliError::new(format!("find task `{word}` of job {}", job.job_id))
-            .code(Code::UnknownName)
+            .code(ErrorCode::UnknownName)
             .hint(format!("it has {}", names.join(", ")))
     })
 }
 
 /// The events of a job, page by page: the log of whoever drives it.
-async fn controller(cx: &Context, job: &ManagedJob) -> Result<Exit, CliError> {
+async fn print_controller_log(cx: &Context, job: &ManagedJob) -> Result<Exit, CliError> {
     let mut request = events::ListRequest {
         target_managed_jobs: Some(vec![job.id]),
         ascending: true,
@@ -169,7 +169,7 @@ async fn controller(cx: &Context, job: &ManagedJob) -> Result<Exit, CliError> {
     loop {
         let page = cx.call::<ListEvents>(&request).await?;
         for event in &page {
-            let at = words::stamp(event.recorded_at);
+            let at = words::timestamp(event.recorded_at);
             output::data(&output::printable(&format!("{at}  {}", event.message)));
         }
         let Some(last) = page.last().filter(|_| i64::try_from(page.len()) == Ok(EVENTS_MAX)) else {

@@ -19,7 +19,7 @@ use crate::{
     context::{self, Context},
     exit::Exit,
     output,
-    problem::{CliError, Code},
+    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -64,15 +64,19 @@ const NOT_FOUND: Exit = Exit::Job(102);
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
     match &args.action {
-        None => context::with(&args.at, async |cx| queue::show(cx, &queue::Args::default(), format).await),
+        None => {
+            context::with_context(&args.at, async |cx| queue::show(cx, &queue::Args::default(), format).await)
+        }
         Some(Action::Launch(launch)) => launch::run(launch, &args.at, format),
         Some(Action::Queue(queue)) => {
             queue.check(format)?;
-            context::with(&args.at, async |cx| queue::show(cx, queue, format).await)
+            context::with_context(&args.at, async |cx| queue::show(cx, queue, format).await)
         }
-        Some(Action::Logs(logs)) => context::with(&args.at, async |cx| logs::print(cx, logs, &args.at).await),
+        Some(Action::Logs(logs)) => {
+            context::with_context(&args.at, async |cx| logs::print(cx, logs, &args.at).await)
+        }
         Some(Action::Cancel(cancel)) => {
-            context::with(&args.at, async |cx| cancel::cancel(cx, cancel, format).await)
+            context::with_context(&args.at, async |cx| cancel::cancel(cx, cancel, format).await)
         }
     }
 }
@@ -83,7 +87,7 @@ async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, CliError>
         Ok(job) => Ok(Some(job)),
         Err(error) if error.is_not_found() => {
             let problem = CliError::new(format!("find job {job_id}"))
-                .code(Code::UnknownName)
+                .code(ErrorCode::UnknownName)
                 .why(format!("project `{}` has none of that number", cx.project))
                 .hint("`windlass jobs queue -a` lists them");
             output::print_message(&problem.text());

@@ -3,7 +3,7 @@
 use windlass_api::{
     managed_jobs::{ListRequest, ManagedJob, Task},
     operations::{ListManagedJobs, ReadProject},
-    server::Nothing,
+    server::EmptyRequest,
 };
 use windlass_model::{
     managed_job::Status,
@@ -16,7 +16,7 @@ use crate::{
     context::Context,
     exit::Exit,
     output::{
-        List,
+        ListView,
         table::{Cell, Table},
         words,
     },
@@ -90,7 +90,7 @@ fn status(word: &str) -> Option<Status> {
 pub(super) async fn show(cx: &Context, args: &Args, format: Format) -> Result<Exit, CliError> {
     let name = |job: &ManagedJob| job.job_id.to_string();
     let none = "No jobs. `windlass jobs launch FILE` launches one.";
-    let list = List { project: Some(&cx.project), kind: "jobs", name, none };
+    let list = ListView { project: Some(&cx.project), kind: "jobs", name, none };
     let format = if args.verbose && format == Format::Table { Format::Wide } else { format };
     list.show(format, args.watch.watch, async || fetch(cx, args).await, table).await
 }
@@ -118,7 +118,7 @@ async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, CliError> {
     }
     if all.is_empty() {
         // The list of a project that does not exist is empty too.
-        cx.call::<ReadProject>(&Nothing {}).await?;
+        cx.call::<ReadProject>(&EmptyRequest {}).await?;
     }
     Ok(all)
 }

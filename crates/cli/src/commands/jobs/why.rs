@@ -17,11 +17,11 @@ use crate::{
 };
 
 /// Shows a managed job, or says that there is neither a run nor a job of that name.
-pub(crate) async fn show(cx: &Context, name: &str, format: Format) -> Result<Exit, CliError> {
+pub(crate) async fn explain_job(cx: &Context, name: &str, format: Format) -> Result<Exit, CliError> {
     let Some(job) = find(cx, name).await? else {
         return Err(cx.unknown_run(name).await);
     };
-    output::one(format, &job, &job.job_id.to_string(), |_| tell(&job))?;
+    output::print_one(format, &job, &job.job_id.to_string(), |_| tell(&job))?;
     Ok(Exit::Done)
 }
 
@@ -82,7 +82,7 @@ fn print_task(task: &Task, indent: &str, now: Timestamp) {
         line(&format!("{indent}last failure: {failure}"));
     }
     if let Some(next) = task.next_retry_at {
-        line(&format!("{indent}next try: {} (in {})", words::stamp(next), words::span(next.since(now))));
+        line(&format!("{indent}next try: {} (in {})", words::timestamp(next), words::span(next.since(now))));
     }
     if let Some(place) = &task.placement {
         line(&format!("{indent}place: {place}"));

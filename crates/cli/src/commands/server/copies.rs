@@ -87,7 +87,7 @@ fn print_copied(
     sentence: impl Fn(&BackupSummary) -> String,
 ) -> Result<(), CliError> {
     let document = json!({"path": path, "bytes": copied.bytes, "runs": copied.runs, "aside": copied.aside});
-    output::one(format, &document, &path.display().to_string(), |_| output::data(&sentence(copied)))
+    output::print_one(format, &document, &path.display().to_string(), |_| output::data(&sentence(copied)))
 }
 
 fn problem(what: &str, error: &BackupError) -> CliError {

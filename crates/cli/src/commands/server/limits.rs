@@ -1,10 +1,10 @@
 //! Flags of `windlass server` for limits that users can meet, and for how long things are kept.
 
-use windlass_server::limits::Given;
+use windlass_server::limits::LimitSettings;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Limits")]
-pub(crate) struct Flags {
+pub(crate) struct LimitArgs {
     /// Largest file that can be uploaded: files and code of runs; `64MB` if not given, `1GB` at most
     #[arg(long, env = "WINDLASS_SERVER_UPLOAD_MAX", global = true, value_name = "SIZE")]
     upload_max: Option<String>,
@@ -43,8 +43,8 @@ pub(crate) struct Flags {
     keep_uploads: Option<String>,
 }
 
-impl From<Flags> for Given {
-    fn from(flags: Flags) -> Self {
+impl From<LimitArgs> for LimitSettings {
+    fn from(flags: LimitArgs) -> Self {
         Self {
             upload_max: flags.upload_max,
             uploads_max: flags.uploads_max,

@@ -8,8 +8,8 @@ use ratatui::{
     widgets::{Cell, Paragraph, Row as TableRow, Table},
 };
 
-use super::state::{Pane, Prompt, Row, Text, TopState, View};
-use crate::output::{style::Colour, table::cut};
+use super::state::{Pane, Prompt, Row, ScrollText, TopState, View};
+use crate::output::{style::Colour, table::truncate};
 
 /// Lines around a list: the place, the tabs, the head, the last line.
 const FRAME_LINES: u16 = 4;
@@ -134,7 +134,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
             // Events have no status, and everything else has it second.
             let style =
                 if column == 1 && !row.status.is_empty() { paint.status(&row.status) } else { Style::new() };
-            let text = if column == last { cut(text, room) } else { text.clone() };
+            let text = if column == last { truncate(text, room) } else { text.clone() };
             Cell::from(Span::styled(text, style))
         });
         let row = TableRow::new(cells);
@@ -145,7 +145,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
 }
 
 /// A long line is cut: what comes next is on the next one.
-fn text(frame: &mut Frame<'_>, area: Rect, text: &Text) {
+fn text(frame: &mut Frame<'_>, area: Rect, text: &ScrollText) {
     let height = usize::from(area.height);
     let end = text.lines.len().saturating_sub(height);
     let top = text.top.unwrap_or(end).min(end);

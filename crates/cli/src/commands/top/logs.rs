@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use windlass_api::{
-    log_stream::{LogStream, News},
+    log_stream::{LogStream, LogStreamEvent},
     logs::StreamRequest,
 };
 
-use crate::{context::Context, output::escape::Filter, problem::CliError};
+use crate::{context::Context, output::escape::TerminalFilter, problem::CliError};
 
 /// Between attempts to take up a stream that broke, and looks for a job that is not there yet.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -47,7 +47,7 @@ pub(super) struct LogFollower<'a> {
 
 impl<'a> LogFollower<'a> {
     pub(super) fn new(cx: &'a Context, run: String) -> Self {
-        Self { cx, run, way: FollowState::NoJob, plain: PlainText(Filter::new()) }
+        Self { cx, run, way: FollowState::NoJob, plain: PlainText(TerminalFilter::new()) }
     }
 
     pub(super) async fn next_update(mut self) -> (Self, LogUpdate) {
@@ -63,12 +63,12 @@ impl<'a> LogFollower<'a> {
             FollowState::NoJob => self.find().await,
             FollowState::Closed { request, since } => self.open(request, since).await,
             FollowState::Open { mut request, mut stream } => match stream.next().await {
-                Ok(Some(News::Bytes { bytes, .. })) => {
+                Ok(Some(LogStreamEvent::Bytes { bytes, .. })) => {
                     request.offset = stream.offset();
                     self.way = FollowState::Open { request, stream };
                     Ok(LogUpdate::Text(self.plain.take(&bytes)))
                 }
-                Ok(Some(News::End { .. })) => {
+                Ok(Some(LogStreamEvent::End { .. })) => {
                     Ok(LogUpdate::Ended(format!("that is all `{}` wrote", self.run)))
                 }
                 Ok(None) => Ok(self.disconnected(request)),
@@ -114,7 +114,7 @@ impl<'a> LogFollower<'a> {
 }
 
 /// Takes the words out of what a terminal would be told.
-struct PlainText(Filter);
+struct PlainText(TerminalFilter);
 
 impl PlainText {
     fn take(&mut self, bytes: &[u8]) -> String {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn words_are_left_of_what_a_terminal_is_told() {
-        let mut plain = PlainText(Filter::new());
+        let mut plain = PlainText(TerminalFilter::new());
         assert_eq!(plain.take(b"\x1b[31mred\x1b[0m \x1b[2Ja\r\n"), "red a\r\n");
         // Whatever is cut in two comes whole.
         assert_eq!(plain.take(b"x\x1b[3"), "x");

@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     cli::ServerArgs,
-    context::{self, Context, name_of},
+    context::{self, Context, run_name},
     exit::Exit,
     output::{style::Style, words},
     problem::CliError,
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         return Err(CliError::usage("`top` needs a terminal")
             .hint("`windlass ps -o json` and `windlass event -o jsonl` are for scripts"));
     }
-    context::with(&args.at, async |cx| {
+    context::with_context(&args.at, async |cx| {
         // Whatever is wrong with the server or the project is said before the screen changes.
         let asked = project_request(cx).await?;
         let events = newest(cx, &asked, ACTIVE_MAX).await?;
@@ -126,7 +126,7 @@ struct ServerUpdate {
     lists: Option<(Vec<Run>, Vec<Instance>)>,
 }
 
-async fn look(cx: &Context, mut feed: EventFeed, wait: Duration, lists: bool) -> PollResult {
+async fn poll_server(cx: &Context, mut feed: EventFeed, wait: Duration, lists: bool) -> PollResult {
     sleep(wait).await;
     let fresh = async {
         let events = feed.look(cx).await?;
@@ -187,7 +187,8 @@ impl<'a> Top<'a> {
         let mut told = signal(SignalKind::terminate()).map_err(|error| failed(&error))?;
         let mut left = signal(SignalKind::hangup()).map_err(|error| failed(&error))?;
         let cx = self.cx;
-        let mut looking: PendingWork<'a, PollResult> = Some(Box::pin(look(cx, feed, Duration::ZERO, true)));
+        let mut looking: PendingWork<'a, PollResult> =
+            Some(Box::pin(poll_server(cx, feed, Duration::ZERO, true)));
         let mut lists_at = Instant::now() + LISTS_INTERVAL;
         let (mut draw_at, mut changed) = (Instant::now(), true);
         loop {
@@ -207,7 +208,7 @@ impl<'a> Top<'a> {
                         lists_at = Instant::now() + LISTS_INTERVAL;
                     }
                     let lists = Instant::now() + EVENTS_INTERVAL >= lists_at;
-                    looking = Some(Box::pin(look(cx, feed, EVENTS_INTERVAL, lists)));
+                    looking = Some(Box::pin(poll_server(cx, feed, EVENTS_INTERVAL, lists)));
                 }
                 done = await_pending(&mut self.doing) => self.on_action_result(done),
                 (follower, heard) = await_pending(&mut self.log) => self.heard(follower, heard),
@@ -261,7 +262,7 @@ impl<'a> Top<'a> {
                 self.doing = Some(Box::pin(async move {
                     match cx.run(&row.key).await {
                         Ok(run) => ActionResult::Described {
-                            title: format!("run {}", name_of(&run)),
+                            title: format!("run {}", run_name(&run)),
                             lines: rows::describe_run(&run, words::now()),
                         },
                         Err(problem) => ActionResult::Failed(problem),
@@ -325,9 +326,9 @@ impl<'a> Top<'a> {
         }
         let Some((runs, instances)) = fresh.lists else { return (feed, false) };
         let now = words::now();
-        self.state.update(View::Runs, rows::runs(&runs, now));
+        self.state.update(View::Runs, rows::run_rows(&runs, now));
         self.state.update(View::Queue, rows::queue_rows(&runs, now));
-        self.state.update(View::Instances, rows::instances(&instances));
+        self.state.update(View::Instances, rows::instance_rows(&instances));
         (feed, true)
     }
 }

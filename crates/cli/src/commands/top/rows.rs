@@ -9,7 +9,7 @@ use crate::{
         apply::{refusals, resources},
         event, instance, instance_status, is_finished,
     },
-    context::name_of,
+    context::run_name,
     follow::{hint, reasons},
     output::{style::Style, words},
 };
@@ -32,9 +32,9 @@ fn status(run: &Run) -> (&str, &str) {
     }
 }
 
-pub(super) fn runs(runs: &[Run], now: Timestamp) -> Vec<Row> {
+pub(super) fn run_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     let one = |run: &Run| {
-        let name = name_of(run);
+        let name = run_name(run);
         let spec = run.run_spec.value().unwrap_or_default();
         let mut given =
             run.jobs.iter().filter_map(|job| job.job_submissions.last()?.job_provisioning_data.as_ref());
@@ -65,7 +65,7 @@ pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     let mut waiting: Vec<&Run> = runs.iter().filter(waits).collect();
     waiting.sort_by_key(|run| (-priority(run), run.submitted_at));
     let one = |run: &&Run| {
-        let name = name_of(run);
+        let name = run_name(run);
         let wants = run.jobs.first().and_then(|job| job.job_spec.value().ok()).unwrap_or_default();
         let (word, sentence) = status(run);
         let cells = vec![
@@ -82,14 +82,14 @@ pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     waiting.iter().map(one).collect()
 }
 
-pub(super) fn instances(instances: &[Instance]) -> Vec<Row> {
+pub(super) fn instance_rows(instances: &[Instance]) -> Vec<Row> {
     let one = |one: &Instance| {
         let status = instance_status(one);
         let cells = vec![
             one.name.clone(),
             status.clone(),
             one.fleet_name.clone().unwrap_or_default(),
-            instance::backend(one).to_owned(),
+            instance::format_backend(one).to_owned(),
             instance::resources(one),
             one.price.map(words::price).unwrap_or_default(),
             one.job_name.clone().unwrap_or_default(),
@@ -103,9 +103,9 @@ pub(super) fn events<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
     let one = |one: &Event| {
         let run = one.targets.iter().find(|target| target.r#type == "run").map(|target| target.name.clone());
         let cells = vec![
-            event::time(one),
+            event::format_time(one),
             event::about(one),
-            event::by(one).to_owned(),
+            event::actor_name(one).to_owned(),
             one.message.replace('\n', " "),
         ];
         new_row(one.id.to_string(), run, "", cells)
@@ -116,7 +116,7 @@ pub(super) fn events<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
 /// All about a run: how it is, and why.
 pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
     let spec = run.run_spec.value().unwrap_or_default();
-    let name = name_of(run);
+    let name = run_name(run);
     let mut lines = vec![
         format!("status     {}", status(run).0),
         format!("type       {}", spec["configuration"]["type"].as_str().unwrap_or("?")),
@@ -167,7 +167,7 @@ pub(super) fn describe_instance(one: &Instance) -> Vec<String> {
 pub(super) fn describe_event(one: &Event) -> Vec<String> {
     let mut lines = vec![
         format!("time     {}", one.recorded_at),
-        format!("by       {}", event::by(one)),
+        format!("by       {}", event::actor_name(one)),
         String::new(),
         one.message.clone(),
         String::new(),

@@ -92,7 +92,7 @@ pub(super) struct Row {
 
 /// Text that is longer than the screen.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Text {
+pub(super) struct ScrollText {
     pub(super) title: String,
     pub(super) lines: VecDeque<String>,
     /// The first line shown; `None` follows the end.
@@ -103,7 +103,7 @@ pub(super) struct Text {
     returns: bool,
 }
 
-impl Text {
+impl ScrollText {
     fn put(&mut self, letter: char) {
         if !std::mem::replace(&mut self.open, true) {
             self.lines.push_back(String::new());
@@ -121,8 +121,8 @@ impl Text {
 #[derive(Clone, Debug)]
 pub(super) enum Pane {
     List,
-    Logs(Text),
-    Detail(Text),
+    Logs(ScrollText),
+    Detail(ScrollText),
     Help,
 }
 
@@ -262,7 +262,8 @@ impl TopState {
 
     /// The answer to `Effect::Describe`.
     pub(super) fn describe(&mut self, title: String, lines: Vec<String>) {
-        self.pane = Pane::Detail(Text { title, lines: lines.into(), top: Some(0), ..Text::default() });
+        self.pane =
+            Pane::Detail(ScrollText { title, lines: lines.into(), top: Some(0), ..ScrollText::default() });
     }
 
     /// What a key does, and what the hands have to do.
@@ -374,7 +375,7 @@ impl TopState {
     fn follow(&mut self) -> Option<Effect> {
         let run = self.selected_run()?;
         let title = format!("logs of {run}");
-        self.pane = Pane::Logs(Text { title, ..Text::default() });
+        self.pane = Pane::Logs(ScrollText { title, ..ScrollText::default() });
         Some(Effect::Follow { run })
     }
 
@@ -470,7 +471,7 @@ impl TopState {
     }
 }
 
-fn scroll(text: &mut Text, key: Key, page: usize) {
+fn scroll(text: &mut ScrollText, key: Key, page: usize) {
     let page = page.max(1);
     let end = text.lines.len().saturating_sub(page);
     let top = text.top.unwrap_or(end).min(end);

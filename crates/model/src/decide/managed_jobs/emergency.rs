@@ -3,39 +3,44 @@
 //! A few are forgiven, with growing patience. Then the task ends as FAILED_CONTROLLER, which is the only way besides
 //! nodes that cannot be released and states that do not exist. The database being away is not an error of a task.
 
-use super::{Moved, slots::with_jitter};
+use super::{TaskTransition, slots::with_jitter};
 use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
-        record::{EMERGENCIES_MAX, Record},
+        record::{INTERNAL_ERRORS_MAX, TaskRecord},
     },
     time::{Span, Timestamp},
 };
 
 /// The budget is new after so long without an error.
-pub const WINDOW: Span = Span::hours(6);
+pub const ERROR_WINDOW: Span = Span::hours(6);
 const DELAY_FIRST: f64 = 60.0;
 const DELAY_MAX: f64 = 1800.0;
 const JITTER: f64 = 0.5;
 
 /// The wait before attempt number `count`, counted from 1.
-pub fn delay(count: u32, dice: f64) -> Span {
+pub fn retry_delay(count: u32, dice: f64) -> Span {
     let power = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
     with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, dice)
 }
 
 /// What becomes of a task after an internal error, with the words for the event.
-pub fn internal_error(record: &Record, what: &str, dice: f64, now: Timestamp) -> (Record, Option<Moved>) {
+pub fn apply_internal_error(
+    record: &TaskRecord,
+    what: &str,
+    dice: f64,
+    now: Timestamp,
+) -> (TaskRecord, Option<TaskTransition>) {
     let mut next = record.clone();
-    let stale = record.emergency_at.is_none_or(|last| now.since(last) >= WINDOW);
+    let stale = record.emergency_at.is_none_or(|last| now.since(last) >= ERROR_WINDOW);
     next.emergencies = if stale { 1 } else { record.emergencies.saturating_add(1) };
     next.emergency_at = Some(now);
-    if next.emergencies > EMERGENCIES_MAX {
-        let message = format!("{EMERGENCIES_MAX} internal errors in a row; the last: {what}");
-        let moved = fail(&mut next, &message, now);
+    if next.emergencies > INTERNAL_ERRORS_MAX {
+        let message = format!("{INTERNAL_ERRORS_MAX} internal errors in a row; the last: {what}");
+        let moved = fail_controller(&mut next, &message, now);
         return (next, moved);
     }
-    let retry_at = now + delay(next.emergencies, dice);
+    let retry_at = now + retry_delay(next.emergencies, dice);
     let from = record.status;
     // Who was never claimed has nothing to recover: it only waits.
     if matches!(record.schedule, Schedule::Inactive | Schedule::Waiting) {
@@ -43,12 +48,12 @@ pub fn internal_error(record: &Record, what: &str, dice: f64, now: Timestamp) ->
         return (next, None);
     }
     let moved = match next.apply(Event::Interrupted, RecoverySource::Emergency, now) {
-        Ok(_) => Some(Moved {
+        Ok(_) => Some(TaskTransition {
             from,
             to: next.status,
             event: Event::Interrupted,
             source: Some(RecoverySource::Emergency),
-            message: format!("internal error {} of {EMERGENCIES_MAX}: {what}", next.emergencies),
+            message: format!("internal error {} of {INTERNAL_ERRORS_MAX}: {what}", next.emergencies),
         }),
         // A task that has ended only waits before its nodes are released again.
         Err(_) => None,
@@ -65,7 +70,7 @@ pub fn internal_error(record: &Record, what: &str, dice: f64, now: Timestamp) ->
 }
 
 /// Puts a task that recovers back into the queue, wherever it stood.
-pub(super) fn requeue(record: &mut Record) {
+pub(super) fn requeue(record: &mut TaskRecord) {
     let events: &[ScheduleEvent] = match record.schedule {
         Schedule::Launching => &[ScheduleEvent::LaunchEnded, ScheduleEvent::WantsLaunch],
         Schedule::Alive => &[ScheduleEvent::WantsLaunch],
@@ -78,7 +83,7 @@ pub(super) fn requeue(record: &mut Record) {
 }
 
 /// FAILED_CONTROLLER, with the status it follows in the reason.
-pub(super) fn fail(record: &mut Record, why: &str, now: Timestamp) -> Option<Moved> {
+pub(super) fn fail_controller(record: &mut TaskRecord, why: &str, now: Timestamp) -> Option<TaskTransition> {
     let from = record.status;
     if from == Status::FailedController {
         return None;
@@ -89,5 +94,5 @@ pub(super) fn fail(record: &mut Record, why: &str, now: Timestamp) -> Option<Mov
     if record.schedule == Schedule::Launching {
         record.schedule(ScheduleEvent::LaunchEnded);
     }
-    Some(Moved { from, to: record.status, event: Event::ControllerFailed, source: None, message })
+    Some(TaskTransition { from, to: record.status, event: Event::ControllerFailed, source: None, message })
 }

@@ -5,8 +5,8 @@
 //! the transport is never evidence.
 
 use crate::{
-    job::{Detail, TerminationReason as Reason},
-    managed_job::record::Placement,
+    job::{TerminationDetail, TerminationReason as Reason},
+    managed_job::record::NodeLocation,
     sky::Phase,
     time::Span,
 };
@@ -21,28 +21,28 @@ pub const FAILED_PROBES_MIN: u32 = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEnd {
     pub reason: Reason,
-    pub detail: Option<Detail>,
+    pub detail: Option<TerminationDetail>,
     pub exit_code: Option<i32>,
     /// How far it was; `None` where the node cannot tell.
     pub phase: Option<Phase>,
     /// The node was taken away, or its going was announced, around that time.
     pub preempted: bool,
     /// Where it was; `None` where it never had a machine.
-    pub at: Option<Placement>,
+    pub at: Option<NodeLocation>,
     /// What was said about its end.
     pub said: Option<String>,
 }
 
 /// Which machines of an attempt are gone, and one of those that are still there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Machines {
-    pub gone: Vec<Placement>,
-    pub left: Option<Placement>,
+pub struct AttemptInstances {
+    pub gone: Vec<NodeLocation>,
+    pub left: Option<NodeLocation>,
 }
 
 /// What the end of an attempt means.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AttemptOutcome {
     Success,
     /// The user's program, or its setup, failed.
     UserFailure {
@@ -55,7 +55,7 @@ pub enum Verdict {
     },
     /// Nodes are gone.
     NodesLost {
-        machines: Machines,
+        machines: AttemptInstances,
         message: String,
     },
     /// Nothing could be had to run it on.
@@ -96,10 +96,11 @@ enum NodeOutcome {
 }
 
 fn find(end: &NodeEnd) -> NodeOutcome {
-    if matches!(end.detail, Some(Detail::NoFleets | Detail::NeverFits)) {
+    if matches!(end.detail, Some(TerminationDetail::NoFleets | TerminationDetail::NeverFits)) {
         return NodeOutcome::NeverFits;
     }
-    let lost = matches!(end.detail, Some(Detail::HostReboot | Detail::HostRuntimeRestart));
+    let lost =
+        matches!(end.detail, Some(TerminationDetail::HostReboot | TerminationDetail::HostRuntimeRestart));
     match end.reason {
         Reason::DoneByRunner => NodeOutcome::Done,
         Reason::InterruptedByNoCapacity | Reason::InstanceUnreachable | Reason::InstanceAccessRevoked => {
@@ -133,7 +134,7 @@ fn find(end: &NodeEnd) -> NodeOutcome {
 }
 
 /// Judges all nodes of an attempt together: they live and die as one.
-pub fn judge(ends: &[NodeEnd]) -> Verdict {
+pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
     let Some((index, finding)) = ends
         .iter()
         .map(find)
@@ -141,39 +142,39 @@ pub fn judge(ends: &[NodeEnd]) -> Verdict {
         .max_by_key(|(index, finding)| (*finding, std::cmp::Reverse(*index)))
     else {
         let message = "nothing is known about its nodes".to_owned();
-        return Verdict::NodesLost { machines: Machines::default(), message };
+        return AttemptOutcome::NodesLost { machines: AttemptInstances::default(), message };
     };
     let node = &ends[index];
     let message = said(index, node);
     match finding {
-        NodeOutcome::Done => Verdict::Success,
+        NodeOutcome::Done => AttemptOutcome::Success,
         // All were killed by somebody and none says why: the nodes did not end by themselves.
         NodeOutcome::Collateral if node.reason == Reason::ContainerExitedWithError => {
             user_failure(ends, message)
         }
         NodeOutcome::Collateral | NodeOutcome::Lost => {
-            Verdict::NodesLost { machines: machines(ends), message }
+            AttemptOutcome::NodesLost { machines: machines(ends), message }
         }
-        NodeOutcome::NotStarted => Verdict::NotStarted { message },
-        NodeOutcome::NoCapacity => Verdict::NoCapacity { message },
+        NodeOutcome::NotStarted => AttemptOutcome::NotStarted { message },
+        NodeOutcome::NoCapacity => AttemptOutcome::NoCapacity { message },
         NodeOutcome::Failed => user_failure(ends, message),
-        NodeOutcome::Stopped => Verdict::Stopped { message },
-        NodeOutcome::NeverFits => Verdict::NeverFits { message },
+        NodeOutcome::Stopped => AttemptOutcome::Stopped { message },
+        NodeOutcome::NeverFits => AttemptOutcome::NeverFits { message },
     }
 }
 
-fn machines(ends: &[NodeEnd]) -> Machines {
+fn machines(ends: &[NodeEnd]) -> AttemptInstances {
     let (gone, left): (Vec<_>, Vec<_>) = ends.iter().partition(|end| find(end) == NodeOutcome::Lost);
     let gone = gone.into_iter().filter_map(|end| end.at.clone()).collect();
-    Machines { gone, left: left.into_iter().find_map(|end| end.at.clone()) }
+    AttemptInstances { gone, left: left.into_iter().find_map(|end| end.at.clone()) }
 }
 
-fn user_failure(ends: &[NodeEnd], message: String) -> Verdict {
+fn user_failure(ends: &[NodeEnd], message: String) -> AttemptOutcome {
     let failed: Vec<&NodeEnd> = ends.iter().filter(|end| find(end) == NodeOutcome::Failed).collect();
     let codes: Vec<i32> = failed.iter().filter_map(|end| end.exit_code).collect();
     let setup = failed.iter().any(|end| end.phase == Some(Phase::Setup));
     let restartable = failed.iter().all(|end| end.reason == Reason::ContainerExitedWithError);
-    Verdict::UserFailure { setup, codes, restartable, message }
+    AttemptOutcome::UserFailure { setup, codes, restartable, message }
 }
 
 fn said(index: usize, node: &NodeEnd) -> String {
@@ -182,16 +183,16 @@ fn said(index: usize, node: &NodeEnd) -> String {
     // Of a node that found no place everything there is to know is where it does not fit.
     if let (Some(said), Reason::FailedToStartDueToNoCapacity) = (known, node.reason) {
         return match node.detail {
-            Some(Detail::NeverFits) => format!("nothing could ever take it: {said}"),
-            Some(Detail::NoFleets) => format!("no fleet can take it: {said}"),
+            Some(TerminationDetail::NeverFits) => format!("nothing could ever take it: {said}"),
+            Some(TerminationDetail::NoFleets) => format!("no fleet can take it: {said}"),
             Some(
-                Detail::OomKilled
-                | Detail::NoDisk
-                | Detail::DiskLimitExceeded
-                | Detail::HostReboot
-                | Detail::HostRuntimeRestart
-                | Detail::SetupFailed
-                | Detail::RegionFull,
+                TerminationDetail::OomKilled
+                | TerminationDetail::NoDisk
+                | TerminationDetail::DiskLimitExceeded
+                | TerminationDetail::HostReboot
+                | TerminationDetail::HostRuntimeRestart
+                | TerminationDetail::SetupFailed
+                | TerminationDetail::RegionFull,
             )
             | None => format!("no place for it: {said}"),
         };

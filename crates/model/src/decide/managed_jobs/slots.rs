@@ -4,18 +4,18 @@
 //! that waits for both never stands in its way. Slots are counted in the transaction that claims.
 
 use crate::{
-    managed_job::{Event, RecoverySource, Schedule, ScheduleEvent, Status, record::Record},
+    managed_job::{Event, RecoverySource, Schedule, ScheduleEvent, Status, record::TaskRecord},
     time::{Span, Timestamp},
 };
 
 /// How many jobs may launch and live at once, over all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SlotLimits {
     pub max_launching: u32,
     pub max_alive: u32,
 }
 
-impl Limits {
+impl SlotLimits {
     /// What a machine bears when nobody says otherwise. A job is a row, not a process: memory bounds the runs that
     /// live beside it, and a launch is mostly waiting.
     pub fn for_host(cores: u32, memory_mib: u64) -> Self {
@@ -26,14 +26,14 @@ impl Limits {
 
 /// Slots that are taken now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InUse {
+pub struct SlotUsage {
     pub launching: u32,
     pub alive: u32,
 }
 
 /// A task that wants to launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct SlotRequest {
     /// Grows with the age of the job: smaller is older.
     pub job: u64,
     pub task: u32,
@@ -43,8 +43,8 @@ pub struct Waiting {
 }
 
 /// Who may launch now, in order. Never exceeds a limit, whatever was in use before.
-pub fn grant(queue: &[Waiting], limits: Limits, in_use: InUse) -> Vec<Waiting> {
-    let mut order: Vec<&Waiting> = queue.iter().collect();
+pub fn grant(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Vec<SlotRequest> {
+    let mut order: Vec<&SlotRequest> = queue.iter().collect();
     order.sort_by_key(|waiting| (std::cmp::Reverse(waiting.priority), waiting.job, waiting.task));
     let mut launching = limits.max_launching.saturating_sub(in_use.launching);
     let mut alive = limits.max_alive.saturating_sub(in_use.alive);
@@ -69,7 +69,7 @@ pub fn grant(queue: &[Waiting], limits: Limits, in_use: InUse) -> Vec<Waiting> {
 }
 
 /// What a slot does to a task: the columns that the claim writes. `None`: it does not want one.
-pub fn granted(record: &Record, now: Timestamp) -> Option<(Record, Event)> {
+pub fn apply_grant(record: &TaskRecord, now: Timestamp) -> Option<(TaskRecord, Event)> {
     let event = match (record.status, record.episode.is_some()) {
         (Status::Pending, false) => Event::SlotGranted,
         (Status::Pending | Status::Recovering, _) => Event::Rescheduled,

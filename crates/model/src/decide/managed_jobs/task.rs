@@ -5,14 +5,15 @@ mod launch;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
-    AttemptAction, Moved, Seen, Stop, TaskDecision, TaskPermission, TaskView, earlier, emergency,
-    judge::{Machines, Verdict, judge},
+    AttemptAction, AttemptObservation, StopAttempt, TaskDecision, TaskPermission, TaskTransition, TaskView,
+    earlier, emergency,
+    judge::{AttemptInstances, AttemptOutcome, classify_end},
 };
 use crate::{
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
-        plan::{RecoveryStrategy, Task},
-        record::{Placement, Record, Standing},
+        plan::{RecoveryStrategy, TaskPlan},
+        record::{AttemptPhase, NodeLocation, TaskRecord},
     },
     spot::{self, DeadlineTerms, Market},
     time::{Span, Timestamp},
@@ -32,23 +33,23 @@ enum RestartCause {
 }
 
 pub(super) struct TaskPass<'a> {
-    plan: &'a Task,
+    plan: &'a TaskPlan,
     view: &'a TaskView,
     dice: f64,
     now: Timestamp,
-    record: Record,
-    moves: Vec<Moved>,
+    record: TaskRecord,
+    moves: Vec<TaskTransition>,
     act: Option<AttemptAction>,
     due: Option<Timestamp>,
 }
 
 impl<'a> TaskPass<'a> {
-    pub(super) fn new(plan: &'a Task, view: &'a TaskView, dice: f64, now: Timestamp) -> Self {
+    pub(super) fn new(plan: &'a TaskPlan, view: &'a TaskView, dice: f64, now: Timestamp) -> Self {
         let record = view.record.clone();
         Self { plan, view, dice, now, record, moves: Vec::new(), act: None, due: None }
     }
 
-    pub(super) fn finish(self, index: usize) -> (Record, Option<TaskDecision>, Option<Timestamp>) {
+    pub(super) fn finish(self, index: usize) -> (TaskRecord, Option<TaskDecision>, Option<Timestamp>) {
         let changed = self.record != self.view.record || self.act.is_some() || !self.moves.is_empty();
         let decision = u32::try_from(index).ok().filter(|_| changed).map(|task| TaskDecision {
             task,
@@ -87,7 +88,7 @@ impl<'a> TaskPass<'a> {
 
     /// States that cannot be are told as our own failure.
     fn check_invariants(&mut self) {
-        if let Seen::Impossible { what } = &self.view.seen {
+        if let AttemptObservation::Impossible { what } = &self.view.seen {
             self.fail(&format!("its run reports a state that does not exist: {what}"));
         } else if self.record.schedule == Schedule::Done && !self.record.status.is_final() {
             self.fail("the job was done, and this task was not");
@@ -95,7 +96,7 @@ impl<'a> TaskPass<'a> {
     }
 
     fn fail(&mut self, why: &str) {
-        self.moves.extend(emergency::fail(&mut self.record, why, self.now));
+        self.moves.extend(emergency::fail_controller(&mut self.record, why, self.now));
     }
 
     fn recheck_at(&mut self, at: Timestamp) {
@@ -119,7 +120,7 @@ impl<'a> TaskPass<'a> {
         if matches!(event, Event::BackedOff | Event::Lost | Event::Interrupted) {
             self.record.last_failure = Some(message.clone());
         }
-        self.moves.push(Moved { from, to: self.record.status, event, source, message });
+        self.moves.push(TaskTransition { from, to: self.record.status, event, source, message });
         true
     }
 
@@ -129,7 +130,7 @@ impl<'a> TaskPass<'a> {
         if self.transition(event, None, message.clone()) && self.record.status != Status::Succeeded {
             self.record.failure_reason = Some(message);
         }
-        if self.record.standing == Standing::Resolved {
+        if self.record.standing == AttemptPhase::Resolved {
             self.release_slots();
         } else if self.record.schedule == Schedule::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
@@ -152,16 +153,19 @@ impl<'a> TaskPass<'a> {
     /// Whether the run of the newest attempt is gone for good.
     fn is_attempt_gone(&self) -> bool {
         match self.view.seen {
-            Seen::Nothing | Seen::Over { .. } => true,
-            Seen::Queued { .. } | Seen::Provisioning | Seen::Running { .. } | Seen::Ending => false,
-            Seen::Unclear | Seen::Impossible { .. } => false,
+            AttemptObservation::Nothing | AttemptObservation::Over { .. } => true,
+            AttemptObservation::Queued { .. }
+            | AttemptObservation::Provisioning
+            | AttemptObservation::Running { .. }
+            | AttemptObservation::Ending => false,
+            AttemptObservation::Unclear | AttemptObservation::Impossible { .. } => false,
         }
     }
 
     fn stop(&mut self, graceful: Option<Span>) {
         // Asking again is harmless, and heals a request that got lost.
         if self.record.attempt > 0 {
-            self.act = Some(AttemptAction::Stop(Stop { attempt: self.record.attempt, graceful }));
+            self.act = Some(AttemptAction::Stop(StopAttempt { attempt: self.record.attempt, graceful }));
         }
     }
 
@@ -191,46 +195,60 @@ impl<'a> TaskPass<'a> {
     /// attempt after which the task would have been launched again is no final status of the task.
     fn finish_cancel(&mut self, graceful: Option<Span>) {
         let why = self.record.failure_reason.clone().unwrap_or_else(|| "cancelled".to_owned());
-        if self.record.standing == Standing::Resolved {
+        if self.record.standing == AttemptPhase::Resolved {
             return self.end(Event::Released, why);
         }
-        if self.view.seen == Seen::Unclear {
+        if self.view.seen == AttemptObservation::Unclear {
             return;
         }
         if !self.is_attempt_gone() {
             return self.stop(graceful);
         }
-        let counts = self.record.standing == Standing::Launched;
-        self.record.standing = Standing::Resolved;
+        let counts = self.record.standing == AttemptPhase::Launched;
+        self.record.standing = AttemptPhase::Resolved;
         let verdict = match &self.view.seen {
-            Seen::Over { ends, .. } if counts => Some(judge(ends)),
-            Seen::Over { .. } | Seen::Nothing | Seen::Queued { .. } | Seen::Provisioning => None,
-            Seen::Running { .. } | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => None,
+            AttemptObservation::Over { ends, .. } if counts => Some(classify_end(ends)),
+            AttemptObservation::Over { .. }
+            | AttemptObservation::Nothing
+            | AttemptObservation::Queued { .. }
+            | AttemptObservation::Provisioning => None,
+            AttemptObservation::Running { .. }
+            | AttemptObservation::Ending
+            | AttemptObservation::Unclear
+            | AttemptObservation::Impossible { .. } => None,
         };
         match verdict {
-            Some(Verdict::Success) => self.end(Event::Succeeded, "it ended before the cancel took hold"),
-            Some(Verdict::UserFailure { restartable: true, codes, .. })
+            Some(AttemptOutcome::Success) => {
+                self.end(Event::Succeeded, "it ended before the cancel took hold")
+            }
+            Some(AttemptOutcome::UserFailure { restartable: true, codes, .. })
                 if self.find_restart(&codes).is_some() =>
             {
                 self.end(Event::Released, why);
             }
-            Some(Verdict::UserFailure { setup, message, .. }) => {
+            Some(AttemptOutcome::UserFailure { setup, message, .. }) => {
                 let event = if setup { Event::SetupFailed } else { Event::Failed };
                 self.end(event, format!("{message}, before the cancel took hold"));
             }
-            Some(Verdict::NeverFits { .. })
+            Some(AttemptOutcome::NeverFits { .. })
                 if self.has_location_constraints() || self.has_other_candidate() =>
             {
                 self.end(Event::Released, why);
             }
-            Some(Verdict::NeverFits { message }) => self.end(Event::PrechecksFailed, message),
-            Some(Verdict::NoCapacity { message }) if self.should_give_up(self.record.launch_tries + 1) => {
+            Some(AttemptOutcome::NeverFits { message }) => self.end(Event::PrechecksFailed, message),
+            Some(AttemptOutcome::NoCapacity { message })
+                if self.should_give_up(self.record.launch_tries + 1) =>
+            {
                 self.end(Event::GaveUp, message);
             }
-            Some(Verdict::NodesLost { .. } | Verdict::NoCapacity { .. } | Verdict::NotStarted { .. }) => {
+            Some(
+                AttemptOutcome::NodesLost { .. }
+                | AttemptOutcome::NoCapacity { .. }
+                | AttemptOutcome::NotStarted { .. },
+            ) => {
                 self.end(Event::Released, why);
             }
-            Some(Verdict::Stopped { .. }) | None => self.end(Event::Released, why),
+            Some(AttemptOutcome::Stopped { .. }) | None => self.end(Event::Released, why),
         }
     }
 
@@ -239,8 +257,8 @@ impl<'a> TaskPass<'a> {
         if self.record.schedule == Schedule::Done {
             return;
         }
-        if self.record.standing == Standing::Resolved || self.is_attempt_gone() {
-            self.record.standing = Standing::Resolved;
+        if self.record.standing == AttemptPhase::Resolved || self.is_attempt_gone() {
+            self.record.standing = AttemptPhase::Resolved;
             return self.release_slots();
         }
         self.stop(None);
@@ -279,42 +297,44 @@ impl<'a> TaskPass<'a> {
 
     fn running(&mut self) {
         match &self.view.seen {
-            Seen::Running { placement } => {
+            AttemptObservation::Running { placement } => {
                 if placement.is_some() && *placement != self.record.placement {
                     self.record.placement.clone_from(placement);
                 }
                 self.move_to_spot();
             }
-            Seen::Over { ends, placement } => {
+            AttemptObservation::Over { ends, placement } => {
                 if placement.is_some() {
                     self.record.placement.clone_from(placement);
                 }
-                self.over(judge(ends));
+                self.over(classify_end(ends));
             }
-            Seen::Nothing => {
-                self.record.standing = Standing::Resolved;
+            AttemptObservation::Nothing => {
+                self.record.standing = AttemptPhase::Resolved;
                 if self.plan.recovery.strategy == RecoveryStrategy::None {
                     return self.end(Event::Failed, "nodes lost: its run is gone");
                 }
                 self.transition(Event::Interrupted, Some(RecoverySource::Restart), "its run is gone");
                 self.record.schedule(ScheduleEvent::WantsLaunch);
             }
-            Seen::Ending if is_planted(Bug::RecoverBeforeRelease) => {
-                let machines = Machines::default();
-                self.over(Verdict::NodesLost { machines, message: "it ends".to_owned() });
+            AttemptObservation::Ending if is_planted(Bug::RecoverBeforeRelease) => {
+                let machines = AttemptInstances::default();
+                self.over(AttemptOutcome::NodesLost { machines, message: "it ends".to_owned() });
             }
-            Seen::Queued { .. } | Seen::Provisioning | Seen::Ending => {}
+            AttemptObservation::Queued { .. }
+            | AttemptObservation::Provisioning
+            | AttemptObservation::Ending => {}
             // Silence of ours is no evidence against the task.
-            Seen::Unclear | Seen::Impossible { .. } => {}
+            AttemptObservation::Unclear | AttemptObservation::Impossible { .. } => {}
         }
     }
 
     /// The attempt of a RUNNING task is over.
-    fn over(&mut self, verdict: Verdict) {
-        self.record.standing = Standing::Resolved;
+    fn over(&mut self, verdict: AttemptOutcome) {
+        self.record.standing = AttemptPhase::Resolved;
         match verdict {
-            Verdict::Success => self.end(Event::Succeeded, "the program ended well"),
-            Verdict::UserFailure { setup, codes, restartable, message } => {
+            AttemptOutcome::Success => self.end(Event::Succeeded, "the program ended well"),
+            AttemptOutcome::UserFailure { setup, codes, restartable, message } => {
                 match restartable.then(|| self.count_restart(&codes)).flatten() {
                     Some(why) => {
                         // Its nodes are healthy: the next attempt finds setup's work there.
@@ -324,11 +344,11 @@ impl<'a> TaskPass<'a> {
                     None => self.end(if setup { Event::SetupFailed } else { Event::Failed }, message),
                 }
             }
-            Verdict::Stopped { message } => self.run_stopped(&message),
-            Verdict::NodesLost { machines, message } => self.lost(machines, &message),
-            Verdict::NoCapacity { message }
-            | Verdict::NotStarted { message }
-            | Verdict::NeverFits { message } => self.lost(Machines::default(), &message),
+            AttemptOutcome::Stopped { message } => self.run_stopped(&message),
+            AttemptOutcome::NodesLost { machines, message } => self.lost(machines, &message),
+            AttemptOutcome::NoCapacity { message }
+            | AttemptOutcome::NotStarted { message }
+            | AttemptOutcome::NeverFits { message } => self.lost(AttemptInstances::default(), &message),
         }
     }
 
@@ -354,7 +374,7 @@ impl<'a> TaskPass<'a> {
         listed.or(is_left.then_some(RestartCause::Counted))
     }
 
-    fn lost(&mut self, machines: Machines, message: &str) {
+    fn lost(&mut self, machines: AttemptInstances, message: &str) {
         if self.plan.recovery.strategy == RecoveryStrategy::None {
             return self.end(Event::Failed, format!("nodes lost: {message}"));
         }
@@ -366,8 +386,8 @@ impl<'a> TaskPass<'a> {
     /// Remembers what was lost as the strategy wants it, and says so. `known` stands for machines of which nothing
     /// is known. Of several nodes those that are left are prepared and had at once: a machine beside them is sought
     /// before any other place.
-    fn avoid_locations(&mut self, machines: Machines, known: Option<Placement>) -> String {
-        let Machines { gone, left } = machines;
+    fn avoid_locations(&mut self, machines: AttemptInstances, known: Option<NodeLocation>) -> String {
+        let AttemptInstances { gone, left } = machines;
         let (gone, left) = if gone.is_empty() { (known.into_iter().collect(), None) } else { (gone, left) };
         let Some(first) = gone.first().cloned() else { return String::new() };
         match self.plan.recovery.strategy {
@@ -396,7 +416,7 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    fn prefer_near(&mut self, left: Placement) -> String {
+    fn prefer_near(&mut self, left: NodeLocation) -> String {
         let said = format!("; seeks a machine beside those that are left in {}", left.place);
         self.record.sought = Some(left);
         said
@@ -412,36 +432,36 @@ impl<'a> TaskPass<'a> {
 
     /// Somebody ended the run itself: that is a cancel.
     fn run_stopped(&mut self, message: &str) {
-        self.record.standing = Standing::Resolved;
+        self.record.standing = AttemptPhase::Resolved;
         let why = format!("its run was stopped: {message}");
         self.transition(Event::CancelRequested, None, why.clone());
         self.end(Event::Released, why);
     }
 
     /// What a deadline asks for now; `None`: the task has no deadline.
-    fn market_policy(&self) -> Option<(Option<Market>, spot::Rule)> {
+    fn market_policy(&self) -> Option<(Option<Market>, spot::MarketRule)> {
         let deadline = self.plan.deadline?;
         let terms = DeadlineTerms::from(deadline);
         let began = self.record.submitted_at.unwrap_or(self.now);
         let seconds = |span: Span| span.0 as f64 / 1e6;
         let running = self.record.status == Status::Running;
         let done = self.view.progress.unwrap_or_else(|| self.record.job_duration(self.now));
-        let standing = spot::Standing {
+        let standing = spot::DeadlineProgress {
             elapsed: seconds(self.now.since(began)),
             done: seconds(done),
             holding: if running { self.record.market } else { None },
             spot: self.view.spot_capacity,
         };
-        Some(spot::choose(terms, standing))
+        Some(spot::choose_market(terms, standing))
     }
 
     /// Rule 3: ahead of its line, and cheaper nodes are there.
     fn move_to_spot(&mut self) {
-        let Some((_, rule @ spot::Rule::MoveToSpot)) = self.market_policy() else { return };
+        let Some((_, rule @ spot::MarketRule::MoveToSpot)) = self.market_policy() else { return };
         if self.plan.recovery.strategy == RecoveryStrategy::None {
             return;
         }
-        self.record.standing = Standing::Superseded;
+        self.record.standing = AttemptPhase::Superseded;
         self.transition(Event::Interrupted, Some(RecoverySource::Restart), rule.said());
         self.record.schedule(ScheduleEvent::WantsLaunch);
         self.reset_candidates();

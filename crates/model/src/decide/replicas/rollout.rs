@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Group, Memory, Stage};
+use super::{ReplicaGroupView, ReplicaStage, ScalingState};
 use crate::time::{Span, Timestamp};
 
 /// So often may a replica on trial end by itself, where it is tried again.
@@ -16,7 +16,7 @@ pub const FAILURES_MAX: u32 = 3;
 
 /// How a deployment goes about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct RolloutPolicy {
     /// Replicas above the wanted number while it lasts.
     pub surge: u32,
     /// Replicas below the wanted number while it lasts.
@@ -26,7 +26,7 @@ pub struct Pace {
     pub rolls_back: bool,
 }
 
-impl Default for Pace {
+impl Default for RolloutPolicy {
     fn default() -> Self {
         Self { surge: 1, unavailable: 0, ready_within: Span::mins(10), rolls_back: true }
     }
@@ -34,9 +34,9 @@ impl Default for Pace {
 
 /// A replica that the newest deployment made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trial {
+pub struct TrialReplica {
     pub num: u32,
-    pub stage: Stage,
+    pub stage: ReplicaStage,
     /// Since when it runs, or when it ended.
     pub since: Option<Timestamp>,
     /// How often it ended by itself.
@@ -49,7 +49,7 @@ pub struct Trial {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum RolloutState {
     Rolling,
     /// All replicas that are wanted are of it and take requests.
     Complete,
@@ -59,7 +59,7 @@ pub enum State {
     Asleep,
 }
 
-impl State {
+impl RolloutState {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Rolling => "rolling",
@@ -74,7 +74,7 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollout {
     pub num: i64,
-    pub state: State,
+    pub state: RolloutState,
     /// New replicas that take requests, how many there shall be, and old ones that are left.
     pub ready: u32,
     pub wanted: u32,
@@ -96,7 +96,7 @@ pub struct Rollback {
 
 /// What follows for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RolloutDecision {
     Continue,
     /// Its configuration is one to go back to.
     Complete,
@@ -107,7 +107,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutEvaluation {
     pub rollout: Rollout,
-    pub verdict: Verdict,
+    pub verdict: RolloutDecision,
     /// A word for programs and a sentence for people.
     pub told: Option<(&'static str, String)>,
     /// When time alone may change the verdict.
@@ -115,11 +115,11 @@ pub struct RolloutEvaluation {
 }
 
 /// The deployment `num`, by its replicas. `can_go_back`: there is a former configuration that was complete.
-pub fn judge(
+pub fn evaluate(
     num: i64,
-    (groups, memory): (&[Group], &BTreeMap<String, Memory>),
-    trials: &[Trial],
-    pace: &Pace,
+    (groups, memory): (&[ReplicaGroupView], &BTreeMap<String, ScalingState>),
+    trials: &[TrialReplica],
+    pace: &RolloutPolicy,
     can_go_back: bool,
     before: Option<&Rollout>,
     now: Timestamp,
@@ -136,55 +136,56 @@ pub fn judge(
         said,
         undid: before.and_then(|before| before.undid.clone()),
     };
-    if count.is_complete() || was == Some(State::Complete) {
-        let is_news = was != Some(State::Complete) && num > 0;
+    if count.is_complete() || was == Some(RolloutState::Complete) {
+        let is_news = was != Some(RolloutState::Complete) && num > 0;
         let told = format!(
             "deployment {num} is complete: {} of {} replicas take requests",
             count.ready, count.wanted
         );
         return RolloutEvaluation {
-            rollout: now_is(State::Complete, None),
-            verdict: Verdict::Complete,
+            rollout: now_is(RolloutState::Complete, None),
+            verdict: RolloutDecision::Complete,
             told: is_news.then_some(("deployed", told)),
             due_at: None,
         };
     }
     let trouble = trials.iter().find_map(|trial| trouble(trial, pace, now)).filter(|_| can_go_back);
     let due_at = trials.iter().filter_map(|trial| deadline(trial, pace)).min().filter(|_| can_go_back);
-    let goes_on = |rollout, told| RolloutEvaluation { rollout, verdict: Verdict::Continue, told, due_at };
+    let goes_on =
+        |rollout, told| RolloutEvaluation { rollout, verdict: RolloutDecision::Continue, told, due_at };
     match (trouble, was) {
         // Once it failed it has failed, until it is complete after all.
-        (_, Some(State::Failed)) => {
+        (_, Some(RolloutState::Failed)) => {
             let said = before.and_then(|before| before.said.clone());
-            RolloutEvaluation { due_at: None, ..goes_on(now_is(State::Failed, said), None) }
+            RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, said), None) }
         }
         (Some(why), _) if pace.rolls_back => {
             let told = format!("deployment {num} failed: {why}; back to the configuration before it");
             let undid = Some(Rollback { num, why });
             // The next number is that of the way back.
-            let rollout = Rollout { num: num + 1, undid, ..now_is(State::Rolling, None) };
+            let rollout = Rollout { num: num + 1, undid, ..now_is(RolloutState::Rolling, None) };
             let told = Some(("rolled_back", told));
-            RolloutEvaluation { rollout, verdict: Verdict::RollBack, told, due_at: None }
+            RolloutEvaluation { rollout, verdict: RolloutDecision::RollBack, told, due_at: None }
         }
         (Some(why), _) => {
             let told =
                 format!("deployment {num} failed: {why}; former replicas stay, and it is not rolled back");
             let told = Some(("deployment_failed", told));
-            RolloutEvaluation { due_at: None, ..goes_on(now_is(State::Failed, Some(why)), told) }
+            RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, Some(why)), told) }
         }
-        (None, _) if count.wanted == 0 && count.old == 0 => goes_on(now_is(State::Asleep, None), None),
+        (None, _) if count.wanted == 0 && count.old == 0 => goes_on(now_is(RolloutState::Asleep, None), None),
         (None, _) => {
             let told = (before.is_none() && count.old > 0).then(|| {
                 let words = format!(
                     "deployment {num} begins: {} to replace, with at most {} more and {} fewer than {} at a time",
-                    replicas(count.old),
+                    format_replicas(count.old),
                     pace.surge,
                     pace.unavailable,
                     count.wanted
                 );
                 ("deployment", words)
             });
-            goes_on(now_is(State::Rolling, waiting_message(trials)), told)
+            goes_on(now_is(RolloutState::Rolling, waiting_message(trials)), told)
         }
     }
 }
@@ -203,12 +204,13 @@ impl ReplicaCounts {
     }
 }
 
-fn count(groups: &[Group], memory: &BTreeMap<String, Memory>) -> ReplicaCounts {
+fn count(groups: &[ReplicaGroupView], memory: &BTreeMap<String, ScalingState>) -> ReplicaCounts {
     let mut count = ReplicaCounts { ready: 0, wanted: 0, old: 0, is_full: true };
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     for group in groups {
         let desired = memory.get(&group.name).map_or(group.min, |memory| memory.desired);
-        let ready = group.replicas.iter().filter(|one| one.current && one.stage == Stage::Ready).count();
+        let ready =
+            group.replicas.iter().filter(|one| one.current && one.stage == ReplicaStage::Ready).count();
         count.ready += number(ready).min(desired);
         count.wanted += desired;
         count.old += number(group.replicas.iter().filter(|one| !one.current).count());
@@ -218,7 +220,7 @@ fn count(groups: &[Group], memory: &BTreeMap<String, Memory>) -> ReplicaCounts {
 }
 
 /// Why a replica on trial is the end of it.
-fn trouble(trial: &Trial, pace: &Pace, now: Timestamp) -> Option<String> {
+fn trouble(trial: &TrialReplica, pace: &RolloutPolicy, now: Timestamp) -> Option<String> {
     let said = trial.said.as_deref().unwrap_or("it takes no requests");
     if trial.failures >= FAILURES_MAX || trial.failures > 0 && !trial.is_retried {
         let times = if trial.failures > 1 { format!(" {} times", trial.failures) } else { String::new() };
@@ -230,22 +232,22 @@ fn trouble(trial: &Trial, pace: &Pace, now: Timestamp) -> Option<String> {
     })
 }
 
-fn deadline(trial: &Trial, pace: &Pace) -> Option<Timestamp> {
-    trial.since.filter(|_| trial.stage != Stage::Ready).map(|since| since + pace.ready_within)
+fn deadline(trial: &TrialReplica, pace: &RolloutPolicy) -> Option<Timestamp> {
+    trial.since.filter(|_| trial.stage != ReplicaStage::Ready).map(|since| since + pace.ready_within)
 }
 
-fn waiting_message(trials: &[Trial]) -> Option<String> {
-    let open = trials.iter().filter(|trial| trial.stage != Stage::Ready);
+fn waiting_message(trials: &[TrialReplica]) -> Option<String> {
+    let open = trials.iter().filter(|trial| trial.stage != ReplicaStage::Ready);
     open.max_by_key(|trial| trial.stage).map(|trial| match (&trial.said, trial.stage) {
         (Some(said), _) => format!("replica {}: {said}", trial.num),
-        (None, Stage::Waits) => format!("replica {} waits for a machine", trial.num),
-        (None, Stage::Starting) => format!("replica {} starts", trial.num),
-        (None, Stage::Runs | Stage::NoLongerReady | Stage::Ready) => {
+        (None, ReplicaStage::Waits) => format!("replica {} waits for a machine", trial.num),
+        (None, ReplicaStage::Starting) => format!("replica {} starts", trial.num),
+        (None, ReplicaStage::Runs | ReplicaStage::NoLongerReady | ReplicaStage::Ready) => {
             format!("replica {} takes no requests yet", trial.num)
         }
     })
 }
 
-fn replicas(count: u32) -> String {
+fn format_replicas(count: u32) -> String {
     if count == 1 { "1 replica".to_owned() } else { format!("{count} replicas") }
 }

@@ -2,17 +2,17 @@
 
 use std::cmp::Ordering;
 
-use super::{Group, Memory};
+use super::{ReplicaGroupView, ScalingState};
 use crate::{
     config::traffic::Metric,
     time::{Span, Timestamp},
 };
 
 /// The window of a scaling that names none.
-pub const WINDOW: Span = Span::secs(60);
+pub const DEFAULT_WINDOW: Span = Span::secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scaling {
+pub struct ScalingPolicy {
     pub metric: Metric,
     /// What one replica is to get of it.
     pub target: f64,
@@ -40,7 +40,7 @@ struct TrafficMeasurement {
     wish: u32,
 }
 
-fn measure(scaling: &Scaling, traffic: &Traffic) -> TrafficMeasurement {
+fn measure(scaling: &ScalingPolicy, traffic: &Traffic) -> TrafficMeasurement {
     let window = (scaling.window.0 as f64).max(1.0);
     let (target, secs) = (scaling.target, scaling.window.as_secs());
     let (words, replicas) = match scaling.metric {
@@ -75,9 +75,14 @@ fn measure(scaling: &Scaling, traffic: &Traffic) -> TrafficMeasurement {
 }
 
 /// How many there shall be.
-pub(super) fn scale(group: &Group, before: Memory, now: Timestamp, why: &mut Vec<String>) -> Memory {
+pub(super) fn scale(
+    group: &ReplicaGroupView,
+    before: ScalingState,
+    now: Timestamp,
+    why: &mut Vec<String>,
+) -> ScalingState {
     let current = before.desired.clamp(group.min, group.max);
-    let stays = |said: Option<String>| Memory { desired: current, scaled_at: before.scaled_at, said };
+    let stays = |said: Option<String>| ScalingState { desired: current, scaled_at: before.scaled_at, said };
     let Some(scaling) = group.scaling else { return stays(None) };
     if group.replicas.iter().any(|replica| !replica.current) {
         return stays(Some("scaling pauses while a deployment lasts".to_owned()));
@@ -101,7 +106,7 @@ pub(super) fn scale(group: &Group, before: Memory, now: Timestamp, why: &mut Vec
         return stays(Some(format!("{words} ask for {wish}, in {left} s at the earliest")));
     }
     why.push(format!("group {}: {current} to {wish} replicas, because of {words}", group.name));
-    Memory { desired: wish, scaled_at: now, said: Some(words) }
+    ScalingState { desired: wish, scaled_at: now, said: Some(words) }
 }
 
 #[expect(

@@ -1,13 +1,13 @@
 //! Numbers of replicas, as words.
 
-use super::{rollout::State, *};
+use super::{rollout::RolloutState, *};
 use crate::{config::traffic::Metric, time::Span};
 
 const NOW: Timestamp = Timestamp::from_secs(10_000);
 
 /// `0:ready 1:starts! 2:-`: a `!` is out of date, a `-` was there once.
-fn group(text: &str, range: (u32, u32)) -> Group {
-    let mut group = Group {
+fn group(text: &str, range: (u32, u32)) -> ReplicaGroupView {
+    let mut group = ReplicaGroupView {
         name: "0".to_owned(),
         min: range.0,
         max: range.1,
@@ -21,11 +21,11 @@ fn group(text: &str, range: (u32, u32)) -> Group {
         let (num, stage) = word.split_once(':').unwrap();
         let num = num.parse().unwrap();
         let stage = match stage.trim_end_matches('!') {
-            "waits" => Stage::Waits,
-            "starts" => Stage::Starting,
-            "runs" => Stage::Runs,
-            "lapsed" => Stage::NoLongerReady,
-            "ready" => Stage::Ready,
+            "waits" => ReplicaStage::Waits,
+            "starts" => ReplicaStage::Starting,
+            "runs" => ReplicaStage::Runs,
+            "lapsed" => ReplicaStage::NoLongerReady,
+            "ready" => ReplicaStage::Ready,
             "leaves" => {
                 group.leaving.push(num);
                 continue;
@@ -35,28 +35,28 @@ fn group(text: &str, range: (u32, u32)) -> Group {
                 continue;
             }
         };
-        group.replicas.push(Replica { num, current: !word.ends_with('!'), stage });
+        group.replicas.push(GroupReplica { num, current: !word.ends_with('!'), stage });
     }
     group
 }
 
-fn told(wanted: &Wanted) -> String {
+fn told(wanted: &ReplicaPlan) -> String {
     let start: Vec<_> = wanted.start.iter().map(|start| start.replica.to_string()).collect();
     let surplus: Vec<_> = wanted.surplus.iter().map(u32::to_string).collect();
     format!("want {}; away {}", start.join(","), surplus.join(","))
 }
 
-fn memory(desired: u32) -> BTreeMap<String, Memory> {
-    BTreeMap::from([("0".to_owned(), Memory { desired, scaled_at: NOW, said: None })])
+fn memory(desired: u32) -> BTreeMap<String, ScalingState> {
+    BTreeMap::from([("0".to_owned(), ScalingState { desired, scaled_at: NOW, said: None })])
 }
 
 #[track_caller]
 fn check(text: &str, desired: u32, expect: &str) {
-    check_pace(text, desired, &Pace::default(), expect);
+    check_pace(text, desired, &RolloutPolicy::default(), expect);
 }
 
 #[track_caller]
-fn check_pace(text: &str, desired: u32, pace: &Pace, expect: &str) {
+fn check_pace(text: &str, desired: u32, pace: &RolloutPolicy, expect: &str) {
     let wanted = decide(&[group(text, (0, 9))], &memory(desired), pace, NOW, NOW);
     assert_eq!(told(&wanted), expect, "{text}");
 }
@@ -95,20 +95,20 @@ fn old_replicas_leave_only_as_newer_ones_are_ready() {
 
 #[test]
 fn surge_and_unavailability_say_how_many_there_are_meanwhile() {
-    let fast = Pace { surge: 2, ..Pace::default() };
+    let fast = RolloutPolicy { surge: 2, ..RolloutPolicy::default() };
     check_pace("0:ready! 1:ready!", 2, &fast, "want 0,1,2,3; away ");
     // Without room for more, one has to go first, and its place is waited for.
-    let tight = Pace { surge: 0, unavailable: 1, ..Pace::default() };
+    let tight = RolloutPolicy { surge: 0, unavailable: 1, ..RolloutPolicy::default() };
     check_pace("0:ready! 1:ready!", 2, &tight, "want 0; away 1");
     check_pace("0:ready! 1:leaves", 2, &tight, "want 0; away ");
     check_pace("0:ready! 1:-", 2, &tight, "want 0,1; away ");
     check_pace("0:ready! 1:runs", 2, &tight, "want 0,1; away ");
     check_pace("0:ready! 1:ready", 2, &tight, "want 1; away 0");
-    let all = Pace { surge: 0, unavailable: 9, ..Pace::default() };
+    let all = RolloutPolicy { surge: 0, unavailable: 9, ..RolloutPolicy::default() };
     check_pace("0:ready! 1:ready!", 2, &all, "want ; away 0,1");
 }
 
-const SCALING: Scaling = Scaling {
+const SCALING: ScalingPolicy = ScalingPolicy {
     metric: Metric::Rps,
     target: 2.0,
     window: Span::secs(60),
@@ -119,12 +119,18 @@ const SCALING: Scaling = Scaling {
 
 /// Desired before, seconds since, what came in a minute, desired after.
 #[track_caller]
-fn check_by(scaling: Scaling, before: u32, waited: i64, traffic: Option<Traffic>, after: u32) -> Wanted {
-    let group = Group { scaling: Some(scaling), traffic, ..group("", (0, 4)) };
+fn check_by(
+    scaling: ScalingPolicy,
+    before: u32,
+    waited: i64,
+    traffic: Option<Traffic>,
+    after: u32,
+) -> ReplicaPlan {
+    let group = ReplicaGroupView { scaling: Some(scaling), traffic, ..group("", (0, 4)) };
     let scaled_at = NOW - Span::secs(waited);
-    let memory = Memory { desired: before, scaled_at, said: None };
+    let memory = ScalingState { desired: before, scaled_at, said: None };
     let memory = BTreeMap::from([("0".to_owned(), memory)]);
-    let wanted = decide(&[group], &memory, &Pace::default(), NOW, NOW);
+    let wanted = decide(&[group], &memory, &RolloutPolicy::default(), NOW, NOW);
     assert_eq!(wanted.memory["0"].desired, after, "{before} {waited} {traffic:?}");
     assert_eq!(wanted.why.is_empty(), before == after);
     assert_eq!(wanted.memory["0"].scaled_at, if before == after { scaled_at } else { NOW });
@@ -162,7 +168,7 @@ fn average(in_flight: u64, waiting: u64) -> Option<Traffic> {
 
 #[test]
 fn concurrency_counts_requests_that_are_on_their_way_at_once() {
-    let by = Scaling { metric: Metric::Concurrency, ..SCALING };
+    let by = ScalingPolicy { metric: Metric::Concurrency, ..SCALING };
     check_by(by, 1, 300, average(5, 0), 3);
     check_by(by, 1, 299, average(5, 0), 1);
     check_by(by, 3, 600, average(4, 4), 2);
@@ -174,7 +180,7 @@ fn concurrency_counts_requests_that_are_on_their_way_at_once() {
 
 #[test]
 fn depth_of_queue_counts_those_that_wait_and_keeps_whoever_is_busy() {
-    let by = Scaling { metric: Metric::QueueDepth, at_once: Some(4), ..SCALING };
+    let by = ScalingPolicy { metric: Metric::QueueDepth, at_once: Some(4), ..SCALING };
     check_by(by, 1, 300, average(10, 6), 3);
     // Nobody waits, because three are at work: two would be too few.
     check_by(by, 3, 600, average(10, 0), 3);
@@ -185,8 +191,8 @@ fn depth_of_queue_counts_those_that_wait_and_keeps_whoever_is_busy() {
 
 #[test]
 fn scaling_says_what_it_measures_and_when_it_will_act() {
-    let said = |wanted: &Wanted| wanted.memory["0"].said.clone().unwrap();
-    let by = Scaling { metric: Metric::Concurrency, ..SCALING };
+    let said = |wanted: &ReplicaPlan| wanted.memory["0"].said.clone().unwrap();
+    let by = ScalingPolicy { metric: Metric::Concurrency, ..SCALING };
     let late = said(&check_by(by, 1, 290, average(5, 0), 1));
     assert_eq!(late, "5.00 requests at once over 60 s (target 2 each) ask for 3, in 11 s at the earliest");
     let moved = check_by(by, 1, 300, average(5, 0), 3);
@@ -199,11 +205,11 @@ fn scaling_says_what_it_measures_and_when_it_will_act() {
 
 #[test]
 fn a_deployment_pauses_scaling_and_numbers_are_unique_over_groups() {
-    let scaling = Scaling { target: 1.0, up_after: Span::ZERO, down_after: Span::ZERO, ..SCALING };
+    let scaling = ScalingPolicy { target: 1.0, up_after: Span::ZERO, down_after: Span::ZERO, ..SCALING };
     let traffic = Some(Traffic { requests: 6_000, ..Traffic::default() });
-    let first = Group { scaling: Some(scaling), traffic, ..group("0:ready!", (1, 4)) };
-    let second = Group { name: "1".to_owned(), ..group("1:ready", (2, 2)) };
-    let wanted = decide(&[first, second], &BTreeMap::new(), &Pace::default(), NOW, NOW);
+    let first = ReplicaGroupView { scaling: Some(scaling), traffic, ..group("0:ready!", (1, 4)) };
+    let second = ReplicaGroupView { name: "1".to_owned(), ..group("1:ready", (2, 2)) };
+    let wanted = decide(&[first, second], &BTreeMap::new(), &RolloutPolicy::default(), NOW, NOW);
     assert_eq!(told(&wanted), "want 0,1,2,3; away ");
     let groups: Vec<_> = wanted.groups.values().map(String::as_str).collect();
     assert_eq!(groups, ["0", "1", "0", "1"]);
@@ -212,7 +218,7 @@ fn a_deployment_pauses_scaling_and_numbers_are_unique_over_groups() {
 
 #[test]
 fn a_changed_range_bounds_what_was_wanted() {
-    let wanted = decide(&[group("0:ready", (3, 3))], &memory(1), &Pace::default(), NOW, NOW);
+    let wanted = decide(&[group("0:ready", (3, 3))], &memory(1), &RolloutPolicy::default(), NOW, NOW);
     assert_eq!(told(&wanted), "want 0,1,2; away ");
 }
 
@@ -221,13 +227,13 @@ fn judged(
     text: &str,
     desired: u32,
     trials: &[(u32, i64, u32)],
-    pace: &Pace,
+    pace: &RolloutPolicy,
     before: Option<&Rollout>,
 ) -> RolloutEvaluation {
     let group = group(text, (0, 9));
-    let trials: Vec<Trial> = trials
+    let trials: Vec<TrialReplica> = trials
         .iter()
-        .map(|(num, runs, failures)| Trial {
+        .map(|(num, runs, failures)| TrialReplica {
             num: *num,
             stage: group.replicas.iter().find(|one| one.num == *num).unwrap().stage,
             since: Some(NOW - Span::secs(*runs)),
@@ -236,14 +242,14 @@ fn judged(
             said: Some("it answers 500".to_owned()),
         })
         .collect();
-    judge(2, (&[group], &memory(desired)), &trials, pace, true, before, NOW)
+    evaluate(2, (&[group], &memory(desired)), &trials, pace, true, before, NOW)
 }
 
 #[test]
 fn a_deployment_begins_goes_on_and_is_complete() {
-    let pace = Pace::default();
+    let pace = RolloutPolicy::default();
     let first = judged("0:ready! 1:ready! 2:runs", 2, &[(2, 30, 0)], &pace, None);
-    assert_eq!((first.verdict, first.rollout.state), (Verdict::Continue, State::Rolling));
+    assert_eq!((first.verdict, first.rollout.state), (RolloutDecision::Continue, RolloutState::Rolling));
     let words =
         "deployment 2 begins: 2 replicas to replace, with at most 1 more and 0 fewer than 2 at a time";
     assert_eq!(first.told, Some(("deployment", words.to_owned())));
@@ -252,21 +258,21 @@ fn a_deployment_begins_goes_on_and_is_complete() {
     let next = judged("1:ready! 2:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
     assert_eq!((next.told, next.rollout.ready, next.rollout.old), (None, 1, 1));
     let last = judged("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
-    assert_eq!((last.verdict, last.rollout.state), (Verdict::Complete, State::Complete));
+    assert_eq!((last.verdict, last.rollout.state), (RolloutDecision::Complete, RolloutState::Complete));
     assert_eq!(last.told.as_ref().map(|told| told.0), Some("deployed"));
     // What was complete stays so, whatever becomes of its replicas.
     let ill = judged("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
-    assert_eq!((ill.verdict, ill.told), (Verdict::Complete, None));
+    assert_eq!((ill.verdict, ill.told), (RolloutDecision::Complete, None));
     // Nobody has tried it: that is no reason to trust it.
-    assert_eq!(judged("", 0, &[], &pace, None).rollout.state, State::Asleep);
+    assert_eq!(judged("", 0, &[], &pace, None).rollout.state, RolloutState::Asleep);
 }
 
 #[test]
 fn replicas_that_keep_ending_or_get_ready_too_late_end_a_deployment() {
-    let pace = Pace::default();
+    let pace = RolloutPolicy::default();
     let rolls_back = |trial| {
         let judged = judged("0:ready! 1:runs", 1, &[trial], &pace, None);
-        (judged.verdict == Verdict::RollBack).then(|| judged.rollout.undid.unwrap().why)
+        (judged.verdict == RolloutDecision::RollBack).then(|| judged.rollout.undid.unwrap().why)
     };
     assert_eq!(rolls_back((1, 599, 0)), None);
     let late = "replica 1 is not ready after 600 s: it answers 500";
@@ -278,37 +284,40 @@ fn replicas_that_keep_ending_or_get_ready_too_late_end_a_deployment() {
 
 #[test]
 fn a_way_back_is_another_deployment_and_is_told_until_the_next_one() {
-    let pace = Pace::default();
+    let pace = RolloutPolicy::default();
     let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
     let (word, told) = failed.told.unwrap();
     assert_eq!(word, "rolled_back");
     assert!(told.ends_with("; back to the configuration before it"), "{told}");
-    assert_eq!((failed.rollout.num, failed.rollout.state), (3, State::Rolling));
+    assert_eq!((failed.rollout.num, failed.rollout.state), (3, RolloutState::Rolling));
     let back =
-        judge(3, (&[group("0:ready", (0, 9))], &memory(1)), &[], &pace, false, Some(&failed.rollout), NOW);
-    assert_eq!((back.rollout.state, back.rollout.undid.map(|undid| undid.num)), (State::Complete, Some(2)));
+        evaluate(3, (&[group("0:ready", (0, 9))], &memory(1)), &[], &pace, false, Some(&failed.rollout), NOW);
+    assert_eq!(
+        (back.rollout.state, back.rollout.undid.map(|undid| undid.num)),
+        (RolloutState::Complete, Some(2))
+    );
 }
 
 #[test]
 fn who_does_not_roll_back_is_told_once_that_it_failed() {
-    let pace = Pace { rolls_back: false, ..Pace::default() };
+    let pace = RolloutPolicy { rolls_back: false, ..RolloutPolicy::default() };
     let failed = judged("0:ready! 1:runs", 1, &[(1, 600, 0)], &pace, None);
-    assert_eq!((failed.verdict, failed.rollout.state), (Verdict::Continue, State::Failed));
+    assert_eq!((failed.verdict, failed.rollout.state), (RolloutDecision::Continue, RolloutState::Failed));
     assert_eq!(failed.told.map(|told| told.0), Some("deployment_failed"));
     let still = judged("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
     assert_eq!((still.told, still.rollout.said), (None, failed.rollout.said));
     // There is nothing to go back to: the first configuration is waited for as long as it takes.
     let group = group("1:runs", (0, 9));
-    let trial = Trial {
+    let trial = TrialReplica {
         num: 1,
-        stage: Stage::Runs,
+        stage: ReplicaStage::Runs,
         since: Some(Timestamp(0)),
         failures: 9,
         is_retried: false,
         said: None,
     };
-    let first = judge(0, (&[group], &memory(1)), &[trial], &Pace::default(), false, None, NOW);
-    assert_eq!((first.verdict, first.told), (Verdict::Continue, None));
+    let first = evaluate(0, (&[group], &memory(1)), &[trial], &RolloutPolicy::default(), false, None, NOW);
+    assert_eq!((first.verdict, first.told), (RolloutDecision::Continue, None));
 }
 
 #[test]
@@ -317,6 +326,6 @@ fn one_that_had_a_bad_moment_stays_until_somebody_else_answers() {
     check("0:lapsed!", 1, "want 0,1; away ");
     check("0:lapsed! 1:ready", 1, "want 1; away 0");
     check("0:runs! 1:starts", 1, "want 1; away 0");
-    let no_room = Pace { surge: 0, unavailable: 1, ..Pace::default() };
+    let no_room = RolloutPolicy { surge: 0, unavailable: 1, ..RolloutPolicy::default() };
     check_pace("0:lapsed!", 1, &no_room, "want ; away 0");
 }

@@ -1,9 +1,9 @@
 //! What the latest submissions of a run amount to: the documented rules, tried in the documented order.
 
 use crate::{
-    decide::runs::{Job, Replica, ReplicaRole, RunView, State, StopCriteria},
+    decide::runs::{JobView, ReplicaRole, ReplicaView, RunView, StopCriteria, SubmissionState},
     job,
-    retry::{self, Retry, Standing},
+    retry::{self, FailureHistory, RetryDecision},
     run,
     time::Timestamp,
 };
@@ -11,13 +11,13 @@ use crate::{
 /// The sum of all jobs. It depends neither on the run's own status nor on the order of the jobs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DerivedRun<'a> {
-    pub verdict: Verdict,
+    pub verdict: DerivedStatus,
     /// Replicas to retry as a whole, by number.
-    pub retries: Vec<&'a Replica>,
+    pub retries: Vec<&'a ReplicaView>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict {
+pub enum DerivedStatus {
     /// The run has a reason to end.
     End(run::Ending),
     /// A job runs.
@@ -84,26 +84,26 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
         failures.append(&mut on_trial);
     }
     let verdict = if let Some(ending) = worst_failure(failures) {
-        Verdict::End(ending)
+        DerivedStatus::End(ending)
     } else if run.gateway_failed {
         let said = "no running replica of the gateway accepted the service";
-        Verdict::End(run::Ending::new(run::TerminationReason::GatewayError, said))
+        DerivedStatus::End(run::Ending::new(run::TerminationReason::GatewayError, said))
     } else if run.stop_criteria == StopCriteria::MasterDone && master_is_done(run) {
-        Verdict::End(run::Ending::new(run::TerminationReason::AllJobsDone, "the master job is done"))
+        DerivedStatus::End(run::Ending::new(run::TerminationReason::AllJobsDone, "the master job is done"))
     } else if sum.runs {
-        Verdict::Runs
+        DerivedStatus::Runs
     } else if sum.provisions {
-        Verdict::Provisions
+        DerivedStatus::Provisions
     } else if sum.waits {
-        Verdict::Waits
+        DerivedStatus::Waits
     } else if let Some(said) = to_retry {
-        Verdict::Idle(said)
+        DerivedStatus::Idle(said)
     } else if run.rolls_back {
-        Verdict::Idle("its deployment is rolled back".to_owned())
+        DerivedStatus::Idle("its deployment is rolled back".to_owned())
     } else if sum.done {
-        Verdict::End(run::Ending::new(run::TerminationReason::AllJobsDone, "all jobs are done"))
+        DerivedStatus::End(run::Ending::new(run::TerminationReason::AllJobsDone, "all jobs are done"))
     } else {
-        Verdict::Idle("no replica is wanted".to_owned())
+        DerivedStatus::Idle("no replica is wanted".to_owned())
     };
     DerivedRun { verdict, retries }
 }
@@ -122,7 +122,7 @@ fn master_is_done(run: &RunView) -> bool {
     master.is_some_and(|replica| replica.jobs.iter().any(|job| job.num == 0 && is_done(job)))
 }
 
-fn replica_contribution(run: &RunView, replica: &Replica, now: Timestamp) -> ReplicaContribution {
+fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) -> ReplicaContribution {
     let mut jobs: Vec<_> = replica.jobs.iter().collect();
     jobs.sort_by_key(|job| job.num);
     let is_gone = replica.weight == ReplicaRole::Gone && jobs.iter().any(|job| job.state.ending().is_some());
@@ -148,15 +148,15 @@ fn replica_contribution(run: &RunView, replica: &Replica, now: Timestamp) -> Rep
             ended_by_us.get_or_insert(said);
             continue;
         }
-        if ending.detail() == Some(job::Detail::RegionFull) {
+        if ending.detail() == Some(job::TerminationDetail::RegionFull) {
             to_retry.get_or_insert(format!("{said}; another region is tried"));
             continue;
         }
         match retry::decide(run.retry.as_ref(), failure_history(run, job, ending), now) {
-            Retry::Yes { event, .. } => {
+            RetryDecision::Yes { event, .. } => {
                 to_retry.get_or_insert(format!("{said}; retried on {event}"));
             }
-            Retry::No(refusal) => {
+            RetryDecision::No(refusal) => {
                 let reason = match refusal.is_limit() {
                     true => run::TerminationReason::RetryLimitExceeded,
                     false => run::TerminationReason::JobFailed,
@@ -176,8 +176,8 @@ fn replica_contribution(run: &RunView, replica: &Replica, now: Timestamp) -> Rep
     }
 }
 
-fn failure_history(run: &RunView, job: &Job, ending: &job::Ending) -> Standing {
-    Standing {
+fn failure_history(run: &RunView, job: &JobView, ending: &job::Ending) -> FailureHistory {
+    FailureHistory {
         reason: ending.reason(),
         tries: job.tries,
         run_began: run.started_at(),
@@ -185,7 +185,7 @@ fn failure_history(run: &RunView, job: &Job, ending: &job::Ending) -> Standing {
     }
 }
 
-fn describe(replica: &Replica, job: &Job, ending: &job::Ending) -> String {
+fn describe(replica: &ReplicaView, job: &JobView, ending: &job::Ending) -> String {
     let mut text = format!("job {} of replica {} ended: {}", job.num, replica.num, ending.reason());
     if let Some(detail) = ending.detail() {
         text.push_str(&format!(" ({detail})"));
@@ -196,21 +196,21 @@ fn describe(replica: &Replica, job: &Job, ending: &job::Ending) -> String {
     text
 }
 
-fn ended_by(job: &Job) -> Option<job::TerminationReason> {
+fn ended_by(job: &JobView) -> Option<job::TerminationReason> {
     job.state.ending().map(job::Ending::reason)
 }
 
-fn is_done(job: &Job) -> bool {
+fn is_done(job: &JobView) -> bool {
     ended_by(job) == Some(job::TerminationReason::DoneByRunner)
 }
 
 impl JobTally {
-    fn count(&mut self, state: &State) {
+    fn count(&mut self, state: &SubmissionState) {
         match state {
-            State::Submitted => self.waits = true,
-            State::Provisioning | State::Pulling => self.provisions = true,
-            State::Running => self.runs = true,
-            State::Terminating(_) | State::Final(_) => {}
+            SubmissionState::Submitted => self.waits = true,
+            SubmissionState::Provisioning | SubmissionState::Pulling => self.provisions = true,
+            SubmissionState::Running => self.runs = true,
+            SubmissionState::Terminating(_) | SubmissionState::Final(_) => {}
         }
     }
 

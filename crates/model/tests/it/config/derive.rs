@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use windlass_model::config::{
     Configuration,
-    derive::{self, DefaultImages, Error, ImageMetadata, InheritedSpec, Inputs},
+    derive::{self, DefaultImages, Error, ImageMetadata, InheritedSpec, JobSpecInputs},
     effective::effective_run_spec,
     job_spec::JobSpec,
     resolve,
@@ -21,8 +21,8 @@ fn inputs<'a>(
     configuration: &'a Configuration,
     image: Option<&'a ImageMetadata>,
     inherited: &'a InheritedSpec,
-) -> Inputs<'a> {
-    Inputs {
+) -> JobSpecInputs<'a> {
+    JobSpecInputs {
         run_name: "train-1",
         configuration,
         profile: None,

@@ -1,14 +1,16 @@
 //! `${{ … }}`: read once, only where it is allowed.
 
-use windlass_model::config::interpolate::{Answer, DollarEscape, Reference, pieces, references, substitute};
+use windlass_model::config::interpolate::{
+    DollarEscape, Reference, Substitution, pieces, references, substitute,
+};
 
 use super::{accept, refuse};
 
 fn put(text: &str) -> Result<String, String> {
     let known = |reference: &Reference| match reference.to_string().as_str() {
-        "run.args" => Ok(Answer::Value("'a b' $X ${{ secrets.Y }}".to_owned())),
-        "secrets.X" => Ok(Answer::Keep),
-        "groups[0].nodes[1].IP_ADDRESS" => Ok(Answer::Value("10.0.0.2".to_owned())),
+        "run.args" => Ok(Substitution::Value("'a b' $X ${{ secrets.Y }}".to_owned())),
+        "secrets.X" => Ok(Substitution::Keep),
+        "groups[0].nodes[1].IP_ADDRESS" => Ok(Substitution::Value("10.0.0.2".to_owned())),
         other => Err(format!("unknown {other}")),
     };
     substitute(text, DollarEscape::Unescape, known)

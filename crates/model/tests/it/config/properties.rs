@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use windlass_model::config::{
     self, Configuration,
-    interpolate::{self, Answer, DollarEscape},
+    interpolate::{self, DollarEscape, Substitution},
     name::UnixUser,
     ports::PortMapping,
     resources::{parse_cpu, parse_gpu},
@@ -58,13 +58,13 @@ proptest! {
 
     #[test]
     fn what_is_put_in_is_never_read_again(secret in ".{0,40}") {
-        let out = interpolate::substitute("a ${{ secrets.X }} b", DollarEscape::Unescape, |_| Ok(Answer::Value(secret.clone())));
+        let out = interpolate::substitute("a ${{ secrets.X }} b", DollarEscape::Unescape, |_| Ok(Substitution::Value(secret.clone())));
         prop_assert_eq!(out.unwrap(), format!("a {secret} b"));
     }
 
     #[test]
     fn keeping_everything_changes_nothing(text in "[a$\\{\\} .x]{0,40}") {
-        if let Ok(out) = interpolate::substitute(&text, DollarEscape::Keep, |_| Ok(Answer::Keep)) {
+        if let Ok(out) = interpolate::substitute(&text, DollarEscape::Keep, |_| Ok(Substitution::Keep)) {
             prop_assert_eq!(out, text);
         }
     }
@@ -85,7 +85,7 @@ proptest! {
         let _ = parse_gpu(&text);
         let _ = PortMapping::parse(&text);
         let _ = UnixUser::parse(&text);
-        let _ = scalar::resolve(&text);
+        let _ = scalar::resolve_scalar(&text);
         let _ = shell::split(&text);
         let _ = interpolate::pieces(&text);
         let _ = config::profile::parse_cron(&text);

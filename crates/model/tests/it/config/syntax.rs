@@ -2,15 +2,15 @@
 
 use serde_json::{Value, json};
 use windlass_model::config::{
-    decode::{self, Decode, Mode},
+    decode::{self, Decode, DecodeMode},
     env::Env,
     fleet::{Blocks, FleetNodes, InternalIp, Network},
     mounts::{FileMapping, Mount, Repo},
-    name::{GroupName, Name, PythonVersion, Reference, Tags, User},
+    name::{GroupName, Name, PythonVersion, ResourceReference, Tags, User},
     ports::{PortMapping, ServicePort},
-    profile::{Cron, InstanceSelector, Retry},
+    profile::{Cron, InstanceSelector, RetrySetting},
     traffic::{GatewayChoice, Https, Model, Replicas},
-    units::{Idle, InactivityDuration, Memory, OffableDuration, PositiveNumber, Seconds},
+    units::{IdleDuration, InactivityDuration, MemorySize, OffableDuration, PositiveNumber, Seconds},
     yaml,
 };
 use windlass_model::resources::{CpuSpec, DiskSpec, GpuSpec, Range};
@@ -19,7 +19,7 @@ use super::trimmed;
 
 fn read<T: Decode + serde::Serialize>(text: &str) -> Result<Value, String> {
     let node = yaml::read(text).unwrap();
-    let value: T = decode::decode(&node, Mode::Strict)
+    let value: T = decode::decode(&node, DecodeMode::Strict)
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
     Ok(trimmed(serde_json::to_value(&value).unwrap()))
 }
@@ -31,7 +31,7 @@ fn table<T: Decode + serde::Serialize + PartialEq + std::fmt::Debug>(good: &[(&s
         let value = read::<T>(text).unwrap_or_else(|problem| panic!("{text:?}: {problem}"));
         assert_eq!(value, *expected, "{text:?}");
         let again = yaml::Node::from_json(&value);
-        let again: T = decode::decode(&again, Mode::Lenient).unwrap();
+        let again: T = decode::decode(&again, DecodeMode::Lenient).unwrap();
         assert_eq!(trimmed(serde_json::to_value(&again).unwrap()), *expected, "{text:?} again");
     }
     for text in bad {
@@ -60,7 +60,7 @@ fn a_range_is_exact_open_or_closed() {
 
 #[test]
 fn memory_is_gibibytes() {
-    table::<Memory>(
+    table::<MemorySize>(
         &[
             ("16", json!(16.0)),
             ("16GB", json!(16.0)),
@@ -107,7 +107,7 @@ fn a_duration_is_seconds() {
         ],
         &["-5", "never", "{}"],
     );
-    table::<Idle>(
+    table::<IdleDuration>(
         &[
             ("off", json!(-1)),
             ("no", json!(-1)),
@@ -307,7 +307,7 @@ fn names_keep_to_their_alphabet() {
         &["a", "A1", "1a", "a_b", "-ab", &format!("{longest}b"), "true"],
     );
     table::<GroupName>(&[("0", json!("0")), ("head", json!("head"))], &["-a", "A", "a_b", "''"]);
-    table::<Reference>(
+    table::<ResourceReference>(
         &[
             ("gpus", json!({"name": "gpus"})),
             ("lab/gpus", json!({"project": "lab", "name": "gpus"})),
@@ -341,7 +341,7 @@ fn python_three_point_one_is_three_point_ten() {
 
 #[test]
 fn small_choices() {
-    table::<Retry>(
+    table::<RetrySetting>(
         &[
             ("true", json!(true)),
             ("{on_events: [error], duration: 4h}", json!({"on_events": ["error"], "duration": 14400})),

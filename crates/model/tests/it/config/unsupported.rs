@@ -2,12 +2,12 @@
 
 use windlass_model::config::{
     Configuration, parse, parse_profiles,
-    unsupported::{Context, SupportReview, review, review_profile},
+    unsupported::{ReviewContext, SupportReview, review, review_profile},
 };
 
 fn reviewed(text: &str, project: Option<&str>) -> SupportReview {
     let parsed = parse(text).unwrap();
-    review(&parsed.configuration, Context { node: Some(&parsed.node), project, properties: None })
+    review(&parsed.configuration, ReviewContext { node: Some(&parsed.node), project, properties: None })
 }
 
 /// The one refusal of a file, as people read it: its line, its path and what it says.
@@ -129,7 +129,7 @@ fn what_other_clients_send_without_being_asked_is_no_wish() {
         "type": "task", "commands": ["x"], "dstack": false, "home_dir": "/root", "backend_options": null, "fleets": null,
     });
     let configuration = Configuration::from_json(&sent).unwrap();
-    assert_eq!(review(&configuration, Context::default()), SupportReview::default());
+    assert_eq!(review(&configuration, ReviewContext::default()), SupportReview::default());
 }
 
 #[test]
@@ -137,6 +137,7 @@ fn a_profile_counts_as_the_run_itself() {
     let profiles = parse_profiles("profiles:\n- name: a\n  fleets: [other/gpus]\n").unwrap();
     let parsed = parse(TASK).unwrap();
     let properties = Some(&profiles.profiles[0].properties);
-    let found = review(&parsed.configuration, Context { node: None, project: Some("main"), properties });
+    let found =
+        review(&parsed.configuration, ReviewContext { node: None, project: Some("main"), properties });
     assert_eq!(found.refusals.len(), 1, "{found:?}");
 }

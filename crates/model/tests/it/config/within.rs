@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use windlass_model::config::{
     Configuration,
-    within::{LimitConflict, within},
+    within::{LimitConflict, intersect},
 };
 
 use super::{accept, trimmed};
@@ -13,7 +13,7 @@ fn meet(fleet: &str, run: &str) -> Result<(Value, Value), Vec<LimitConflict>> {
         panic!("a fleet")
     };
     let run = accept(&format!("type: task\ncommands: [x]\n{run}"));
-    let both = within(&fleet, &run.profile().unwrap().provisioning, &run.run().unwrap().resources)?;
+    let both = intersect(&fleet, &run.profile().unwrap().provisioning, &run.run().unwrap().resources)?;
     let provisioning = trimmed(serde_json::to_value(&both.provisioning).unwrap());
     Ok((provisioning, trimmed(serde_json::to_value(&both.resources).unwrap())))
 }

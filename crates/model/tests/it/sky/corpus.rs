@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use windlass_model::sky::{self, Given};
+use windlass_model::sky::{self, CommandLineValues};
 
 use super::given;
 
@@ -27,7 +27,7 @@ fn words(value: &Value) -> Vec<&str> {
 fn verdict(entry: &Value, text: &str) -> Option<String> {
     let required = words(&entry["env_required"]);
     let values: Vec<(&str, &str)> = required.iter().map(|name| (*name, "some-value")).collect();
-    let answer = sky::parse(text, &given(&values));
+    let answer = sky::parse_task_file(text, &given(&values));
     if entry["verdict"] == "reject" {
         let Err(problems) = answer else { return Some("accepted, should be refused".to_owned()) };
         let fields = words(&entry["fields"]);
@@ -58,11 +58,13 @@ fn verdict(entry: &Value, text: &str) -> Option<String> {
         return Some("a warning without a line".to_owned());
     }
     let stored = serde_json::to_string(&parsed.plan).unwrap();
-    if serde_json::from_str::<windlass_model::managed_job::plan::Plan>(&stored).unwrap() != parsed.plan {
+    if serde_json::from_str::<windlass_model::managed_job::plan::ManagedJobPlan>(&stored).unwrap()
+        != parsed.plan
+    {
         return Some("the plan changes when it is stored".to_owned());
     }
     // Without its variables the file is refused, and one of them is named.
-    match sky::parse(text, &Given::default()) {
+    match sky::parse_task_file(text, &CommandLineValues::default()) {
         Err(problems) if !required.is_empty() => {
             let named = problems.iter().any(|p| required.iter().any(|name| p.message.contains(*name)));
             (!named).then(|| format!("no variable is named: {problems:?}"))

@@ -7,36 +7,36 @@ mod runs;
 
 use windlass_model::{
     config,
-    sky::{self, Given, Parsed, Secret},
+    sky::{self, CommandLineValues, ParsedTaskFile, SecretValue},
 };
 
-fn given(envs: &[(&str, &str)]) -> Given {
+fn given(envs: &[(&str, &str)]) -> CommandLineValues {
     let envs = envs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    Given { envs, ..Given::default() }
+    CommandLineValues { envs, ..CommandLineValues::default() }
 }
 
 #[track_caller]
-fn accept_with(text: &str, given: &Given) -> Parsed {
-    match sky::parse(text, given) {
+fn accept_with(text: &str, given: &CommandLineValues) -> ParsedTaskFile {
+    match sky::parse_task_file(text, given) {
         Ok(parsed) => parsed,
         Err(problems) => panic!("{}", config::render(&problems, "task.yaml", text)),
     }
 }
 
 #[track_caller]
-fn accept(text: &str) -> Parsed {
-    accept_with(text, &Given::default())
+fn accept(text: &str) -> ParsedTaskFile {
+    accept_with(text, &CommandLineValues::default())
 }
 
 /// `line: message` for each problem.
 #[track_caller]
 fn refuse(text: &str) -> Vec<String> {
-    match sky::parse(text, &Given::default()) {
+    match sky::parse_task_file(text, &CommandLineValues::default()) {
         Ok(parsed) => panic!("accepted: {:?}", parsed.plan),
         Err(problems) => problems.iter().map(|p| format!("{}: {}", p.span.start.line, p.message)).collect(),
     }
 }
 
-fn secret(value: &str) -> Secret {
-    Secret(value.to_owned())
+fn secret(value: &str) -> SecretValue {
+    SecretValue(value.to_owned())
 }

@@ -1,13 +1,13 @@
 //! What a command line says over a file.
 
 use windlass_model::{
-    managed_job::plan::{Deadline, Plan, RecoveryStrategy},
+    managed_job::plan::{Deadline, ManagedJobPlan, RecoveryStrategy},
     sky::Overrides,
 };
 
 use super::accept;
 
-fn with(text: &str, overrides: &Overrides) -> Result<Plan, Vec<String>> {
+fn with(text: &str, overrides: &Overrides) -> Result<ManagedJobPlan, Vec<String>> {
     let mut plan = accept(text).plan;
     let said = overrides.apply(&mut plan);
     said.map(|()| plan).map_err(|problems| problems.iter().map(|one| one.message.clone()).collect())

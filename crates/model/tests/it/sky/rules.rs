@@ -1,15 +1,16 @@
 //! The fields of a task file, one rule at a time.
 
 use windlass_model::{
-    managed_job::plan::{Body, RecoveryStrategy, Shape, Workdir},
-    sky::{self, Given, Kind},
+    managed_job::plan::{RecoveryStrategy, Shape, TaskBody, Workdir},
+    sky::{self, CommandLineValues, TaskFileKind},
 };
 
 use super::{accept, accept_with, given, refuse, secret};
 
 #[test]
 fn an_unknown_key_is_told_with_its_line_and_what_was_meant() {
-    let problems = sky::parse("name: x\nnum_node: 2\nrun: a\n", &Given::default()).unwrap_err();
+    let problems =
+        sky::parse_task_file("name: x\nnum_node: 2\nrun: a\n", &CommandLineValues::default()).unwrap_err();
     assert_eq!(problems[0].span.start.line, 2);
     assert_eq!(problems[0].message, "unknown field `num_node`");
     assert_eq!(problems[0].hint.as_deref(), Some("did you mean `num_nodes`?"));
@@ -73,7 +74,7 @@ fn alternatives_have_an_order_only_where_the_file_gives_one() {
 fn a_relative_mount_is_in_the_directory_that_the_task_begins_in() {
     let path = |mount: &str| {
         let parsed = accept(&format!("run: a\nworkdir: code\nfile_mounts:\n  {mount}: data.txt\n"));
-        let Body::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
+        let TaskBody::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
         let local: Vec<String> =
             parsed.plan.tasks[0].body.local_files().into_iter().map(|file| file.1).collect();
         assert_eq!(local, ["sky_workdir", script.files[0].path.as_str()], "the directory comes first");
@@ -137,7 +138,7 @@ fn priority_has_bounds_and_the_highest_of_the_tasks_counts() {
 fn variables_are_replaced_where_the_client_reads_and_nowhere_else() {
     let text = "envs:\n  DIR: data\n  N: 3\n  ON: true\nworkdir: ./$DIR\nfile_mounts:\n  /in/${DIR}: ./$DIR/x\nrun: echo $DIR\nsetup: echo ${DIR}\n";
     let parsed = accept_with(text, &given(&[("DIR", "other"), ("EXTRA", "1")]));
-    let Body::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
+    let TaskBody::Script(script) = &parsed.plan.tasks[0].body else { panic!("not a script") };
     assert_eq!(script.workdir, Some(Workdir::Local("./other".to_owned())));
     assert_eq!(
         (script.files[0].path.as_str(), script.files[0].local_path.as_str()),
@@ -154,12 +155,15 @@ fn a_secret_without_a_value_parses_and_cannot_be_launched() {
     let text = "secrets:\n  TOKEN:\nrun: a\n";
     let refusals = accept(text).into_launchable().unwrap_err();
     assert_eq!(refusals[0].message, "secret `TOKEN` has no value");
-    let with = Given { secrets: [("TOKEN".to_owned(), secret("s3cr3t"))].into(), ..Given::default() };
+    let with = CommandLineValues {
+        secrets: [("TOKEN".to_owned(), secret("s3cr3t"))].into(),
+        ..CommandLineValues::default()
+    };
     let parsed = accept_with(text, &with);
     assert!(!format!("{parsed:?}").contains("s3cr3t"), "a secret is never shown");
     assert!(!serde_json::to_string(&parsed.plan).unwrap().contains("s3cr3t"), "a plan holds names only");
     let sky::LaunchableJob { plan, secrets, .. } = parsed.into_launchable().unwrap();
-    let Body::Script(script) = &plan.tasks[0].body else { panic!("not a script") };
+    let TaskBody::Script(script) = &plan.tasks[0].body else { panic!("not a script") };
     assert_eq!(script.secrets, ["TOKEN"]);
     assert_eq!(secrets[0]["TOKEN"], secret("s3cr3t"));
 }
@@ -220,7 +224,7 @@ fn a_group_knows_its_primaries_and_delays() {
 fn m7_the_tasks_of_a_pipeline_come_one_after_the_other() {
     let parsed = accept("name: p\n---\nrun: a\n---\nname: mid\nrun: b\n---\nrun: c\n");
     let after: Vec<_> = parsed.plan.tasks.iter().map(|task| task.after.clone()).collect();
-    assert_eq!((parsed.kind, after), (Kind::Pipeline, vec![vec![], vec![0], vec![1]]));
+    assert_eq!((parsed.kind, after), (TaskFileKind::Pipeline, vec![vec![], vec![0], vec![1]]));
     let names: Vec<_> = (0..3).map(|task| parsed.plan.task_name(task)).collect();
     assert_eq!(names, ["p-0", "mid", "p-2"]);
 }
@@ -247,8 +251,8 @@ fn a_task_as_apply_takes_it_can_be_part_of_a_job() {
     let text = "type: task\nname: prepare\ncommands: [make]\nnodes: 2\nenv: [TOKEN]\n---\nname: train\ndepends_on: prepare\nrun: train\n";
     assert_eq!(refuse(text), ["5: variable `TOKEN` has no value"]);
     let parsed = accept_with(text, &given(&[("TOKEN", "x")]));
-    assert_eq!((parsed.kind, parsed.plan.tasks[0].nodes), (Kind::Dag, 2));
-    assert!(matches!(parsed.plan.tasks[0].body, Body::Configuration(_)));
+    assert_eq!((parsed.kind, parsed.plan.tasks[0].nodes), (TaskFileKind::Dag, 2));
+    assert!(matches!(parsed.plan.tasks[0].body, TaskBody::Configuration(_)));
     let service = refuse("type: service\nname: s\ncommands: [serve]\nport: 80\n");
     assert_eq!(service, ["1: `type: service` cannot be part of a managed job"]);
 }
@@ -284,7 +288,7 @@ fn nothing_in_a_file_makes_the_reader_panic() {
         "name: {}\n---\nrun: a",
         "execution: [parallel]",
     ] {
-        let _ = sky::parse(text, &Given::default());
+        let _ = sky::parse_task_file(text, &CommandLineValues::default());
     }
     assert_eq!(refuse(""), ["0: the file is empty; a task has at least `run`"]);
 }
@@ -293,17 +297,17 @@ fn nothing_in_a_file_makes_the_reader_panic() {
 fn each_task_has_its_own_values_of_secrets_and_variables_reach_every_dialect() {
     let text =
         "name: p\n---\nname: a\nsecrets: {K: valueA}\nrun: x\n---\nname: b\nsecrets: {K: valueB}\nrun: x\n";
-    let two = sky::parse(text, &Given::default()).unwrap().into_launchable().unwrap();
+    let two = sky::parse_task_file(text, &CommandLineValues::default()).unwrap().into_launchable().unwrap();
     let values: Vec<_> = two.secrets.iter().map(|of_task| of_task["K"].clone()).collect();
     assert_eq!(values, [secret("valueA"), secret("valueB")]);
-    let given = Given {
+    let given = CommandLineValues {
         envs: [("ADDED".to_owned(), "1".to_owned()), ("A".to_owned(), "2".to_owned())].into(),
         secrets: [("K".to_owned(), secret("given"))].into(),
     };
-    let own = sky::parse("type: task\nname: own\nenv: {A: b}\ncommands: [x]\n", &given).unwrap();
+    let own = sky::parse_task_file("type: task\nname: own\nenv: {A: b}\ncommands: [x]\n", &given).unwrap();
     let own = own.into_launchable().unwrap();
     assert_eq!(own.secrets[0]["K"], secret("given"));
-    let Body::Configuration(task) = &own.plan.tasks[0].body else { panic!("no configuration") };
+    let TaskBody::Configuration(task) = &own.plan.tasks[0].body else { panic!("no configuration") };
     let values: Vec<_> = task.run.env.values().into_iter().collect();
     assert_eq!(values, [("A".to_owned(), "2".to_owned()), ("ADDED".to_owned(), "1".to_owned())]);
 }

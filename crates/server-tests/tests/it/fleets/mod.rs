@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 use serde_json::json;
 use windlass_server::db::Unit;
 
-use self::stage::{FakeCloud, Stage, instance_id, offer};
+use self::stage::{FakeCloud, FleetTestEnv, instance_id, offer};
 use crate::http::{ServerFixture, on_both};
 
 on_both! {
@@ -33,9 +33,10 @@ on_both! {
 
 const SMALL_TYPE: &str = "small";
 
-async fn start_with_one_cloud(ground: &ServerFixture) -> (Stage, std::sync::Arc<FakeCloud>) {
+async fn start_with_one_cloud(ground: &ServerFixture) -> (FleetTestEnv, std::sync::Arc<FakeCloud>) {
     let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0), offer("aws", "spot", 4, 2.0)];
-    let (stage, mut clouds) = Stage::set(ground, 1, |db| vec![FakeCloud::new("aws", db, offers)]).await;
+    let (stage, mut clouds) =
+        FleetTestEnv::set(ground, 1, |db| vec![FakeCloud::new("aws", db, offers)]).await;
     (stage, clouds.remove(0))
 }
 
@@ -73,7 +74,7 @@ async fn a_job_makes_its_instance_and_runs_there(ground: &ServerFixture) {
 }
 
 async fn offers_are_tried_in_their_order(ground: &ServerFixture) {
-    let (stage, clouds) = Stage::set(ground, 1, |db| {
+    let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
         let aws = vec![offer("aws", "cheap", 4, 1.0), offer("aws", "dear", 4, 3.0)];
         vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, vec![offer("gcp", "middle", 4, 2.0)])]
     })
@@ -115,7 +116,7 @@ async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &ServerFi
 }
 
 async fn a_lost_write_makes_no_second_machine_not_even_at_another_backend(ground: &ServerFixture) {
-    let (stage, clouds) = Stage::set(ground, 1, |db| {
+    let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
         vec![
             FakeCloud::new("aws", db, vec![offer("aws", "cheap", 4, 1.0)]),
             FakeCloud::new("gcp", db, vec![offer("gcp", "dear", 4, 2.0)]),
@@ -135,7 +136,7 @@ async fn a_lost_write_makes_no_second_machine_not_even_at_another_backend(ground
 
 async fn two_replicas_that_place_at_once_keep_to_the_maximum(ground: &ServerFixture) {
     let offers = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
-    let (stage, clouds) = Stage::set(ground, 2, |db| vec![FakeCloud::new("aws", db, offers)]).await;
+    let (stage, clouds) = FleetTestEnv::set(ground, 2, |db| vec![FakeCloud::new("aws", db, offers)]).await;
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 2}})).await;
     for n in 0..6 {
         stage.run(&format!("train-{n}"), json!({})).await;
@@ -148,7 +149,7 @@ async fn two_replicas_that_place_at_once_keep_to_the_maximum(ground: &ServerFixt
 }
 
 async fn nodes_of_a_replica_are_made_together_in_one_place(ground: &ServerFixture) {
-    let (stage, clouds) = Stage::set(ground, 1, |db| {
+    let (stage, clouds) = FleetTestEnv::set(ground, 1, |db| {
         let aws = vec![offer("aws", SMALL_TYPE, 4, 1.0)];
         let gcp = vec![offer("gcp", SMALL_TYPE, 4, 2.0)];
         vec![FakeCloud::new("aws", db, aws), FakeCloud::new("gcp", db, gcp)]
@@ -218,7 +219,7 @@ async fn a_lost_instance_is_replaced_after_a_while(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-async fn preempt(stage: &Stage, cloud: &FakeCloud, id: windlass_model::id::InstanceId) {
+async fn preempt(stage: &FleetTestEnv, cloud: &FakeCloud, id: windlass_model::id::InstanceId) {
     cloud.book.lock().taken_back.insert(id);
     stage.hosts.silent.lock().insert(id);
     stage.poke("instances").await;

@@ -10,16 +10,19 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_backend::{AgentEndpoint, Answer, Backend, Backends, Deleted, Found, Machine, Order, Want};
+use windlass_backend::{
+    AgentEndpoint, Backend, BackendFuture, BackendInstance, Backends, DeleteProgress, InstanceRequest,
+    InstanceSource, InstanceState,
+};
 use windlass_engine::{BatchPipeline, Engine, Hints, Pipeline, Settings};
 use windlass_model::plan::offers::Offer;
 use windlass_server::{
     agents::AgentApi,
-    db::{Db, DbError, HookFuture, Weather},
-    pipelines::{self, Install, PipelineContext},
+    db::{Db, DbError, FaultHook, HookFuture},
+    pipelines::{self, PipelineContext, PipelineRegistry},
     run_shape::RunSpecCache,
 };
-use windlass_testkit::wait::WITHIN;
+use windlass_testkit::wait::TIMEOUT;
 
 use crate::{
     http::{ServerFixture, TestServer, on_both},
@@ -44,16 +47,16 @@ impl Backend for SshBackend {
         "remote"
     }
 
-    fn offers(&self) -> Answer<'_, Vec<Offer>> {
+    fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> Answer<'a, Machine> {
-        assert!(matches!(order.want, Want::Host(_)), "only SSH hosts are here");
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
+        assert!(matches!(order.want, InstanceSource::Host(_)), "only SSH hosts are here");
         if self.created.fetch_add(1, Ordering::SeqCst) == 0 {
             self.query_fails.store(true, Ordering::SeqCst);
         }
-        let machine = Machine {
+        let machine = BackendInstance {
             id: order.instance.to_string(),
             reach: Some(AgentEndpoint::Socket { path: "/dev/null".into() }),
             hostname: None,
@@ -65,19 +68,27 @@ impl Backend for SshBackend {
         Box::pin(async { Ok(machine) })
     }
 
-    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> Answer<'a, Found> {
-        Box::pin(async { Ok(Found::Running(machine.clone())) })
+    fn find<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
+        Box::pin(async { Ok(InstanceState::Running(machine.clone())) })
     }
 
-    fn delete<'a>(&'a self, _order: &'a Order, _machine: Option<&'a Machine>) -> Answer<'a, Deleted> {
-        Box::pin(async { Ok(Deleted::Gone) })
+    fn delete<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
+        Box::pin(async { Ok(DeleteProgress::Gone) })
     }
 }
 
 /// Fails one query when it is told to.
 struct FailingQueryFault(Arc<AtomicBool>);
 
-impl Weather for FailingQueryFault {
+impl FaultHook for FailingQueryFault {
     fn before<'a>(&'a self, what: &'static str) -> HookFuture<'a> {
         let fails = what == "query" && self.0.swap(false, Ordering::SeqCst);
         Box::pin(async move {
@@ -96,7 +107,7 @@ impl Weather for FailingQueryFault {
 /// Starts the pipeline of instances only: no other one takes the query that fails.
 struct InstancesOnlyRegistry<'a>(&'a mut Engine<Db>);
 
-impl Install for InstancesOnlyRegistry<'_> {
+impl PipelineRegistry for InstancesOnlyRegistry<'_> {
     fn add<P: Pipeline>(&mut self, pipeline: P) {
         if pipeline.queue().pipeline == "instances" {
             self.0.spawn(pipeline, Settings::standard(1));
@@ -124,7 +135,7 @@ fn engine(server: &TestServer, backend: &Arc<SshBackend>) -> Engine<Db> {
         limits: app.settings().limits.clone(),
     };
     let mut engine = Engine::new(Arc::new(db), Hints::new());
-    pipelines::install(&hands, &mut InstancesOnlyRegistry(&mut engine));
+    pipelines::register_all(&hands, &mut InstancesOnlyRegistry(&mut engine));
     engine
 }
 
@@ -149,7 +160,7 @@ async fn m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host(
             break;
         }
         let is_starting = status == "pending" || status == "provisioning";
-        assert!(is_starting && asked.elapsed() < WITHIN, "the host never gets idle: {fleet:#}");
+        assert!(is_starting && asked.elapsed() < TIMEOUT, "the host never gets idle: {fleet:#}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(backend.created.load(Ordering::SeqCst), 2, "the query failed, and the pass was repeated");

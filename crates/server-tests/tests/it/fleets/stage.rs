@@ -9,20 +9,21 @@ use std::{
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use windlass_backend::{
-    AgentEndpoint, Backend, BackendError, Backends, Deleted, Found, Machine, Order, Want,
+    AgentEndpoint, Backend, BackendError, BackendInstance, Backends, DeleteProgress, InstanceRequest,
+    InstanceSource, InstanceState,
 };
 use windlass_model::{
     id::InstanceId,
     money::Price,
-    plan::offers::{Availability, Host, Offer},
+    plan::offers::{Availability, HostSpec, Offer},
 };
 use windlass_server::{
     agents::AgentApi,
     db::{Db, Unit},
     params,
-    pipelines::{self, Running},
+    pipelines::{self, RunningPipelines},
 };
-use windlass_testkit::wait::{WITHIN, eventually_ok_async};
+use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 
 use crate::{
     http::{ServerFixture, TestServer},
@@ -38,7 +39,7 @@ pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer
         price: Price::dollars(dollars),
         availability: Availability::Available,
         reservation: None,
-        host: Host {
+        host: HostSpec {
             cpus,
             arch: None,
             memory_mib: 64 << 10,
@@ -80,8 +81,8 @@ impl FakeCloud {
         Arc::new(Self { name, offers, book: Mutex::default(), db: db.clone() })
     }
 
-    fn machine(&self, id: InstanceId) -> Machine {
-        Machine {
+    fn machine(&self, id: InstanceId) -> BackendInstance {
+        BackendInstance {
             id: id.to_string(),
             reach: Some(AgentEndpoint::Socket { path: "/dev/null".into() }),
             hostname: Some(format!("host-{id}")),
@@ -93,7 +94,7 @@ impl FakeCloud {
     }
 }
 
-type BackendFuture<'a, T> = windlass_backend::Answer<'a, T>;
+type BackendFuture<'a, T> = windlass_backend::BackendFuture<'a, T>;
 
 impl Backend for FakeCloud {
     fn name(&self) -> &'static str {
@@ -104,9 +105,9 @@ impl Backend for FakeCloud {
         Box::pin(async { Ok(self.offers.clone()) })
     }
 
-    fn create<'a>(&'a self, order: &'a Order) -> BackendFuture<'a, Machine> {
+    fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance> {
         Box::pin(async move {
-            let Want::Offer(offer) = &order.want else { panic!("no SSH hosts here") };
+            let InstanceSource::Offer(offer) = &order.want else { panic!("no SSH hosts here") };
             while self.book.lock().hold {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -131,31 +132,42 @@ impl Backend for FakeCloud {
         })
     }
 
-    fn find<'a>(&'a self, _order: &'a Order, machine: &'a Machine) -> BackendFuture<'a, Found> {
+    fn find<'a>(
+        &'a self,
+        _order: &'a InstanceRequest,
+        machine: &'a BackendInstance,
+    ) -> BackendFuture<'a, InstanceState> {
         let book = self.book.lock();
         let is_ours = |id: &InstanceId| id.to_string() == machine.id;
         let gone = book.taken_back.iter().any(is_ours) || !book.made.keys().any(is_ours);
-        let found =
-            if gone { Found::Gone { said: "taken back".into() } } else { Found::Running(machine.clone()) };
+        let found = if gone {
+            InstanceState::Gone { said: "taken back".into() }
+        } else {
+            InstanceState::Running(machine.clone())
+        };
         Box::pin(std::future::ready(Ok(found)))
     }
 
-    fn delete<'a>(&'a self, order: &'a Order, _machine: Option<&'a Machine>) -> BackendFuture<'a, Deleted> {
+    fn delete<'a>(
+        &'a self,
+        order: &'a InstanceRequest,
+        _machine: Option<&'a BackendInstance>,
+    ) -> BackendFuture<'a, DeleteProgress> {
         let mut book = self.book.lock();
         book.made.remove(&order.instance);
         book.deleted.push(order.instance);
-        Box::pin(std::future::ready(Ok(Deleted::Gone)))
+        Box::pin(std::future::ready(Ok(DeleteProgress::Gone)))
     }
 }
 
 /// A server whose pipelines turn, with clouds and agents of the test's making.
-pub(crate) struct Stage {
+pub(crate) struct FleetTestEnv {
     pub(crate) server: TestServer,
     pub(crate) hosts: Arc<ScriptedHosts>,
-    running: Vec<Running>,
+    running: Vec<RunningPipelines>,
 }
 
-impl Stage {
+impl FleetTestEnv {
     /// `clouds` are made on the server's database; `replicas` engines turn at once.
     pub(crate) async fn set(
         ground: &ServerFixture,
@@ -222,7 +234,7 @@ impl Stage {
         let asked = Instant::now();
         let sql = "SELECT consolidation_attempt FROM fleets WHERE name = $1";
         while self.server.app.db().query(sql, params![fleet]).await.unwrap()[0].int(0).unwrap() != 0 {
-            assert!(asked.elapsed() < WITHIN, "{fleet} never stands: {:#}", self.get_fleet(fleet).await);
+            assert!(asked.elapsed() < TIMEOUT, "{fleet} never stands: {:#}", self.get_fleet(fleet).await);
             self.poke("fleets").await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

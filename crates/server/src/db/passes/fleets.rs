@@ -6,7 +6,7 @@ use windlass_model::{event::Event, id::InstanceId, instance};
 use super::event_rows;
 use crate::{
     db::{
-        Change, Db, DbError, Unit, Values, Written,
+        Change, Db, DbError, Unit, Values, WriteOutcome,
         fleets::Fleet,
         instances::{self, Instance},
         record::statements,
@@ -28,14 +28,14 @@ statements! {
                WHERE id = $1 AND NOT finished";
 }
 
-pub struct Loaded {
+pub struct FleetInputs {
     pub fleet: Fleet,
     /// Those that are not over.
     pub members: Vec<Instance>,
     pub last_word: Option<String>,
 }
 
-pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<FleetInputs>, DbError> {
     let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
@@ -46,12 +46,12 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
         Some(row) => row.opt_text(0)?,
         None => None,
     };
-    Ok(Some(Loaded { fleet, members, last_word }))
+    Ok(Some(FleetInputs { fleet, members, last_word }))
 }
 
 /// One pass over a fleet.
 #[derive(Default)]
-pub struct Moved {
+pub struct FleetUpdate {
     pub set: Values,
     pub event: Option<Event>,
     pub end: Vec<(InstanceId, instance::TerminationReason)>,
@@ -63,9 +63,9 @@ pub async fn apply(
     db: &Db,
     held: LeaseKey,
     fleet: &Fleet,
-    moved: Moved,
+    moved: FleetUpdate,
     due_in_us: Option<i64>,
-) -> Result<Written, DbError> {
+) -> Result<WriteOutcome, DbError> {
     let mut unit = Unit::apply("fleets", held, due_in_us, moved.set);
     for (id, reason) in moved.end {
         unit = if reason == instance::TerminationReason::TerminatedByUser {

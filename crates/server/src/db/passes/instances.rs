@@ -9,7 +9,7 @@ use windlass_model::{
 
 use super::event_rows;
 use crate::{
-    db::{Db, DbError, Unit, Val, Values, Written, instances::Instance, record::statements},
+    db::{Db, DbError, Unit, Val, Values, WriteOutcome, instances::Instance, record::statements},
     params,
 };
 
@@ -47,7 +47,11 @@ pub struct OrphanTask {
 
 /// Those of a host's tasks that belong to no living job there. Ask the host first and the database after:
 /// a task is handed over only when its job's row says so, so one that is missing here is dead.
-pub async fn strays(db: &Db, instance: Uuid, tasks: &[SubmissionId]) -> Result<Vec<OrphanTask>, DbError> {
+pub async fn orphan_tasks(
+    db: &Db,
+    instance: Uuid,
+    tasks: &[SubmissionId],
+) -> Result<Vec<OrphanTask>, DbError> {
     if tasks.is_empty() {
         return Ok(Vec::new());
     }
@@ -71,7 +75,7 @@ pub struct FleetSummary {
     pub members: i64,
 }
 
-pub async fn of_fleet(db: &Db, fleet: FleetId) -> Result<Option<FleetSummary>, DbError> {
+pub async fn fleet_summary(db: &Db, fleet: FleetId) -> Result<Option<FleetSummary>, DbError> {
     let row = db.query_opt(FLEET.as_str(), params![fleet]).await?;
     row.map(|row| Ok(FleetSummary { spec: row.text(0)?, members: row.int(1)? })).transpose()
 }
@@ -82,19 +86,19 @@ pub async fn tries(
     held: LeaseKey,
     tries: &impl serde::Serialize,
     backend: &str,
-) -> Result<Written, DbError> {
+) -> Result<WriteOutcome, DbError> {
     let set = vec![("offer", Val::json(tries)?), ("backend", backend.into())];
     db.write(Unit::guarded("instances", held, set)).await
 }
 
 /// Writes how far its making is; the row stays locked.
-pub async fn progress(db: &Db, held: LeaseKey, said: Option<&str>) -> Result<Written, DbError> {
+pub async fn set_progress(db: &Db, held: LeaseKey, said: Option<&str>) -> Result<WriteOutcome, DbError> {
     db.write(Unit::guarded("instances", held, vec![("status_message", said.into())])).await
 }
 
 /// One pass over an instance, and whom it concerns.
 #[derive(Default)]
-pub struct Moved {
+pub struct InstanceUpdate {
     pub set: Values,
     pub event: Option<Event>,
     /// Its container engine went away, or is back.
@@ -109,7 +113,7 @@ pub struct Moved {
     pub pokes_fleet: bool,
 }
 
-impl Moved {
+impl InstanceUpdate {
     /// The pipelines that have something to look at.
     pub fn wakes(&self) -> Vec<&'static str> {
         let mut wake = Vec::new();
@@ -130,9 +134,9 @@ pub async fn apply(
     db: &Db,
     held: LeaseKey,
     instance: &Instance,
-    moved: Moved,
+    moved: InstanceUpdate,
     due_in_us: Option<i64>,
-) -> Result<Written, DbError> {
+) -> Result<WriteOutcome, DbError> {
     let mut unit = Unit::apply("instances", held, due_in_us, moved.set);
     if moved.only_while_idle {
         unit = unit.expect_one(STILL_IDLE.as_str(), params![instance.id]);

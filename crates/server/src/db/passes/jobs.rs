@@ -6,7 +6,7 @@ use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
 use super::event_rows;
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, Written, instances::Instance, jobs::Job, record::statements,
+        Db, DbError, Unit, Val, Values, WriteOutcome, instances::Instance, jobs::Job, record::statements,
         runs::Run,
     },
     params,
@@ -73,16 +73,16 @@ pub struct Sibling {
 
 /// What of its project a job is told.
 #[derive(Clone, Debug)]
-pub struct Project {
+pub struct JobProject {
     pub name: String,
     pub ssh_public_key: Option<String>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct JobInputs {
     pub job: Job,
     pub run: Run,
-    pub project: Project,
+    pub project: JobProject,
     pub instance: Option<Instance>,
     /// Of the instance's fleet, JSON.
     pub fleet_spec: Option<String>,
@@ -94,7 +94,7 @@ pub struct Loaded {
     pub in_use: bool,
 }
 
-pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<JobInputs>, DbError> {
     let Some(mut row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
@@ -104,9 +104,9 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
     let instance = job.instance_id.map(|_| Instance::read_from(&mut row, at)).transpose()?;
     let at = at + Instance::WIDTH;
     let siblings = if row.bool(at + 4)? { siblings(db, &job).await? } else { Vec::new() };
-    Ok(Some(Loaded {
+    Ok(Some(JobInputs {
         fleet_spec: row.opt_text(at)?,
-        project: Project { name: row.text(at + 1)?, ssh_public_key: row.opt_text(at + 2)? },
+        project: JobProject { name: row.text(at + 1)?, ssh_public_key: row.opt_text(at + 2)? },
         others_there: row.int(at + 3)?,
         has_volumes: row.bool(at + 5)?,
         in_use: row.bool(at + 6)?,
@@ -133,7 +133,7 @@ async fn siblings(db: &Db, job: &Job) -> Result<Vec<Sibling>, DbError> {
 }
 
 /// A node of a managed job that is not over.
-pub struct Member {
+pub struct ManagedNode {
     pub run: String,
     pub node: i64,
     pub hostname: Option<String>,
@@ -147,11 +147,11 @@ pub async fn cancel_grace(db: &Db, job: ManagedJobId) -> Result<Option<Span>, Db
 }
 
 /// The plan of a managed job, and all its nodes that have an instance.
-pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<Member>)>, DbError> {
+pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<ManagedNode>)>, DbError> {
     let Some(row) = db.query_opt(GROUP_PLAN.as_str(), params![job]).await? else { return Ok(None) };
     let rows = db.query(GROUP.as_str(), params![job]).await?;
     let members = rows.iter().map(|row| {
-        Ok(Member {
+        Ok(ManagedNode {
             run: row.text(0)?,
             node: row.int(1)?,
             hostname: row.opt_text(2)?,
@@ -162,7 +162,7 @@ pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<Mem
 }
 
 /// One pass over a job that goes on, or turns terminating.
-pub struct Moved {
+pub struct JobUpdate {
     pub set: Values,
     /// One for each status it moved to, in order.
     pub events: Vec<Event>,
@@ -173,7 +173,7 @@ pub struct Moved {
     pub pokes_group: Option<ManagedJobId>,
 }
 
-pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: Moved) -> Result<Written, DbError> {
+pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Result<WriteOutcome, DbError> {
     // Prepared to begin with the other nodes, which was not so before.
     let reached_gate = job.gate.is_none() && moved.set.iter().any(|(column, _)| *column == "gate");
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
@@ -182,9 +182,9 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: Moved) -> Result<W
         // pulls its image is one that is provisioned. Other nodes have to hear of the end of one.
         let is = |status: job::Status| last.to == Some(status.as_str());
         if is(job::Status::Provisioning) || is(job::Status::Terminating) && !moved.pokes_siblings {
-            unit = unit.and([crate::db::runs::poke_soon(job.run_id)]);
+            unit = unit.and([crate::db::runs::mark_due_soon(job.run_id)]);
         } else if !is(job::Status::Pulling) {
-            unit = unit.and([crate::db::runs::poke(job.run_id)]);
+            unit = unit.and([crate::db::runs::mark_due(job.run_id)]);
         }
         if moved.pokes_siblings {
             let generation = params![job.run_id, job.replica_num, job.submission_num, job.id];
@@ -205,7 +205,7 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: Moved) -> Result<W
 }
 
 /// The columns of an ending, for a job that turns terminating.
-pub fn ending(ending: &job::Ending) -> Values {
+pub fn ending_columns(ending: &job::Ending) -> Values {
     vec![
         ("status", job::Status::Terminating.into()),
         ("termination_reason", ending.reason().as_str().into()),
@@ -217,7 +217,7 @@ pub fn ending(ending: &job::Ending) -> Values {
 }
 
 /// The end: the final status, the blocks given back and the event, in one transaction.
-pub struct End<'a> {
+pub struct JobEnd<'a> {
     pub status: job::Status,
     pub event: &'a Event,
     pub host_given_up: bool,
@@ -226,7 +226,7 @@ pub struct End<'a> {
     pub ending: &'a job::Ending,
 }
 
-pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: End<'_>) -> Result<Written, DbError> {
+pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<WriteOutcome, DbError> {
     let set = vec![
         ("status", end.status.into()),
         ("finished", true.into()),
@@ -247,12 +247,12 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: End<'_>) -> Result<Wri
         unit = unit.exec(POKE_WAITING.as_str(), params![job.project_id, job.blocks + EXTRA_DUE_JOBS]);
         unit = unit.and([super::managed_jobs::mark_backoff_due(job.project_id)]);
     }
-    unit = unit.and([crate::db::runs::poke(job.run_id)]);
+    unit = unit.and([crate::db::runs::mark_due(job.run_id)]);
     unit = unit.and(event_rows(db, held, job.project_id, end.event, &job.job_name)?);
     db.write(unit).await
 }
 
-impl Loaded {
+impl JobInputs {
     /// Whether a host takes jobs at all.
     pub fn instance_status(&self) -> Option<instance::Status> {
         self.instance.as_ref().map(|i| i.status)

@@ -3,7 +3,7 @@
 use uuid::Uuid;
 use windlass_engine::Lease;
 use windlass_model::{
-    decide::managed_jobs::slots::{InUse, Limits, Waiting},
+    decide::managed_jobs::slots::{SlotLimits, SlotRequest, SlotUsage},
     event::{Entity, Event},
     id::{ManagedJobId, RunId, UserId},
     managed_job::{Schedule, Status},
@@ -13,8 +13,8 @@ use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, Written,
-        events::{self, Place, Target},
+        Db, DbError, Unit, Val, Values, WriteOutcome,
+        events::{self, EventContext, EventTarget},
         instances::Instance,
         jobs::{self, Job},
         managed_jobs::{self, ManagedJob, Task},
@@ -67,7 +67,7 @@ statements! {
 
 /// The job, its tasks, and who asked for it where.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct ManagedJobInputs {
     pub job: ManagedJob,
     pub tasks: Vec<Task>,
     pub user: String,
@@ -75,12 +75,12 @@ pub struct Loaded {
     pub project: String,
 }
 
-pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<ManagedJobInputs>, DbError> {
     let rows = db.query(LOAD.as_str(), params![lease.id, lease.token]).await?;
     let at = managed_jobs::WIDTH;
     let mut found =
         managed_jobs::group_rows(rows, |row| Ok((row.text(at)?, row.opt_text(at + 1)?, row.text(at + 2)?)))?;
-    let loaded = found.pop().map(|(job, tasks, (user, ssh_key, project))| Loaded {
+    let loaded = found.pop().map(|(job, tasks, (user, ssh_key, project))| ManagedJobInputs {
         job,
         tasks,
         user,
@@ -92,13 +92,13 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
 
 /// The run of an attempt, its newest submissions, and the instances that they had.
 #[derive(Clone, Debug)]
-pub struct Attempt {
+pub struct AttemptRun {
     pub run: Run,
     pub jobs: Vec<(Job, Option<Instance>)>,
 }
 
 /// Those of these runs that there are.
-pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Vec<Attempt>, DbError> {
+pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Vec<AttemptRun>, DbError> {
     if names.is_empty() {
         return Ok(Vec::new());
     }
@@ -118,7 +118,7 @@ pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Ve
     let each = runs.into_iter().map(|run| {
         let own = jobs.iter().filter(|job| job.run_id == run.id);
         let jobs = own.map(|job| (job.clone(), machine(job))).collect();
-        Attempt { run, jobs }
+        AttemptRun { run, jobs }
     });
     Ok(each.collect())
 }
@@ -147,7 +147,7 @@ pub struct StopRun {
 }
 
 /// Everything one pass writes.
-pub struct Outcome {
+pub struct ManagedJobUpdate {
     pub set: Values,
     pub due_in_us: Option<i64>,
     pub tasks: Vec<TaskUpdate>,
@@ -157,7 +157,12 @@ pub struct Outcome {
     pub events: Vec<Event>,
 }
 
-pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -> Result<Written, DbError> {
+pub async fn apply(
+    db: &Db,
+    lease: &Lease,
+    job: &ManagedJob,
+    outcome: ManagedJobUpdate,
+) -> Result<WriteOutcome, DbError> {
     let mut unit = Unit::apply("managed_jobs", lease.key(), outcome.due_in_us, outcome.set);
     for task in outcome.tasks {
         if task.takes_grant {
@@ -183,9 +188,9 @@ pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -
     for run in outcome.runs {
         unit = unit.and(run.changes);
     }
-    let target = Target { entity: Entity::ManagedJob, id: job.id.0, name: &job.name };
+    let target = EventTarget { entity: Entity::ManagedJob, id: job.id.0, name: &job.name };
     for event in &outcome.events {
-        let place = Place {
+        let place = EventContext {
             project: Some(job.project_id),
             user: None,
             lock_token: Some(lease.token),
@@ -197,32 +202,33 @@ pub async fn apply(db: &Db, lease: &Lease, job: &ManagedJob, outcome: Outcome) -
 }
 
 /// The slots that are taken.
-pub async fn in_use(db: &Db) -> Result<InUse, DbError> {
+pub async fn in_use(db: &Db) -> Result<SlotUsage, DbError> {
     let row = db.query_opt(IN_USE.as_str(), vec![]).await?;
     let row = row.ok_or(DbError::Shape { column: 0, want: "slots in use", have: "nothing" })?;
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
-    Ok(InUse { launching: number(row.int(0)?), alive: number(row.int(1)?) })
+    Ok(SlotUsage { launching: number(row.int(0)?), alive: number(row.int(1)?) })
 }
 
 /// Who stands in line for a slot, and what is taken. As many as could be granted at all, and the first of those
 /// who need less.
-pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUse), DbError> {
+pub async fn line(db: &Db, limits: SlotLimits) -> Result<(Vec<(SlotRequest, Uuid)>, SlotUsage), DbError> {
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
     let in_use = in_use(db).await?;
     let free = limits.max_launching.saturating_sub(in_use.launching);
     if free == 0 {
         return Ok((Vec::new(), in_use));
     }
-    let mut line: Vec<(Waiting, Uuid)> = Vec::new();
+    let mut line: Vec<(SlotRequest, Uuid)> = Vec::new();
     for text in [&*WAITING, &*WAITING_ALIVE] {
         for row in db.query(text.as_str(), params![free]).await? {
-            let waiting = Waiting {
+            let waiting = SlotRequest {
                 job: u64::try_from(row.int(0)?).unwrap_or_default(),
                 task: number(row.int(1)?),
                 priority: i32::try_from(row.int(2)?).unwrap_or_default(),
                 alive: row.bool(3)?,
             };
-            let known = |(other, _): &(Waiting, Uuid)| (other.job, other.task) == (waiting.job, waiting.task);
+            let known =
+                |(other, _): &(SlotRequest, Uuid)| (other.job, other.task) == (waiting.job, waiting.task);
             if !line.iter().any(known) {
                 line.push((waiting, row.uuid(4)?));
             }
@@ -232,10 +238,10 @@ pub async fn line(db: &Db, limits: Limits) -> Result<(Vec<(Waiting, Uuid)>, InUs
 }
 
 /// Grants slots to these, as far as the limits still allow it, and makes their jobs due.
-pub async fn grant(db: &Db, chosen: &[(Waiting, Uuid)], limits: Limits) -> Result<(), DbError> {
+pub async fn grant(db: &Db, chosen: &[(SlotRequest, Uuid)], limits: SlotLimits) -> Result<(), DbError> {
     let mut unit = Unit::new().expect_one(HOLD_SLOTS.as_str(), vec![]);
     let limits = match is_planted(Bug::SlotGrantWithoutRecount) {
-        true => Limits { max_launching: u32::MAX, max_alive: u32::MAX },
+        true => SlotLimits { max_launching: u32::MAX, max_alive: u32::MAX },
         false => limits,
     };
     for (waiting, job) in chosen {
@@ -248,7 +254,7 @@ pub async fn grant(db: &Db, chosen: &[(Waiting, Uuid)], limits: Limits) -> Resul
 }
 
 /// For the unit that changes a run: the managed job whose attempt it is looks at once.
-pub(in crate::db) fn poke(job: ManagedJobId) -> crate::db::Change {
+pub(in crate::db) fn mark_due(job: ManagedJobId) -> crate::db::Change {
     crate::db::Change::Exec {
         sql: POKE.as_str().into(),
         params: params![job],

@@ -36,7 +36,7 @@ use windlass_model::{event::Event, id::ProjectId};
 
 use super::{
     Change, Db, DbError, Expect, Val, Values,
-    events::{self, Place, Target},
+    events::{self, EventContext, EventTarget},
     unit::assign,
 };
 
@@ -58,7 +58,8 @@ fn event_rows(
     event: &Event,
     name: &str,
 ) -> Result<Vec<Change>, DbError> {
-    let targets = [Target { entity: event.entity, id: event.id, name }];
-    let place = Place { project: Some(project), user: None, lock_token: Some(held.token), targets: &targets };
+    let targets = [EventTarget { entity: event.entity, id: event.id, name }];
+    let place =
+        EventContext { project: Some(project), user: None, lock_token: Some(held.token), targets: &targets };
     events::append(db, event, &place)
 }

@@ -3,7 +3,7 @@
 use windlass_model::id::InstanceId;
 
 use crate::{
-    db::{Db, DbError, Val, instances::Instance, passes::jobs::Loaded, record::statements, runs::Run},
+    db::{Db, DbError, Val, instances::Instance, passes::jobs::JobInputs, record::statements, runs::Run},
     params,
 };
 
@@ -20,7 +20,7 @@ statements! {
 
 /// A job of the same run, and the machine it is on.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct JobNode {
     /// Its place: the number of the job among the nodes, or of the replica among those of a service.
     pub num: i64,
     pub blocks: i64,
@@ -29,21 +29,21 @@ pub struct Node {
 }
 
 /// The nodes of the job's replica, in order.
-pub async fn nodes(db: &Db, loaded: &Loaded) -> Result<Vec<Node>, DbError> {
+pub async fn nodes(db: &Db, loaded: &JobInputs) -> Result<Vec<JobNode>, DbError> {
     let job = &loaded.job;
     if loaded.siblings.is_empty() {
         let (blocks, job_spec) = (job.blocks, job.job_spec.clone());
-        return Ok(vec![Node { num: job.job_num, blocks, job_spec, instance: loaded.instance.clone() }]);
+        return Ok(vec![JobNode { num: job.job_num, blocks, job_spec, instance: loaded.instance.clone() }]);
     }
     with_instances(db, NODES.as_str(), params![job.run_id, job.replica_num, job.submission_num]).await
 }
 
 /// One job of each living replica, in order.
-pub async fn replicas(db: &Db, run: &Run) -> Result<Vec<Node>, DbError> {
+pub async fn replicas(db: &Db, run: &Run) -> Result<Vec<JobNode>, DbError> {
     with_instances(db, REPLICAS.as_str(), params![run.id]).await
 }
 
-async fn with_instances(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<Vec<Node>, DbError> {
+async fn with_instances(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<Vec<JobNode>, DbError> {
     let rows = db.query(sql, params).await?;
     let mut ids = std::collections::BTreeSet::<InstanceId>::new();
     for row in &rows {
@@ -53,7 +53,7 @@ async fn with_instances(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<
     let found = found.into_iter().map(Instance::read).collect::<Result<Vec<_>, _>>()?;
     let node = |row: &crate::db::Row| {
         let id: Option<InstanceId> = row.opt_id(3)?;
-        Ok(Node {
+        Ok(JobNode {
             num: row.int(0)?,
             blocks: row.int(1)?,
             job_spec: row.text(2)?,

@@ -8,14 +8,14 @@ use windlass_model::{
     event::Event,
     id::{FleetId, InstanceId, ProjectId, RunId},
     job,
-    plan::place::Seat,
+    plan::place::NodePlacement,
     time::Span,
 };
 
 use super::{event_rows, guarded_update};
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Values, Written, backends,
+        Db, DbError, Unit, Val, Values, WriteOutcome, backends,
         fleets::Fleet,
         instances::{self, Instance, NewInstance},
         jobs::Job,
@@ -58,7 +58,7 @@ statements! {
 }
 
 /// The claimed jobs that are still ours, with their runs.
-pub async fn leased(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
+pub async fn leased_jobs(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
     let rows = db.query(LEASED.as_str(), vec![Val::list(leases.iter().map(|l| l.id))]).await?;
     let mut jobs = Vec::with_capacity(rows.len());
     for mut row in rows {
@@ -77,11 +77,11 @@ pub async fn leased(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<Run
 const FULL_REGION_TTL: Span = Span::mins(2);
 
 /// Of replicas with several nodes: the offers that nothing came of a moment ago. JSON, see `Tries`.
-pub async fn full(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>, DbError> {
+pub async fn failed_offers(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>, DbError> {
     if runs.is_empty() {
         return Ok(Vec::new());
     }
-    let detail = job::Detail::RegionFull.as_str();
+    let detail = job::TerminationDetail::RegionFull.as_str();
     let asked = vec![Val::list(runs.iter().copied()), detail.into(), FULL_REGION_TTL.0.into()];
     let rows = db.query(FULL.as_str(), asked).await?;
     let found = rows.into_iter().filter_map(|row| {
@@ -92,7 +92,7 @@ pub async fn full(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>
 }
 
 /// The instances that claimed jobs have already.
-pub async fn places(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instance>, DbError> {
+pub async fn assigned_instances(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instance>, DbError> {
     let ids: Vec<InstanceId> = jobs.iter().filter_map(|job| job.instance_id).collect();
     if ids.is_empty() {
         return Ok(BTreeMap::new());
@@ -103,7 +103,7 @@ pub async fn places(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instan
 
 /// A job's hold on an instance.
 #[derive(Clone, Copy, Debug)]
-pub struct Hold {
+pub struct BlockHold {
     pub instance: InstanceId,
     pub job: Uuid,
     pub blocks: i64,
@@ -113,29 +113,29 @@ pub struct Hold {
 pub struct ProjectInventory {
     pub fleets: Vec<Fleet>,
     pub instances: Vec<Instance>,
-    pub holds: Vec<Hold>,
+    pub holds: Vec<BlockHold>,
     /// Backends that the project may use.
     pub granted: BTreeSet<String>,
 }
 
 /// Everything a project has.
-pub async fn stock(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
+pub async fn load_inventory(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
     let fleets = db.query(FLEETS.as_str(), params![project]).await?;
     let instances = db.query(INSTANCES.as_str(), params![project]).await?;
     let holds = db.query(HELD.as_str(), params![project]).await?;
     let holds = holds.iter().map(|row| {
-        Ok(Hold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
+        Ok(BlockHold { instance: row.id(0)?, job: row.uuid(1)?, blocks: row.int(2)?, until: row.opt_int(3)? })
     });
     Ok(ProjectInventory {
         fleets: fleets.into_iter().map(Fleet::read).collect::<Result<_, _>>()?,
         instances: instances.into_iter().map(Instance::read).collect::<Result<_, _>>()?,
         holds: holds.collect::<Result<_, DbError>>()?,
-        granted: backends::granted(db, project).await?,
+        granted: backends::list_granted(db, project).await?,
     })
 }
 
 /// One node of a replica and the seat it takes.
-pub struct NodePlacement<'a> {
+pub struct NodeAssignment<'a> {
     pub held: LeaseKey,
     pub job: &'a Job,
     pub seat: SeatTarget<'a>,
@@ -143,7 +143,7 @@ pub struct NodePlacement<'a> {
 
 pub enum SeatTarget<'a> {
     /// On an instance that is there: the job is provisioning.
-    There { seat: &'a Seat, event: Event },
+    There { seat: &'a NodePlacement, event: Event },
     /// On one that is to be made: the job waits for it.
     New { instance: Box<NewInstance>, created: Event, blocks: i64, message: String },
 }
@@ -158,8 +158,12 @@ pub struct TargetFleet {
 
 /// Seats all nodes of a replica, or none: each row under its own lease, each instance only while it has room, each
 /// new one only while the fleet has.
-pub async fn seat(db: &Db, into: &TargetFleet, seated: Vec<NodePlacement<'_>>) -> Result<Written, DbError> {
-    let Some(first) = seated.first() else { return Ok(Written::Stale { at: None }) };
+pub async fn place_replica(
+    db: &Db,
+    into: &TargetFleet,
+    seated: Vec<NodeAssignment<'_>>,
+) -> Result<WriteOutcome, DbError> {
+    let Some(first) = seated.first() else { return Ok(WriteOutcome::Stale { at: None }) };
     let (run, fleet) = (first.job.run_id, into.fleet);
     let mut unit = Unit::apply("jobs", first.held, first.seat.due_in_us(), columns(fleet, &first.seat));
     for other in &seated[1..] {
@@ -172,10 +176,10 @@ pub async fn seat(db: &Db, into: &TargetFleet, seated: Vec<NodePlacement<'_>>) -
         unit = unit.expect_one(HOLD_FLEET.as_str(), params![fleet]);
     }
     let mut told_last = Vec::new();
-    for NodePlacement { held, job, seat } in seated {
+    for NodeAssignment { held, job, seat } in seated {
         match seat {
             SeatTarget::There { seat, event } => {
-                if let Seat::Existing { instance, blocks, .. } = seat {
+                if let NodePlacement::Existing { instance, blocks, .. } = seat {
                     unit = unit.expect_one(TAKE_BLOCKS.as_str(), params![*instance, *blocks]);
                 }
                 told_last.extend(event_rows(db, held, job.project_id, &event, &job.job_name)?);
@@ -194,7 +198,7 @@ pub async fn seat(db: &Db, into: &TargetFleet, seated: Vec<NodePlacement<'_>>) -
     unit = if into.chooses {
         unit.exec(CHOOSE_FLEET.as_str(), params![run, fleet])
     } else {
-        unit.and([crate::db::runs::poke_soon(run)])
+        unit.and([crate::db::runs::mark_due_soon(run)])
     };
     db.write(unit.and(told_last)).await
 }
@@ -220,7 +224,7 @@ fn columns(fleet: FleetId, seat: &SeatTarget<'_>) -> Values {
                 ("provisioned_at", Val::Now),
                 ("status_message", Val::Null),
             ]);
-            if let Seat::Existing { instance, blocks, .. } = seat {
+            if let NodePlacement::Existing { instance, blocks, .. } = seat {
                 set.extend([
                     ("instance_id", Val::from(*instance)),
                     ("instance_assigned", true.into()),

@@ -2,7 +2,7 @@
 
 use windlass_engine::Lease;
 use windlass_model::{
-    decide::runs::{Fleet, Plan},
+    decide::runs::{FleetUpdate, Plan},
     event::Event,
     id::SubmissionId,
     job, run,
@@ -10,8 +10,8 @@ use windlass_model::{
 
 use crate::{
     db::{
-        Db, DbError, Unit, Val, Written,
-        events::{self, Place, Target},
+        Db, DbError, Unit, Val, WriteOutcome,
+        events::{self, EventContext, EventTarget},
         jobs::{self, Job, NewJob},
         record::statements,
         runs::Run,
@@ -49,7 +49,7 @@ pub struct EndRequest {
 }
 
 /// Everything one pass writes about a run.
-pub struct Outcome<'a> {
+pub struct RunUpdate<'a> {
     pub plan: &'a Plan,
     /// What the pipeline remembers, JSON.
     pub tracking: String,
@@ -66,7 +66,12 @@ pub struct Outcome<'a> {
     pub pokes_managed: bool,
 }
 
-pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> Result<Written, DbError> {
+pub async fn apply(
+    db: &Db,
+    lease: &Lease,
+    run: &Run,
+    outcome: RunUpdate<'_>,
+) -> Result<WriteOutcome, DbError> {
     let plan = outcome.plan;
     let mut set = vec![
         ("status", plan.status.into()),
@@ -86,7 +91,7 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
     if plan.status.is_final() {
         set.push(("finished_at", Val::Now));
     }
-    if plan.fleet == Fleet::Unset {
+    if plan.fleet == FleetUpdate::Unset {
         set.push(("fleet_id", Val::Null));
     }
     let mut unit = Unit::apply("runs", lease.key(), outcome.due_in_us, set);
@@ -103,11 +108,11 @@ pub async fn apply(db: &Db, lease: &Lease, run: &Run, outcome: Outcome<'_>) -> R
     }
     unit = unit.and(outcome.submissions.into_iter().map(jobs::insert));
     if let Some(managed) = run.managed_job_id.filter(|_| outcome.pokes_managed) {
-        unit = unit.and([super::managed_jobs::poke(managed)]);
+        unit = unit.and([super::managed_jobs::mark_due(managed)]);
     }
     for (event, name) in &outcome.events {
-        let target = Target { entity: event.entity, id: event.id, name };
-        let place = Place {
+        let target = EventTarget { entity: event.entity, id: event.id, name };
+        let place = EventContext {
             project: Some(run.project_id),
             user: None,
             lock_token: Some(lease.token),

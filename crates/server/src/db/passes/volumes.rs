@@ -13,17 +13,17 @@ use windlass_model::{
 use super::event_rows;
 use crate::{
     db::{
-        Db, DbError, Unit, Values, Written,
+        Db, DbError, Unit, Values, WriteOutcome,
         jobs::Job,
         record::{record, statements},
-        volumes::{Attachment, Volume},
+        volumes::{Volume, VolumeAttachment},
     },
     params,
 };
 
 record! {
     /// One mount point of one job.
-    pub struct Hold {
+    pub struct VolumeHold {
         pub path: String,
         pub volume_id: VolumeId,
         pub instance_id: InstanceId,
@@ -36,7 +36,7 @@ statements! {
     /// Only while nobody uses it: a job may have come since the row was read.
     CLEAN_UP = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()) WHERE id = $1 \
                 AND NOT EXISTS (SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1)";
-    HOLDS = "SELECT {} FROM volume_holds h WHERE h.job_id = $1 ORDER BY h.path", Hold::columns("h");
+    HOLDS = "SELECT {} FROM volume_holds h WHERE h.job_id = $1 ORDER BY h.path", VolumeHold::columns("h");
     /// A volume that is to go takes no new user.
     USE = "UPDATE volumes SET last_job_processed_at = now_us() WHERE id = $1 AND status = 'active' \
            AND NOT deleted AND delete_asked_at IS NULL";
@@ -59,26 +59,26 @@ statements! {
     STANDING = "SELECT {} FROM volume_attachments a WHERE a.ends_for = $1 OR EXISTS (SELECT 1 FROM volume_holds h \
                 WHERE h.job_id = $1 AND h.volume_id = a.volume_id AND h.instance_id = a.instance_id) \
                 ORDER BY a.volume_id",
-               Attachment::columns("a");
+               VolumeAttachment::columns("a");
     GONE = "DELETE FROM volume_attachments WHERE volume_id = $1 AND instance_id = $2 AND ends_for = $3";
 }
 
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct VolumeInputs {
     pub volume: Volume,
     pub attached: bool,
 }
 
-pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Loaded>, DbError> {
+pub async fn load(db: &Db, lease: &Lease) -> Result<Option<VolumeInputs>, DbError> {
     let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
     };
     let attached = db.query_opt(ATTACHED.as_str(), params![lease.id]).await?.is_some();
-    Ok(Some(Loaded { volume: Volume::read(row)?, attached }))
+    Ok(Some(VolumeInputs { volume: Volume::read(row)?, attached }))
 }
 
 /// What one pass writes.
-pub struct Moved {
+pub struct VolumeUpdate {
     pub set: Values,
     pub event: Option<Event>,
     pub due_in_us: Option<i64>,
@@ -86,7 +86,12 @@ pub struct Moved {
     pub clean_up: bool,
 }
 
-pub async fn apply(db: &Db, held: LeaseKey, volume: &Volume, moved: Moved) -> Result<Written, DbError> {
+pub async fn apply(
+    db: &Db,
+    held: LeaseKey,
+    volume: &Volume,
+    moved: VolumeUpdate,
+) -> Result<WriteOutcome, DbError> {
     let mut unit = Unit::apply("volumes", held, moved.due_in_us, moved.set);
     if moved.clean_up {
         unit = unit.expect_one(CLEAN_UP.as_str(), params![volume.id]);
@@ -97,13 +102,13 @@ pub async fn apply(db: &Db, held: LeaseKey, volume: &Volume, moved: Moved) -> Re
     db.write(unit).await
 }
 
-pub async fn holds(db: &Db, job: SubmissionId) -> Result<Vec<Hold>, DbError> {
-    db.query(HOLDS.as_str(), params![job]).await?.into_iter().map(Hold::read).collect()
+pub async fn list_holds(db: &Db, job: SubmissionId) -> Result<Vec<VolumeHold>, DbError> {
+    db.query(HOLDS.as_str(), params![job]).await?.into_iter().map(VolumeHold::read).collect()
 }
 
 /// One mount point to fill.
 #[derive(Clone, Debug)]
-pub struct Taken {
+pub struct VolumeClaim {
     pub volume: VolumeId,
     pub path: String,
     /// The backend attaches it to several machines at once.
@@ -111,13 +116,13 @@ pub struct Taken {
 }
 
 /// All mount points of a job, or none. Stale at a position: a volume is going, or is with another instance.
-pub async fn take(
+pub async fn claim(
     db: &Db,
     held: LeaseKey,
     job: SubmissionId,
     instance: InstanceId,
-    mut taken: Vec<Taken>,
-) -> Result<Written, DbError> {
+    mut taken: Vec<VolumeClaim>,
+) -> Result<WriteOutcome, DbError> {
     // One order for everybody: nobody waits for one who waits for them.
     taken.sort_by_key(|one| one.volume);
     let mut unit = Unit::guarded("jobs", held, Vec::new());
@@ -131,19 +136,24 @@ pub async fn take(
 }
 
 /// The backend says how an attached volume appears on its machine.
-pub async fn set_device(db: &Db, held: LeaseKey, at: &Attachment, data: &str) -> Result<Written, DbError> {
+pub async fn set_device(
+    db: &Db,
+    held: LeaseKey,
+    at: &VolumeAttachment,
+    data: &str,
+) -> Result<WriteOutcome, DbError> {
     let unit = Unit::guarded("jobs", held, Vec::new());
     db.write(unit.exec(SHOWN_AS.as_str(), params![at.volume_id, at.instance_id, data])).await
 }
 
 /// The job no longer uses these. Each whose last user it was is to be detached, and the job waits for it.
-pub async fn let_go(
+pub async fn release(
     db: &Db,
     held: LeaseKey,
     job: &Job,
     instance: InstanceId,
     mut volumes: Vec<VolumeId>,
-) -> Result<Written, DbError> {
+) -> Result<WriteOutcome, DbError> {
     volumes.sort();
     let mut unit = Unit::guarded("jobs", held, Vec::new());
     for volume in volumes {
@@ -155,13 +165,13 @@ pub async fn let_go(
     db.write(unit).await
 }
 
-pub async fn force(
+pub async fn force_detach(
     db: &Db,
     held: LeaseKey,
     job: &Job,
     instance: InstanceId,
     volumes: &[VolumeId],
-) -> Result<Written, DbError> {
+) -> Result<WriteOutcome, DbError> {
     let mut unit = Unit::guarded("jobs", held, Vec::new());
     for volume in volumes {
         unit = unit.exec(FORCE.as_str(), params![*volume, instance, job.id]);
@@ -170,12 +180,17 @@ pub async fn force(
 }
 
 /// The attachments that this job uses, or waits to see ended.
-pub async fn standing(db: &Db, job: SubmissionId) -> Result<Vec<Attachment>, DbError> {
-    db.query(STANDING.as_str(), params![job]).await?.into_iter().map(Attachment::read).collect()
+pub async fn list_attachments(db: &Db, job: SubmissionId) -> Result<Vec<VolumeAttachment>, DbError> {
+    db.query(STANDING.as_str(), params![job]).await?.into_iter().map(VolumeAttachment::read).collect()
 }
 
 /// The backend says that it is detached.
-pub async fn gone(db: &Db, held: LeaseKey, job: SubmissionId, at: &Attachment) -> Result<Written, DbError> {
+pub async fn delete_attachment(
+    db: &Db,
+    held: LeaseKey,
+    job: SubmissionId,
+    at: &VolumeAttachment,
+) -> Result<WriteOutcome, DbError> {
     let unit = Unit::guarded("jobs", held, Vec::new())
         .exec(TOUCH.as_str(), params![at.volume_id])
         .exec(GONE.as_str(), params![at.volume_id, at.instance_id, job]);

@@ -115,7 +115,7 @@ impl Array {
     }
 }
 
-pub(super) fn row_of(row: &tokio_postgres::Row) -> Result<Row, DbError> {
+pub(super) fn read_row(row: &tokio_postgres::Row) -> Result<Row, DbError> {
     (0..row.len()).map(|column| value_of(row, column)).collect::<Result<_, _>>().map(Row)
 }
 

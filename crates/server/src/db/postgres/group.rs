@@ -19,14 +19,14 @@ use tokio_postgres::types::ToSql;
 use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
-    bind::{Array, Bind, row_of},
+    bind::{Array, Bind, read_row},
     clock::{ClockWatch, READ_CLOCK},
     fault::{fault, is_lost, is_race},
     session::{Session, check_count},
 };
 use crate::db::{
     error::DbError,
-    unit::{Change, Expect, Unit, Values, Written, assign},
+    unit::{Change, Expect, Unit, Values, WriteOutcome, assign},
     value::{Row, Val},
 };
 
@@ -71,7 +71,7 @@ pub(super) async fn commit(
     catalog: &ColumnTypes,
     units: &[&Unit],
     races: u32,
-) -> GroupResult<Vec<Written>> {
+) -> GroupResult<Vec<WriteOutcome>> {
     let group = Group { session, watch, catalog, units, races };
     // Not the commit: once it is on its way, nothing takes it back.
     match session.cancel_if_stuck(group.transaction()).await {
@@ -98,7 +98,7 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    async fn transaction(&self) -> GroupResult<Vec<Written>> {
+    async fn transaction(&self) -> GroupResult<Vec<WriteOutcome>> {
         let now = self.begin().await?;
         let stale = self.guards(now).await?;
         let live: Vec<usize> = (0..self.units.len()).filter(|at| !stale.contains(at)).collect();
@@ -109,9 +109,9 @@ impl Group<'_> {
         self.inserts(parts.iter().map(|part| part.last), now).await?;
         let written = |at| {
             if stale.contains(&at) {
-                return Written::Stale { at: None };
+                return WriteOutcome::Stale { at: None };
             }
-            Written::Done { now, rows: rows.next().unwrap_or_default() }
+            WriteOutcome::Done { now, rows: rows.next().unwrap_or_default() }
         };
         Ok((0..self.units.len()).map(written).collect())
     }
@@ -252,7 +252,7 @@ impl Group<'_> {
                 return Err(Failure::Stale(step.at));
             }
             if step.is_query {
-                let found: Result<Vec<Row>, DbError> = found.iter().map(row_of).collect();
+                let found: Result<Vec<Row>, DbError> = found.iter().map(read_row).collect();
                 rows[step.unit].push(found.map_err(Failure::Refused)?);
             }
         }

@@ -9,7 +9,7 @@ use super::tls::PostgresTarget;
 
 pub(super) const CHANNEL: &str = "windlass_hints";
 /// Instead of a name: whoever hears it looks at everything.
-pub(in crate::db) const EVERYTHING: &str = "*";
+pub(in crate::db) const ALL_PIPELINES: &str = "*";
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(100);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 
@@ -57,7 +57,7 @@ async fn listen(
                 is_said = true;
                 if std::mem::replace(has_listened, true) {
                     // Nobody knows what was said while nobody listened.
-                    let _ = hints.send(EVERYTHING.to_owned());
+                    let _ = hints.send(ALL_PIPELINES.to_owned());
                 }
             }
             message = poll_fn(|context| connection.poll_message(context)) => match message {

@@ -20,7 +20,7 @@ use std::{
 
 use tokio::{sync::broadcast, time::Instant};
 
-pub(super) use self::listen::EVERYTHING;
+pub(super) use self::listen::ALL_PIPELINES;
 
 use self::{
     clock::ClockWatch, group::ColumnTypes, session::SharedSession, tls::PostgresTarget,
@@ -29,7 +29,7 @@ use self::{
 use super::{
     error::DbError,
     migrate::{self, Dialect},
-    unit::{Unit, Written},
+    unit::{Unit, WriteOutcome},
     value::{Row, Val},
 };
 
@@ -99,7 +99,7 @@ impl Pool {
         }
     }
 
-    pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+    pub(super) async fn write(&self, unit: Unit) -> Result<WriteOutcome, DbError> {
         self.writer.write(unit).await
     }
 

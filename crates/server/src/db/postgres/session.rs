@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, Statement, error::SqlState, types::ToSql};
 
 use super::{
-    bind::{Bind, row_of},
+    bind::{Bind, read_row},
     clock::SESSION_OFFSET,
     fault::{fault, is_lost},
     plans,
@@ -135,7 +135,7 @@ impl Session {
         let binds: Vec<Bind<'_>> = params.iter().map(Bind).collect();
         let params: Vec<&(dyn ToSql + Sync)> = binds.iter().map(|bind| bind as _).collect();
         let (rows, _) = self.run(&statement, &params).await.map_err(failed)?;
-        rows.iter().map(row_of).collect()
+        rows.iter().map(read_row).collect()
     }
 }
 

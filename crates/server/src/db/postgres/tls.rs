@@ -212,7 +212,7 @@ impl PostgresTarget {
             _ if all_hosts(&config, is_socket) => Mode::Disable,
             Some(mode) => mode,
             None if asked.root_cert.as_deref() == Some(SYSTEM_ROOTS) => Mode::VerifyFull,
-            None if all_hosts(&config, is_this_machine) => Mode::Prefer,
+            None if all_hosts(&config, is_loopback) => Mode::Prefer,
             None => Mode::VerifyFull,
         };
         config.ssl_mode(mode.for_driver());
@@ -245,7 +245,7 @@ fn is_socket(config: &Config, at: usize) -> bool {
     config.get_hostaddrs().is_empty() && matches!(config.get_hosts().get(at), Some(Host::Unix(_)))
 }
 
-fn is_this_machine(config: &Config, at: usize) -> bool {
+fn is_loopback(config: &Config, at: usize) -> bool {
     if let Some(address) = config.get_hostaddrs().get(at) {
         return address.is_loopback();
     }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::db::{
     error::DbError,
-    unit::{Unit, Written},
+    unit::{Unit, WriteOutcome},
 };
 
 const GROUP_MAX: usize = 256;
@@ -23,7 +23,7 @@ const QUEUE_MAX: usize = 4096;
 /// How often a group that lost a race with another replica is repeated before it is split.
 const RACES_MAX: u32 = 5;
 
-type ReplySender = oneshot::Sender<Result<Written, DbError>>;
+type ReplySender = oneshot::Sender<Result<WriteOutcome, DbError>>;
 type PendingUnits = Vec<(Box<Unit>, ReplySender)>;
 
 enum WriterCommand {
@@ -42,7 +42,7 @@ impl PostgresWriter {
         Self { orders }
     }
 
-    pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+    pub(super) async fn write(&self, unit: Unit) -> Result<WriteOutcome, DbError> {
         let (answer, answered) = oneshot::channel();
         let order = WriterCommand::Write(Box::new(unit), answer);
         self.orders.send(order).await.map_err(|_| DbError::closed("write"))?;
@@ -117,7 +117,7 @@ async fn commit(place: &GroupWriter, group: PendingUnits) {
             }
             Err(Failure::Stale(at)) => {
                 for (_, answer) in part {
-                    let _ = answer.send(Ok(Written::Stale { at: Some(at) }));
+                    let _ = answer.send(Ok(WriteOutcome::Stale { at: Some(at) }));
                 }
             }
         }
@@ -135,7 +135,7 @@ fn fail_all(part: PendingUnits, error: &DbError) {
 async fn commit_with_retry(
     place: &GroupWriter,
     part: &[(Box<Unit>, ReplySender)],
-) -> Result<Vec<Written>, Failure> {
+) -> Result<Vec<WriteOutcome>, Failure> {
     let GroupWriter { link, watch, catalog } = place;
     let units: Vec<&Unit> = part.iter().map(|(unit, _)| &**unit).collect();
     let (mut races, mut jumps, mut is_second) = (0, 0, false);

@@ -25,7 +25,7 @@ use crate::db::{
     clock::Clock,
     error::DbError,
     ids::Ids,
-    unit::{Change, Expect, Guard, Unit, Written, assign},
+    unit::{Change, Expect, Guard, Unit, WriteOutcome, assign},
     value::{Row, Val},
 };
 
@@ -239,9 +239,9 @@ impl Conn {
     }
 
     /// One unit that has the transaction to itself: it is committed, or all is rolled back.
-    pub(super) fn unit_alone(&self, unit: &Unit, now: i64) -> Result<Written, DbError> {
+    pub(super) fn unit_alone(&self, unit: &Unit, now: i64) -> Result<WriteOutcome, DbError> {
         let written = self.unit_inside(unit, now);
-        if !matches!(written, Ok(Written::Done { .. })) {
+        if !matches!(written, Ok(WriteOutcome::Done { .. })) {
             self.rollback();
             return written;
         }
@@ -253,10 +253,10 @@ impl Conn {
     }
 
     /// One unit in a savepoint of its own: what it wrote stays, or nothing of it does.
-    pub(super) fn unit(&self, unit: &Unit, now: i64) -> Result<Written, DbError> {
+    pub(super) fn unit(&self, unit: &Unit, now: i64) -> Result<WriteOutcome, DbError> {
         self.run("SAVEPOINT unit")?;
         let written = self.unit_inside(unit, now);
-        if !matches!(written, Ok(Written::Done { .. })) && !self.raw.is_autocommit() {
+        if !matches!(written, Ok(WriteOutcome::Done { .. })) && !self.raw.is_autocommit() {
             self.run("ROLLBACK TO unit")?;
         }
         if !self.raw.is_autocommit() {
@@ -265,11 +265,11 @@ impl Conn {
         written
     }
 
-    fn unit_inside(&self, unit: &Unit, now: i64) -> Result<Written, DbError> {
+    fn unit_inside(&self, unit: &Unit, now: i64) -> Result<WriteOutcome, DbError> {
         if let Some(guard) = &unit.guard
             && !self.guard(guard, now)?
         {
-            return Ok(Written::Stale { at: None });
+            return Ok(WriteOutcome::Stale { at: None });
         }
         let mut rows = Vec::new();
         for (at, change) in unit.changes.iter().enumerate() {
@@ -282,13 +282,13 @@ impl Conn {
                 Change::Exec { sql, params, expect } => {
                     let touched = self.execute(sql, params, now)?;
                     if *expect == Expect::One && touched != 1 {
-                        return Ok(Written::Stale { at: Some(at) });
+                        return Ok(WriteOutcome::Stale { at: Some(at) });
                     }
                 }
                 Change::Query { sql, params } => rows.push(self.query(sql, params)?),
             }
         }
-        Ok(Written::Done { now, rows })
+        Ok(WriteOutcome::Done { now, rows })
     }
 
     fn guard(&self, guard: &Guard, now: i64) -> Result<bool, DbError> {

@@ -13,15 +13,15 @@ use crate::db::{
     error::DbError,
     ids::Ids,
     migrate,
-    unit::{Unit, Written},
+    unit::{Unit, WriteOutcome},
     value::{Row, Val},
 };
 
-pub(in crate::db) struct Inline {
+pub(in crate::db) struct InlineSqlite {
     conn: Mutex<Conn>,
 }
 
-impl Inline {
+impl InlineSqlite {
     pub(in crate::db) fn open(read: Arc<dyn Fn() -> i64 + Send + Sync>, ids: Ids) -> Result<Self, DbError> {
         let mut conn = Conn::memory(Clock::of(read), ids)?;
         migrate::sqlite(&conn)?;
@@ -33,7 +33,7 @@ impl Inline {
         self.conn.lock().read(sql, params)
     }
 
-    pub(in crate::db) fn write(&self, unit: &Unit) -> Result<Written, DbError> {
+    pub(in crate::db) fn write(&self, unit: &Unit) -> Result<WriteOutcome, DbError> {
         let conn = self.conn.lock();
         let now = conn.begin()?;
         conn.unit_alone(unit, now)

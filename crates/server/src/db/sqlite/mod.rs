@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use tokio::sync::oneshot;
 
 pub(super) use conn::{Conn, insert_sql};
-pub(super) use inline::Inline;
+pub(super) use inline::InlineSqlite;
 pub(super) use lock::FileLock;
 
 use self::{readers::Readers, writer::SqliteWriter};
@@ -20,20 +20,20 @@ use super::{
     error::DbError,
     ids::Ids,
     migrate,
-    unit::{Unit, Written},
+    unit::{Unit, WriteOutcome},
     value::{Row, Val},
 };
 
 type ReplySender<T> = oneshot::Sender<Result<T, DbError>>;
 
 /// A file, opened.
-pub(super) struct File {
+pub(super) struct SqliteFile {
     writer: SqliteWriter,
     readers: Readers,
     clock: Clock,
 }
 
-impl File {
+impl SqliteFile {
     pub(super) fn open(path: &Path, ids: Ids) -> Result<Self, DbError> {
         let lock = FileLock::take(path)?;
         let clock = Clock::wall();
@@ -59,7 +59,7 @@ impl File {
         self.readers.read(sql, params).await
     }
 
-    pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+    pub(super) async fn write(&self, unit: Unit) -> Result<WriteOutcome, DbError> {
         self.writer.write(unit).await
     }
 

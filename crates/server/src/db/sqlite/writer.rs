@@ -12,7 +12,7 @@ use super::{ReplySender, conn::Conn, lock::FileLock};
 use crate::db::{
     error::DbError,
     migrate,
-    unit::{Unit, Written},
+    unit::{Unit, WriteOutcome},
     value::Row,
 };
 
@@ -20,7 +20,7 @@ const GROUP_MAX: usize = 256;
 const QUEUE_MAX: usize = 4096;
 
 enum WriterCommand {
-    Write(Unit, ReplySender<Written>),
+    Write(Unit, ReplySender<WriteOutcome>),
     Prepare(String, ReplySender<usize>),
     Pragma(&'static str, ReplySender<Vec<Row>>),
     Migrate(ReplySender<()>),
@@ -49,7 +49,7 @@ impl SqliteWriter {
         Ok(Self { orders })
     }
 
-    pub(super) async fn write(&self, unit: Unit) -> Result<Written, DbError> {
+    pub(super) async fn write(&self, unit: Unit) -> Result<WriteOutcome, DbError> {
         self.send_command("write", |answer| WriterCommand::Write(unit, answer)).await
     }
 
@@ -122,7 +122,7 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<onesho
 }
 
 /// Everybody is answered after the commit, never before.
-fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<Written>)>) {
+fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<WriteOutcome>)>) {
     let outcome = transaction(conn, group);
     match outcome {
         Ok(written) => {
@@ -141,8 +141,8 @@ fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<Written>)>) {
 
 fn transaction(
     conn: &Conn,
-    group: &[(Unit, ReplySender<Written>)],
-) -> Result<Vec<Result<Written, DbError>>, DbError> {
+    group: &[(Unit, ReplySender<WriteOutcome>)],
+) -> Result<Vec<Result<WriteOutcome, DbError>>, DbError> {
     let now = conn.begin()?;
     if let [(unit, _)] = group {
         // With nobody beside it the transaction does what a savepoint would.

@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
-use super::{Ask, Bucket, Page};
-use crate::secrets::private_dirs;
+use super::{Bucket, BucketFuture, ObjectPage};
+use crate::secrets::create_private_dirs;
 
 /// Objects in one answer to a list.
 const PAGE_MAX: usize = 1000;
@@ -21,11 +21,11 @@ const PAGE_MAX: usize = 1000;
 const UNFINISHED: &str = ".unfinished-";
 
 #[derive(Debug)]
-pub struct Dir {
+pub struct DirBucket {
     root: Arc<PathBuf>,
 }
 
-impl Dir {
+impl DirBucket {
     pub fn new(root: PathBuf) -> Self {
         Self { root: Arc::new(root) }
     }
@@ -34,7 +34,7 @@ impl Dir {
         &self,
         name: &str,
         work: impl FnOnce(&Path, PathBuf) -> io::Result<T> + Send + 'static,
-    ) -> Ask<'static, T> {
+    ) -> BucketFuture<'static, T> {
         let (root, path) = (Arc::clone(&self.root), self.root.join(name));
         Box::pin(async move {
             tokio::task::spawn_blocking(move || work(&root, path)).await.map_err(io::Error::other)?
@@ -42,12 +42,12 @@ impl Dir {
     }
 }
 
-impl Bucket for Dir {
-    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Ask<'a, bool> {
+impl Bucket for DirBucket {
+    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool> {
         self.work(name, move |_, path| put_new(&path, &bytes))
     }
 
-    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> Ask<'a, Option<Vec<u8>>> {
+    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> BucketFuture<'a, Option<Vec<u8>>> {
         self.work(name, move |_, path| {
             let file = match File::open(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -59,7 +59,7 @@ impl Bucket for Dir {
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> Ask<'a, Page> {
+    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> BucketFuture<'a, ObjectPage> {
         let after = after.map(str::to_owned);
         self.work(prefix, move |root, path| {
             let mut objects = Vec::new();
@@ -67,18 +67,18 @@ impl Bucket for Dir {
             objects.sort_unstable();
             let more = objects.len() > PAGE_MAX;
             objects.truncate(PAGE_MAX);
-            Ok(Page { objects, more })
+            Ok(ObjectPage { objects, more })
         })
     }
 
-    fn delete<'a>(&'a self, name: &'a str) -> Ask<'a, ()> {
+    fn delete<'a>(&'a self, name: &'a str) -> BucketFuture<'a, ()> {
         self.work(name, |_, path| match std::fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => Ok(()),
         })
     }
 
-    fn delete_all<'a>(&'a self, prefix: &'a str) -> Ask<'a, ()> {
+    fn delete_all<'a>(&'a self, prefix: &'a str) -> BucketFuture<'a, ()> {
         self.work(prefix, |_, path| match std::fs::remove_dir_all(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             Ok(()) | Err(_) => Ok(()),
@@ -97,7 +97,7 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
     let mut file = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            private_dirs(parent)?;
+            create_private_dirs(parent)?;
             open()?
         }
         other => other?,

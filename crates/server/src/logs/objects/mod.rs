@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
 use self::shelf::ObjectLog;
-use super::{Answer, Log, LogError, Piece, Range, Store};
+use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
 
 /// Before the bytes of an object: their time, and a check sum over it, the offset and the bytes.
 const HEADER_BYTES: usize = 12;
@@ -39,11 +39,11 @@ const CACHED_LOGS_MAX: usize = 4096;
 /// Logs that are written at the same time at the end.
 const FLUSHES_MAX: usize = 16;
 
-pub type Ask<'a, T> = BoxFuture<'a, io::Result<T>>;
+pub type BucketFuture<'a, T> = BoxFuture<'a, io::Result<T>>;
 
 /// Names in order, and how long each object is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Page {
+pub struct ObjectPage {
     pub objects: Vec<(String, u64)>,
     /// There are more after the last.
     pub more: bool,
@@ -52,19 +52,19 @@ pub struct Page {
 /// The little that is asked of an object store.
 pub trait Bucket: Send + Sync + 'static {
     /// Writes an object that is not there yet. False: one of this name is there, and stays.
-    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Ask<'a, bool>;
+    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool>;
 
     /// The first bytes of an object, all without a limit; `None` if there is no such object.
-    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> Ask<'a, Option<Vec<u8>>>;
+    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> BucketFuture<'a, Option<Vec<u8>>>;
 
     /// Objects whose names begin with `prefix` (which ends with a slash) and come after `after`.
-    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> Ask<'a, Page>;
+    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> BucketFuture<'a, ObjectPage>;
 
     /// One that is not there is deleted all the same.
-    fn delete<'a>(&'a self, name: &'a str) -> Ask<'a, ()>;
+    fn delete<'a>(&'a self, name: &'a str) -> BucketFuture<'a, ()>;
 
     /// Deletes everything whose name begins with `prefix` (which ends with a slash).
-    fn delete_all<'a>(&'a self, prefix: &'a str) -> Ask<'a, ()> {
+    fn delete_all<'a>(&'a self, prefix: &'a str) -> BucketFuture<'a, ()> {
         Box::pin(async move {
             loop {
                 let page = self.list(prefix, None).await?;
@@ -82,7 +82,7 @@ pub trait Bucket: Send + Sync + 'static {
     fn fresh_for(&self) -> Duration;
 
     /// Whether it can be used as it must be.
-    fn check(&self) -> Ask<'_, ()> {
+    fn check(&self) -> BucketFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
 }
@@ -131,8 +131,8 @@ fn failed(what: &'static str, submission: SubmissionId) -> impl Fn(io::Error) ->
     move |source| LogError::Io { what, submission, source }
 }
 
-impl Store for ObjectLogStore {
-    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> Answer<'a, u64> {
+impl LogStore for ObjectLogStore {
+    fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64> {
         Box::pin(async move {
             let shelf = self.shelf(log);
             let failed = failed("append to", log.submission);
@@ -145,13 +145,13 @@ impl Store for ObjectLogStore {
         })
     }
 
-    fn end<'a>(&'a self, log: &'a Log) -> Answer<'a, u64> {
+    fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64> {
         Box::pin(
             async move { self.shelf(log).refreshed_end().await.map_err(failed("measure", log.submission)) },
         )
     }
 
-    fn read<'a>(&'a self, log: &'a Log, range: Range) -> Answer<'a, Vec<Piece>> {
+    fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>> {
         Box::pin(async move {
             let shelf = self.shelf(log);
             match shelf.read(range).await {
@@ -165,11 +165,11 @@ impl Store for ObjectLogStore {
         })
     }
 
-    fn sync<'a>(&'a self, log: &'a Log) -> Answer<'a, ()> {
+    fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()> {
         Box::pin(async move { self.shelf(log).write().await.map_err(failed("sync", log.submission)) })
     }
 
-    fn remove(&self, project: ProjectId, run: RunId) -> Answer<'_, ()> {
+    fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()> {
         Box::pin(async move {
             let failed = failed("remove", SubmissionId(run.0));
             self.shelves.lock().retain(|log, _| log.run != run);

@@ -10,7 +10,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-use super::{Bucket, HEADER_BYTES, OBJECT_BYTES_MAX, Piece, Range, delay};
+use super::{Bucket, HEADER_BYTES, LogChunk, LogRange, OBJECT_BYTES_MAX, delay};
 
 /// Looks for an object that must be there before a write gives up.
 const LIST_ATTEMPTS_MAX: u32 = 16;
@@ -29,7 +29,7 @@ struct ObjectLogState {
     objects: Arc<Vec<Object>>,
     listed: Option<Instant>,
     /// Pieces behind the last object, without gaps.
-    waiting: VecDeque<Piece>,
+    waiting: VecDeque<LogChunk>,
     bytes: usize,
     is_timed: bool,
 }
@@ -52,7 +52,7 @@ impl ObjectLogState {
     }
 
     fn end(&self) -> u64 {
-        self.waiting.back().map_or_else(|| self.written(), Piece::end)
+        self.waiting.back().map_or_else(|| self.written(), LogChunk::end)
     }
 
     /// Drops what waits and is in the bucket already.
@@ -112,7 +112,7 @@ impl ObjectLog {
             let old = usize::try_from(old).unwrap_or(usize::MAX);
             if let Some(fresh) = bytes.get(old..).filter(|fresh| !fresh.is_empty()) {
                 known.bytes += fresh.len();
-                known.waiting.push_back(Piece { offset: end, at, bytes: fresh.to_vec() });
+                known.waiting.push_back(LogChunk { offset: end, at, bytes: fresh.to_vec() });
             }
             let is_full = known.bytes >= OBJECT_BYTES_MAX;
             let starts = !is_full && !known.waiting.is_empty() && !known.is_timed;
@@ -217,7 +217,7 @@ impl ObjectLog {
         }
     }
 
-    pub(super) async fn read(&self, range: Range) -> io::Result<Vec<Piece>> {
+    pub(super) async fn read(&self, range: LogRange) -> io::Result<Vec<LogChunk>> {
         let is_old = {
             let known = self.known.lock();
             let old = |listed: Instant| listed.elapsed() >= self.bucket.fresh_for();
@@ -240,7 +240,7 @@ impl ObjectLog {
 struct LogSnapshot<'a> {
     shelf: &'a ObjectLog,
     objects: &'a [Object],
-    waiting: &'a [Piece],
+    waiting: &'a [LogChunk],
 }
 
 impl LogSnapshot<'_> {
@@ -265,7 +265,7 @@ impl LogSnapshot<'_> {
         time.ok_or_else(|| damaged(object.offset))
     }
 
-    async fn piece(&self, at: usize) -> io::Result<Piece> {
+    async fn piece(&self, at: usize) -> io::Result<LogChunk> {
         match self.objects.get(at) {
             Some(object) => decode_object(object.offset, &self.get(object.offset, None).await?),
             None => Ok(self.waiting[at - self.objects.len()].clone()),
@@ -297,7 +297,7 @@ impl LogSnapshot<'_> {
         low
     }
 
-    async fn read(&self, range: Range) -> io::Result<Vec<Piece>> {
+    async fn read(&self, range: LogRange) -> io::Result<Vec<LogChunk>> {
         let mut low = match range.after {
             Some(after) => self.seek(after).await?,
             None => 0,
@@ -348,11 +348,11 @@ fn encode_object(offset: u64, at: i64, bytes: &[u8]) -> Vec<u8> {
     object
 }
 
-fn decode_object(offset: u64, object: &[u8]) -> io::Result<Piece> {
+fn decode_object(offset: u64, object: &[u8]) -> io::Result<LogChunk> {
     let head = object.split_at_checked(HEADER_BYTES).and_then(|(head, bytes)| {
         let at = i64::from_be_bytes(head.get(..8)?.try_into().ok()?);
         let said = u32::from_be_bytes(head.get(8..)?.try_into().ok()?);
-        (said == sum(offset, at, bytes)).then(|| Piece { offset, at, bytes: bytes.to_vec() })
+        (said == sum(offset, at, bytes)).then(|| LogChunk { offset, at, bytes: bytes.to_vec() })
     });
     head.ok_or_else(|| damaged(offset))
 }

@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
-use windlass_backend::{Backend, BackendError, Deleted, Found, Machine, Order, Want, remote::RemoteState};
+use windlass_backend::{
+    Backend, BackendError, BackendInstance, DeleteProgress, InstanceRequest, InstanceSource, InstanceState,
+    remote::RemoteState,
+};
 use windlass_engine::Lease;
 use windlass_model::{
     causes::chain,
-    decide::instances::Seen,
+    decide::instances::InstanceObservation,
     plan::{blocks, offers::Offer},
 };
 use windlass_tunnel::{HostKey, HostKeyEntry};
 
-use super::{InstancesPipeline, Look, Row};
+use super::{InstanceReport, InstancesPipeline, Row};
 use crate::{
     agents::{
         enrol,
@@ -32,24 +35,24 @@ const REASONS_MAX: usize = 5;
 
 impl InstancesPipeline {
     /// The order for an instance: for the SSH host it is, or for this offer.
-    async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<Order, BackendError> {
+    async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<InstanceRequest, BackendError> {
         let (db, keys, id) = (&self.0.db, &*self.0.keys, row.instance.id);
         let failed = |what, said: String| BackendError::Unavailable { what, said };
         let enrolment = enrol::enrolment(db, keys, id)
             .await
             .map_err(|error| failed("make the agent's credential", chain(&error)))?;
         let want = if row.is_ssh() {
-            let site = site::site(db, keys, id)
+            let site = site::load_target(db, keys, id)
                 .await
                 .map_err(|error| failed("read the host's SSH settings", chain(&error)))?;
-            Want::Host(Box::new(site))
+            InstanceSource::Host(Box::new(site))
         } else {
             let offer = offer.cloned().or_else(|| OfferAttempts::of(&row.instance)?.current().cloned());
             let offer = offer.or_else(|| crate::inventory::offer(&row.instance).ok());
             let said = || "nothing says what it is".to_owned();
-            Want::Offer(Box::new(offer.ok_or_else(|| failed("read its offer", said()))?))
+            InstanceSource::Offer(Box::new(offer.ok_or_else(|| failed("read its offer", said()))?))
         };
-        Ok(Order {
+        Ok(InstanceRequest {
             instance: id,
             name: row.instance.name.clone(),
             want,
@@ -63,11 +66,11 @@ impl InstancesPipeline {
     ///
     /// What was made before a write got lost is found again by the instance's id, but only by the backend that made
     /// it. So the row says which one is asked before another than the first is.
-    pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+    pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
         else {
             let said = "no backend offers what is asked for".to_owned();
-            return Ok(Look::from_observation(Seen::NoOffers { said }));
+            return Ok(InstanceReport::from_observation(InstanceObservation::NoOffers { said }));
         };
         let mut refusals = Vec::new();
         for at in tries.at..tries.offers.len() {
@@ -80,7 +83,7 @@ impl InstancesPipeline {
             if tries.offers[tries.at].backend != offer.backend {
                 let asked = OfferAttempts { at, ..tries.clone() };
                 if !rows::tries(&self.0.db, lease.key(), &asked, &offer.backend).await?.is_done() {
-                    return Ok(Look::from_observation(Seen::NotAsked));
+                    return Ok(InstanceReport::from_observation(InstanceObservation::NotAsked));
                 }
             }
             tries.at = at;
@@ -92,18 +95,22 @@ impl InstancesPipeline {
                 Ok(machine) => {
                     // The others are of no use any more.
                     let tries = OfferAttempts { at: 0, offers: vec![offer] };
-                    let learned = super::Learned {
+                    let learned = super::InstanceFindings {
                         machine: Some(machine),
                         granted: Some(tries),
-                        ..super::Learned::default()
+                        ..super::InstanceFindings::default()
                     };
-                    return Ok(Look { seen: Seen::Created, learned });
+                    return Ok(InstanceReport { seen: InstanceObservation::Created, learned });
                 }
                 Err(error @ BackendError::Unavailable { .. }) => {
-                    let seen = Seen::DeployFailed { fatal: false, said: format!("{place}: {error}") };
-                    return Ok(Look {
+                    let seen =
+                        InstanceObservation::DeployFailed { fatal: false, said: format!("{place}: {error}") };
+                    return Ok(InstanceReport {
                         seen,
-                        learned: super::Learned { tries: Some(tries), ..super::Learned::default() },
+                        learned: super::InstanceFindings {
+                            tries: Some(tries),
+                            ..super::InstanceFindings::default()
+                        },
                     });
                 }
                 Err(
@@ -113,14 +120,19 @@ impl InstancesPipeline {
                 ) => refusals.push(format!("{place}: {error}")),
             }
         }
-        Ok(Look::from_observation(Seen::NoOffers { said: summarize_refusals(&refusals) }))
+        Ok(InstanceReport::from_observation(InstanceObservation::NoOffers {
+            said: summarize_refusals(&refusals),
+        }))
     }
 
     /// Brings the agent to an SSH host.
-    pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Result<Look, PassError> {
+    pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let said = "the server has no backend for SSH hosts".to_owned();
         let Some(backend) = row.backend(&self.0.backends) else {
-            return Ok(Look::from_observation(Seen::DeployFailed { fatal: false, said }));
+            return Ok(InstanceReport::from_observation(InstanceObservation::DeployFailed {
+                fatal: false,
+                said,
+            }));
         };
         let made = match self.order(row, None).await {
             Ok(order) => self.made(lease, &**backend, &order).await,
@@ -129,34 +141,45 @@ impl InstancesPipeline {
         Ok(match made {
             Ok(machine) => return self.finish_deploy(row, machine).await,
             Err(error @ BackendError::HostKeyChanged { .. }) => {
-                Look::from_observation(Seen::Untrusted { said: error.to_string() })
+                InstanceReport::from_observation(InstanceObservation::Untrusted { said: error.to_string() })
             }
             Err(error @ BackendError::Refused { .. }) => {
-                Look::from_observation(Seen::DeployFailed { fatal: true, said: error.to_string() })
+                InstanceReport::from_observation(InstanceObservation::DeployFailed {
+                    fatal: true,
+                    said: error.to_string(),
+                })
             }
             Err(error @ (BackendError::NoCapacity { .. } | BackendError::Unavailable { .. })) => {
-                Look::from_observation(Seen::DeployFailed { fatal: false, said: error.to_string() })
+                InstanceReport::from_observation(InstanceObservation::DeployFailed {
+                    fatal: false,
+                    said: error.to_string(),
+                })
             }
         })
     }
 
-    async fn finish_deploy(&self, row: &Row, machine: Machine) -> Result<Look, PassError> {
+    async fn finish_deploy(&self, row: &Row, machine: BackendInstance) -> Result<InstanceReport, PassError> {
         if let Err(error) = self.pin(row, &machine).await {
             return pin_failure(error);
         }
         Ok(match total_blocks(row, &machine) {
-            Ok(total_blocks) => Look {
-                seen: Seen::Deployed { healthy: false },
-                learned: super::Learned { machine: Some(machine), total_blocks, ..super::Learned::default() },
+            Ok(total_blocks) => InstanceReport {
+                seen: InstanceObservation::Deployed { healthy: false },
+                learned: super::InstanceFindings {
+                    machine: Some(machine),
+                    total_blocks,
+                    ..super::InstanceFindings::default()
+                },
             },
-            Err(uneven) => {
-                Look::from_observation(Seen::DeployFailed { fatal: true, said: uneven.to_string() })
-            }
+            Err(uneven) => InstanceReport::from_observation(InstanceObservation::DeployFailed {
+                fatal: true,
+                said: uneven.to_string(),
+            }),
         })
     }
 
     /// Keeps the keys that the host and those on the way have shown: from now on they must show them again.
-    async fn pin(&self, row: &Row, machine: &Machine) -> Result<(), SshTargetError> {
+    async fn pin(&self, row: &Row, machine: &BackendInstance) -> Result<(), SshTargetError> {
         let keys = RemoteState::of(machine).host_keys.into_iter();
         let seen: Vec<HostKeyEntry> = keys
             .filter_map(|(host, line)| HostKey::parse(&line).ok().map(|key| HostKeyEntry { host, key }))
@@ -169,8 +192,8 @@ impl InstancesPipeline {
         &self,
         lease: &Lease,
         backend: &dyn Backend,
-        order: &Order,
-    ) -> Result<Machine, BackendError> {
+        order: &InstanceRequest,
+    ) -> Result<BackendInstance, BackendError> {
         let making = timeout(CALL_TIMEOUT, backend.create(order));
         tokio::pin!(making);
         let mut told = None;
@@ -186,7 +209,7 @@ impl InstancesPipeline {
                     let said = backend.progress(order.instance);
                     if said.is_some() && said != told {
                         // For people only: whether it is kept or not changes nothing.
-                        let _ = rows::progress(&self.0.db, lease.key(), said.as_deref()).await;
+                        let _ = rows::set_progress(&self.0.db, lease.key(), said.as_deref()).await;
                         told = said;
                     }
                 }
@@ -195,7 +218,7 @@ impl InstancesPipeline {
     }
 
     /// What the backend says of a machine that does not answer by itself.
-    pub(super) async fn find(&self, row: &Row) -> Option<Result<Found, BackendError>> {
+    pub(super) async fn find(&self, row: &Row) -> Option<Result<InstanceState, BackendError>> {
         let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
         let order = match self.order(row, None).await {
             Ok(order) => order,
@@ -206,13 +229,13 @@ impl InstancesPipeline {
         Some(found.unwrap_or(Err(BackendError::Unavailable { what: "look for the machine", said })))
     }
 
-    pub(super) async fn delete_machine(&self, row: &Row) -> Seen {
+    pub(super) async fn delete_machine(&self, row: &Row) -> InstanceObservation {
         let Some(backend) = row.backend(&self.0.backends) else {
             return match (&row.machine, row.instance.started_at) {
-                (None, None) => Seen::Gone { said: "it was never made".to_owned() },
+                (None, None) => InstanceObservation::Gone { said: "it was never made".to_owned() },
                 _ => {
                     let name = row.instance.backend.as_deref().unwrap_or_default();
-                    Seen::NotDeleted { said: format!("the server has no backend `{name}`") }
+                    InstanceObservation::NotDeleted { said: format!("the server has no backend `{name}`") }
                 }
             };
         };
@@ -221,22 +244,28 @@ impl InstancesPipeline {
             Err(error) => Ok(Err(error)),
         };
         match deleted {
-            Ok(Ok(Deleted::Gone)) => Seen::Gone { said: "deleted".to_owned() },
-            Ok(Ok(Deleted::InProgress)) => Seen::NotDeleted { said: "the backend is at it".to_owned() },
-            Ok(Err(error)) => Seen::NotDeleted { said: error.to_string() },
-            Err(_) => Seen::NotDeleted { said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()) },
+            Ok(Ok(DeleteProgress::Gone)) => InstanceObservation::Gone { said: "deleted".to_owned() },
+            Ok(Ok(DeleteProgress::InProgress)) => {
+                InstanceObservation::NotDeleted { said: "the backend is at it".to_owned() }
+            }
+            Ok(Err(error)) => InstanceObservation::NotDeleted { said: error.to_string() },
+            Err(_) => InstanceObservation::NotDeleted {
+                said: format!("no answer within {} s", CALL_TIMEOUT.as_secs()),
+            },
         }
     }
 }
 
 /// What it means that the keys of a host could not be pinned. Only the keys themselves say anything about the host: an
 /// error of the database stops the pass, and the next one brings the agent there again.
-fn pin_failure(error: SshTargetError) -> Result<Look, PassError> {
+fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
     let said = chain(&error);
     Ok(match error {
         SshTargetError::Db(error) => return Err(error.into()),
         SshTargetError::Keys(error) => return Err(error.into()),
-        SshTargetError::Contended { .. } => Look::from_observation(Seen::DeployFailed { fatal: false, said }),
+        SshTargetError::Contended { .. } => {
+            InstanceReport::from_observation(InstanceObservation::DeployFailed { fatal: false, said })
+        }
         SshTargetError::NoInstance { .. }
         | SshTargetError::NotSsh { .. }
         | SshTargetError::Settings { .. }
@@ -244,19 +273,21 @@ fn pin_failure(error: SshTargetError) -> Result<Look, PassError> {
         | SshTargetError::Login(_)
         | SshTargetError::Pinned { .. }
         | SshTargetError::Changed { .. }
-        | SshTargetError::TooMany { .. } => Look::from_observation(Seen::Untrusted { said }),
+        | SshTargetError::TooMany { .. } => {
+            InstanceReport::from_observation(InstanceObservation::Untrusted { said })
+        }
     })
 }
 
 /// Into how many blocks an SSH host is split. `None`: as the row says.
-fn total_blocks(row: &Row, machine: &Machine) -> Result<Option<i64>, blocks::UnevenBlocks> {
+fn total_blocks(row: &Row, machine: &BackendInstance) -> Result<Option<i64>, blocks::UnevenBlocks> {
     let Some(has) = &machine.has else { return Ok(None) };
     let wanted = match row.instance.total_blocks.and_then(|count| u32::try_from(count).ok()) {
         Some(count) => blocks::Blocks::Count(count),
         None => blocks::Blocks::Auto,
     };
     let gpus = u32::try_from(has.gpus.len()).unwrap_or(u32::MAX);
-    blocks::split(wanted, has.cpus, gpus).map(|count| Some(count.into()))
+    blocks::split_count(wanted, has.cpus, gpus).map(|count| Some(count.into()))
 }
 
 fn summarize_refusals(refusals: &[String]) -> String {

@@ -4,29 +4,29 @@ use windlass_api::agent::shim::{TaskInfo, TaskStatus};
 use windlass_model::{config::Configuration, decide::jobs_running as brain, instance, time::Span};
 
 use crate::{
-    agents::{AgentError, Pulled},
-    db::{instances::Instance, passes::jobs::Loaded},
+    agents::{AgentError, JobProgress},
+    db::{instances::Instance, passes::jobs::JobInputs},
     job_facts::JobSpecView,
     job_orders::address,
     run_shape::ParsedRunSpec,
 };
 
 pub(super) fn view(
-    loaded: &Loaded,
+    loaded: &JobInputs,
     facts: &JobSpecView,
     shape: &ParsedRunSpec,
     addresses_known: bool,
-) -> brain::Job {
-    let Loaded { job, instance, siblings, .. } = loaded;
+) -> brain::RunningJobView {
+    let JobInputs { job, instance, siblings, .. } = loaded;
     let since = job.provisioned_at.unwrap_or(job.submitted_at);
     let (backend, kind) =
         instance.as_ref().map_or(("", ""), |i| (i.backend.as_deref().unwrap_or_default(), i.name.as_str()));
     let nodes = i64::from(facts.jobs_per_replica);
     let all_here = nodes == 1 || siblings.len() as i64 + 1 >= nodes;
     let has_address = |s: &crate::db::passes::jobs::Sibling| {
-        address::of(s.machine.as_deref(), s.hostname.as_deref()).is_some()
+        address::from_machine(s.machine.as_deref(), s.hostname.as_deref()).is_some()
     };
-    brain::Job {
+    brain::RunningJobView {
         status: job.status,
         provisioning_since: since,
         provisioning_max: brain::provisioning_max(backend, kind),
@@ -85,10 +85,10 @@ pub(super) fn may_have_agent(instance: &Instance) -> bool {
     }
 }
 
-pub(super) fn host(loaded: &Loaded) -> brain::Host {
-    let Some(instance) = &loaded.instance else { return brain::Host::Gone };
+pub(super) fn host_state(loaded: &JobInputs) -> brain::HostState {
+    let Some(instance) = &loaded.instance else { return brain::HostState::Gone };
     if instance.project_id != loaded.job.project_id {
-        return brain::Host::AccessRevoked;
+        return brain::HostState::AccessRevoked;
     }
     match instance.status {
         instance::Status::Terminated => lost_host_state(instance),
@@ -96,42 +96,42 @@ pub(super) fn host(loaded: &Loaded) -> brain::Host {
         | instance::Status::Provisioning
         | instance::Status::Idle
         | instance::Status::Busy
-        | instance::Status::Terminating => brain::Host::Fine,
+        | instance::Status::Terminating => brain::HostState::Fine,
     }
 }
 
 /// An instance that never was is another loss than one that went.
-fn lost_host_state(instance: &Instance) -> brain::Host {
+fn lost_host_state(instance: &Instance) -> brain::HostState {
     match instance.termination_reason.as_deref().and_then(|word| word.parse().ok()) {
         Some(instance::TerminationReason::NoOffers | instance::TerminationReason::NoBalance) => {
-            brain::Host::CreateFailed
+            brain::HostState::CreateFailed
         }
-        Some(instance::TerminationReason::ProvisioningTimeout) => brain::Host::ProvisionTimeout,
-        Some(_) | None => brain::Host::Gone,
+        Some(instance::TerminationReason::ProvisioningTimeout) => brain::HostState::ProvisionTimeout,
+        Some(_) | None => brain::HostState::Gone,
     }
 }
 
-pub(super) fn shim(answer: &Result<TaskInfo, AgentError>) -> brain::Shim {
+pub(super) fn shim_state(answer: &Result<TaskInfo, AgentError>) -> brain::ShimState {
     let info = match answer {
         Ok(info) => info,
-        Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => return brain::Shim::NoTask,
+        Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => return brain::ShimState::NoTask,
         Err(
             AgentError::Unreachable { .. }
             | AgentError::Barred { .. }
             | AgentError::Fenced { .. }
             | AgentError::Conflict { .. }
             | AgentError::Refused { .. },
-        ) => return brain::Shim::Silent,
+        ) => return brain::ShimState::Silent,
     };
-    brain::Shim::Task(match info.status {
-        TaskStatus::Queued => brain::Task::Queued,
-        TaskStatus::Pending => brain::Task::Pending,
-        TaskStatus::Preparing => brain::Task::Preparing,
-        TaskStatus::Pulling => brain::Task::Pulling,
-        TaskStatus::Creating => brain::Task::Creating,
-        TaskStatus::Running => brain::Task::Running { ports_known: info.ports.is_some() },
-        TaskStatus::Terminated => brain::Task::Terminated(brain::Ended {
-            how: brain::How::Failed,
+    brain::ShimState::Task(match info.status {
+        TaskStatus::Queued => brain::TaskState::Queued,
+        TaskStatus::Pending => brain::TaskState::Pending,
+        TaskStatus::Preparing => brain::TaskState::Preparing,
+        TaskStatus::Pulling => brain::TaskState::Pulling,
+        TaskStatus::Creating => brain::TaskState::Creating,
+        TaskStatus::Running => brain::TaskState::Running { ports_known: info.ports.is_some() },
+        TaskStatus::Terminated => brain::TaskState::Terminated(brain::ReportedEnd {
+            how: brain::EndKind::Failed,
             reason: info.termination_reason.clone(),
             message: info.termination_message.clone(),
             detail: info.detail.clone(),
@@ -140,18 +140,18 @@ pub(super) fn shim(answer: &Result<TaskInfo, AgentError>) -> brain::Shim {
     })
 }
 
-pub(super) fn runner(answer: Result<Pulled, AgentError>) -> brain::Runner {
-    let Ok(pulled) = answer else { return brain::Runner::Silent };
+pub(super) fn runner_state(answer: Result<JobProgress, AgentError>) -> brain::RunnerState {
+    let Ok(pulled) = answer else { return brain::RunnerState::Silent };
     let at_gate = pulled.record.states.iter().any(|state| state.state == "ready");
-    let Some(state) = pulled.record.states.into_iter().next_back() else { return brain::Runner::Ready };
+    let Some(state) = pulled.record.states.into_iter().next_back() else { return brain::RunnerState::Ready };
     let how = match state.state.as_str() {
-        "done" => Some(brain::How::Done),
-        "failed" => Some(brain::How::Failed),
-        "terminated" => Some(brain::How::Terminated),
+        "done" => Some(brain::EndKind::Done),
+        "failed" => Some(brain::EndKind::Failed),
+        "terminated" => Some(brain::EndKind::Terminated),
         _ => None,
     };
-    brain::Runner::Pulled(brain::Pulled {
-        ended: how.map(|how| brain::Ended {
+    brain::RunnerState::Pulled(brain::RunnerReport {
+        ended: how.map(|how| brain::ReportedEnd {
             how,
             reason: state.termination_reason,
             message: state.termination_message,

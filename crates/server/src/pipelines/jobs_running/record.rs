@@ -5,10 +5,10 @@ use windlass_model::{config::job_spec::JobSpec, job, time::Span};
 
 use super::look::inactivity_duration;
 use crate::{
-    db::{Val, Values, passes::jobs::Loaded},
+    db::{Val, Values, passes::jobs::JobInputs},
     job_orders::{
         self,
-        shown::{self, Login, Runtime},
+        shown::{self, HostLogin, RuntimeData},
     },
     pass_error::PassError,
     run_shape::ParsedRunSpec,
@@ -16,7 +16,7 @@ use crate::{
 
 /// Beside what is decided on.
 #[derive(Debug, Default)]
-pub(crate) struct Learned {
+pub(crate) struct JobFindings {
     pub(super) answered: bool,
     pub(super) task: Option<TaskInfo>,
     pub(super) started: Option<JobStarted>,
@@ -29,9 +29,9 @@ pub(crate) struct Learned {
 
 /// The columns, as far as they change. `entered` is the status it moves to in this pass.
 pub(super) fn columns(
-    loaded: &Loaded,
+    loaded: &JobInputs,
     shape: &ParsedRunSpec,
-    learned: &Learned,
+    learned: &JobFindings,
     entered: Option<job::Status>,
 ) -> Result<Values, PassError> {
     let (job, mut set) = (&loaded.job, Values::new());
@@ -52,12 +52,12 @@ pub(super) fn columns(
         }
     }
     let Some(instance) = &loaded.instance else { return Ok(set) };
-    let stored: Option<Runtime> = job.runtime.as_deref().and_then(|text| serde_json::from_str(text).ok());
+    let stored: Option<RuntimeData> = job.runtime.as_deref().and_then(|text| serde_json::from_str(text).ok());
     let mut runtime = match &stored {
         Some(stored) => stored.clone(),
         None => {
             let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
-            Runtime::placed(job, &spec, instance)?
+            RuntimeData::placed(job, &spec, instance)?
         }
     };
     if learned.runs_in.is_some() {
@@ -75,7 +75,7 @@ pub(super) fn columns(
     }
     if is_new || entered.is_some() || job.provisioning.is_none() {
         let fleet = job_orders::fleet_spec(loaded)?;
-        let login = Login::of(instance, fleet.as_ref());
+        let login = HostLogin::of(instance, fleet.as_ref());
         let shown = shown::provisioning(instance, login.as_ref(), Some(&runtime)).to_string();
         if job.provisioning.as_ref() != Some(&shown) {
             set.push(("provisioning", shown.into()));

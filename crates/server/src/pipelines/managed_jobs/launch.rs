@@ -2,11 +2,11 @@
 
 use windlass_engine::Lease;
 use windlass_model::{
-    decide::managed_jobs::Submit,
+    decide::managed_jobs::SubmitAttempt,
     event::{self, Actor},
     money::Price,
     plan::offers::{Offer, fit},
-    sky::Identity,
+    sky::JobIdentity,
     spot::Market,
 };
 
@@ -30,12 +30,12 @@ pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
 }
 
 /// Everything that makes the run true; or why it cannot be made, which is the job's affair and not the pass's.
-pub(super) fn unit(
+pub(super) fn run_unit(
     hands: &PipelineContext,
     lease: &Lease,
     row: &Row,
     index: usize,
-    asked: &Submit,
+    asked: &SubmitAttempt,
 ) -> Result<Result<Unit, String>, PassError> {
     let job = &row.loaded.job;
     let maker = maker(row);
@@ -53,7 +53,7 @@ pub(super) fn unit(
     let placing = PlacementPreferences { avoid: asked.avoid.clone(), prefer: asked.prefer.clone() };
     let placing = (!placing.is_empty()).then(|| serde_json::to_string(&placing)).transpose();
     let epoch = u64::try_from(lease.epoch).unwrap_or_default();
-    let by = submit::Asked {
+    let by = submit::RunRequest {
         project: job.project_id,
         project_name: &row.loaded.project,
         user: job.user_id,
@@ -66,7 +66,7 @@ pub(super) fn unit(
         jobs_max: hands.limits.run_jobs,
     };
     match submit::unit(&hands.db, &hands.keys, by, &spec, None) {
-        Ok((_, unit)) => Ok(Ok(unit)),
+        Ok((_, run_unit)) => Ok(Ok(run_unit)),
         Err(Error::Db(error)) => Err(error.into()),
         Err(error) => Ok(Err(error.to_string())),
     }
@@ -91,7 +91,7 @@ fn maker(row: &Row) -> AttemptSpecBuilder<'_> {
         id: job.id.0,
         plan: &row.plan,
         files: &row.files,
-        identity: Identity {
+        identity: JobIdentity {
             job_id: job.number.to_string(),
             submitted_at: job.submitted_at,
             user: row.loaded.user.clone(),
@@ -106,7 +106,7 @@ fn maker(row: &Row) -> AttemptSpecBuilder<'_> {
 }
 
 /// What a node of each candidate of a task costs in an hour at least, where one could be had now.
-pub(super) fn prices(row: &Row, index: usize, supply: &OfferSupply) -> Vec<Option<Price>> {
+pub(super) fn candidate_prices(row: &Row, index: usize, supply: &OfferSupply) -> Vec<Option<Price>> {
     let task = u32::try_from(index).unwrap_or_default();
     let count = row.plan.tasks.get(index).map_or(0, |task| task.candidates.len());
     let maker = maker(row);

@@ -1,66 +1,66 @@
 //! The rows of an attempt, as the brain sees them.
 
 use windlass_model::{
-    decide::managed_jobs::{Seen, judge::NodeEnd},
-    job::{self, Detail, TerminationReason},
-    managed_job::record::Placement,
+    decide::managed_jobs::{AttemptObservation, judge::NodeEnd},
+    job::{self, TerminationDetail, TerminationReason},
+    managed_job::record::NodeLocation,
     run,
     sky::Phase,
     time::{Span, Timestamp},
 };
 
-use crate::db::{instances::Instance, jobs::Job, passes::managed_jobs::Attempt};
+use crate::db::{instances::Instance, jobs::Job, passes::managed_jobs::AttemptRun};
 
 /// A machine that was known to be going this long after the end of a job was going before it.
 const LOSS_TOLERANCE: Span = Span::secs(5);
 
-pub(super) fn seen(attempt: Option<&Attempt>) -> Seen {
-    let Some(Attempt { run, jobs }) = attempt else { return Seen::Nothing };
+pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObservation {
+    let Some(AttemptRun { run, jobs }) = attempt else { return AttemptObservation::Nothing };
     match run.status {
         run::Status::Pending | run::Status::Submitted => {
             if jobs.iter().any(|(job, _)| job.instance_id.is_some()) {
-                Seen::Provisioning
+                AttemptObservation::Provisioning
             } else {
                 let said = jobs.iter().find_map(|(job, _)| job.status_message.clone());
-                Seen::Queued { since: run.submitted_at, said }
+                AttemptObservation::Queued { since: run.submitted_at, said }
             }
         }
-        run::Status::Provisioning => Seen::Provisioning,
+        run::Status::Provisioning => AttemptObservation::Provisioning,
         run::Status::Running if jobs.iter().all(|(job, _)| job.running_at.is_some()) => {
-            Seen::Running { placement: placement(jobs) }
+            AttemptObservation::Running { placement: placement(jobs) }
         }
-        run::Status::Running => Seen::Provisioning,
-        run::Status::Terminating => Seen::Ending,
+        run::Status::Running => AttemptObservation::Provisioning,
+        run::Status::Terminating => AttemptObservation::Ending,
         run::Status::Terminated | run::Status::Failed | run::Status::Done => ended_observation(jobs),
     }
 }
 
 /// A run is over when each of its nodes is. Anything else cannot be, and nothing follows from it but that.
-fn ended_observation(jobs: &[(Job, Option<Instance>)]) -> Seen {
+fn ended_observation(jobs: &[(Job, Option<Instance>)]) -> AttemptObservation {
     if let Some((job, _)) = jobs.iter().find(|(job, _)| !job.status.is_final()) {
         let what = format!("it is over, and its node {} is {}", job.job_num, job.status);
-        return Seen::Impossible { what };
+        return AttemptObservation::Impossible { what };
     }
-    Seen::Over { ends: jobs.iter().map(end).collect(), placement: placement(jobs) }
+    AttemptObservation::Over { ends: jobs.iter().map(node_end).collect(), placement: placement(jobs) }
 }
 
 /// Since when its nodes are being released; `None` when they are, or nobody wants it.
-pub(super) fn releasing_since(attempt: &Attempt) -> Option<Timestamp> {
+pub(super) fn releasing_since(attempt: &AttemptRun) -> Option<Timestamp> {
     let held = attempt.jobs.iter().filter(|(job, _)| !job.finished);
     held.filter_map(|(job, _)| job.terminating_at).min()
 }
 
-fn end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
+fn node_end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
     let ending = job.ending().unwrap_or(job::Ending::new(TerminationReason::TerminatedByServer));
     let detail = ending.detail();
-    let phase = if detail == Some(Detail::SetupFailed) { Phase::Setup } else { Phase::Run };
+    let phase = if detail == Some(TerminationDetail::SetupFailed) { Phase::Setup } else { Phase::Run };
     NodeEnd {
         reason: ending.reason(),
         detail,
         exit_code: ending.exit_status(),
         phase: job.running_at.map(|_| phase),
         preempted: instance.as_ref().is_some_and(|instance| was_going(instance, job)),
-        at: instance.as_ref().map(place_of),
+        at: instance.as_ref().map(instance_placement),
         said: ending.said().map(str::to_owned),
     }
 }
@@ -75,12 +75,12 @@ fn was_going(instance: &Instance, job: &Job) -> bool {
 }
 
 /// The place of the first node that is known.
-fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<Placement> {
-    jobs.iter().find_map(|(_, instance)| instance.as_ref()).map(place_of)
+fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<NodeLocation> {
+    jobs.iter().find_map(|(_, instance)| instance.as_ref()).map(instance_placement)
 }
 
 /// Machines that are somebody's own are places by themselves.
-fn place_of(instance: &Instance) -> Placement {
+fn instance_placement(instance: &Instance) -> NodeLocation {
     let backend = instance.backend.as_deref().unwrap_or("?");
     let parts = [instance.region.as_deref(), instance.availability_zone.as_deref()];
     let parts: Vec<&str> = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect();
@@ -88,5 +88,5 @@ fn place_of(instance: &Instance) -> Placement {
         "remote" | "local" => format!("{backend}/{}", instance.name),
         _ => std::iter::once(backend).chain(parts).collect::<Vec<_>>().join("/"),
     };
-    Placement { place, instance: Some(instance.id.to_string()) }
+    NodeLocation { place, instance: Some(instance.id.to_string()) }
 }

@@ -5,9 +5,10 @@ use windlass_model::{
     decide::{
         readiness,
         replicas::{
-            self, Group, Replica, Rollout, RolloutEvaluation, Stage, Trial, Verdict, Wanted, rollout,
+            self, GroupReplica, ReplicaGroupView, ReplicaPlan, ReplicaStage, Rollout, RolloutDecision,
+            RolloutEvaluation, TrialReplica, rollout,
         },
-        runs::{ReplicaRole, State},
+        runs::{ReplicaRole, SubmissionState},
     },
     job::{Ending, TerminationReason},
     plan::diff,
@@ -25,7 +26,7 @@ use crate::{
 
 /// What a service needs now.
 pub(super) struct ServiceNeeds {
-    pub(super) wanted: Wanted,
+    pub(super) wanted: ReplicaPlan,
     pub(super) judged: RolloutEvaluation,
     /// The specification before the deployment that is on trial; nothing when none is.
     former: Option<String>,
@@ -37,7 +38,7 @@ impl ServiceNeeds {
         jobs: &[Job],
         shape: &ParsedRunSpec,
         tracking: &RunTracking,
-        groups: Vec<Group>,
+        groups: Vec<ReplicaGroupView>,
         now: Timestamp,
     ) -> Self {
         let (before, pace) = (tracking.rollout.as_ref(), shape.pace());
@@ -46,7 +47,7 @@ impl ServiceNeeds {
         let is_judged = is_rollout_complete(run, before) || is_ending(run);
         let former = if is_judged { None } else { former(run) };
         let trials = trials(run, jobs, shape);
-        let judged = replicas::judge(
+        let judged = replicas::evaluate(
             run.deployment_num,
             (&groups, &wanted.memory),
             &trials,
@@ -55,7 +56,7 @@ impl ServiceNeeds {
             before,
             now,
         );
-        if judged.verdict == Verdict::RollBack {
+        if judged.verdict == RolloutDecision::RollBack {
             // Nothing is made and nobody sent away by the configuration that is given up.
             wanted.start.clear();
             wanted.surplus.clear();
@@ -65,12 +66,12 @@ impl ServiceNeeds {
 
     /// The specification that is taken again.
     pub(super) fn rollback_spec(&self) -> Option<&str> {
-        self.former.as_deref().filter(|_| self.judged.verdict == Verdict::RollBack)
+        self.former.as_deref().filter(|_| self.judged.verdict == RolloutDecision::RollBack)
     }
 
     /// Whether the specification is to be kept, as one to go back to.
     pub(super) fn settles(&self, run: &Run) -> bool {
-        self.judged.verdict == Verdict::Complete && run.settled_spec.as_ref() != Some(&run.spec)
+        self.judged.verdict == RolloutDecision::Complete && run.settled_spec.as_ref() != Some(&run.spec)
     }
 
     /// A word for programs and a sentence for people, of each thing that happened.
@@ -99,7 +100,7 @@ fn is_ending(run: &Run) -> bool {
 }
 
 fn is_rollout_complete(run: &Run, before: Option<&Rollout>) -> bool {
-    before.is_some_and(|one| one.num == run.deployment_num && one.state == rollout::State::Complete)
+    before.is_some_and(|one| one.num == run.deployment_num && one.state == rollout::RolloutState::Complete)
 }
 
 /// The specification to go back to: replicas as they were when all was well, everything else as it is now. Nothing when
@@ -108,7 +109,7 @@ fn former(run: &Run) -> Option<String> {
     let settled = run.settled_spec.as_deref()?;
     let (current, before): (Value, Value) =
         (serde_json::from_str(&run.spec).ok()?, serde_json::from_str(settled).ok()?);
-    let back = diff::rolled_back(&current, &before);
+    let back = diff::roll_back_spec(&current, &before);
     if back == current {
         return None;
     }
@@ -118,9 +119,14 @@ fn former(run: &Run) -> Option<String> {
 }
 
 /// What is there of one group. Who came before groups had names is of the first.
-pub(super) fn group(run: &Run, jobs: &[Job], shape: &ParsedRunSpec, group: ReplicaGroupSpec) -> Group {
+pub(super) fn build_group(
+    run: &Run,
+    jobs: &[Job],
+    shape: &ParsedRunSpec,
+    group: ReplicaGroupSpec,
+) -> ReplicaGroupView {
     let ReplicaGroupSpec { name, min, max, scaling } = group;
-    let mut found = Group {
+    let mut found = ReplicaGroupView {
         name,
         min,
         max,
@@ -137,28 +143,30 @@ pub(super) fn group(run: &Run, jobs: &[Job], shape: &ParsedRunSpec, group: Repli
         // Who fails as a replica of a configuration that is no more is not tried again.
         let is_gone = |ending: &Ending| !current || ending.reason() == TerminationReason::ScaledDown;
         match state(job) {
-            State::Terminating(ending) if is_gone(&ending) => found.leaving.push(num),
-            State::Final(ending) if is_gone(&ending) => found.free.push(num),
-            State::Submitted
-            | State::Provisioning
-            | State::Pulling
-            | State::Running
-            | State::Terminating(_)
-            | State::Final(_) => found.replicas.push(Replica { num, current, stage: stage(job) }),
+            SubmissionState::Terminating(ending) if is_gone(&ending) => found.leaving.push(num),
+            SubmissionState::Final(ending) if is_gone(&ending) => found.free.push(num),
+            SubmissionState::Submitted
+            | SubmissionState::Provisioning
+            | SubmissionState::Pulling
+            | SubmissionState::Running
+            | SubmissionState::Terminating(_)
+            | SubmissionState::Final(_) => {
+                found.replicas.push(GroupReplica { num, current, stage: stage(job) })
+            }
         }
     }
     found
 }
 
-fn stage(job: &Job) -> Stage {
+fn stage(job: &Job) -> ReplicaStage {
     match state(job) {
-        State::Submitted => Stage::Waits,
-        State::Provisioning | State::Pulling => Stage::Starting,
-        State::Running if job.replica_registered => Stage::Ready,
-        State::Running if was_ready(job) => Stage::NoLongerReady,
-        State::Running => Stage::Runs,
+        SubmissionState::Submitted => ReplicaStage::Waits,
+        SubmissionState::Provisioning | SubmissionState::Pulling => ReplicaStage::Starting,
+        SubmissionState::Running if job.replica_registered => ReplicaStage::Ready,
+        SubmissionState::Running if was_ready(job) => ReplicaStage::NoLongerReady,
+        SubmissionState::Running => ReplicaStage::Runs,
         // It is tried again, or the run ends with it.
-        State::Terminating(_) | State::Final(_) => Stage::Waits,
+        SubmissionState::Terminating(_) | SubmissionState::Final(_) => ReplicaStage::Waits,
     }
 }
 
@@ -168,7 +176,7 @@ fn was_ready(job: &Job) -> bool {
 }
 
 /// Replicas that the newest deployment made and wants.
-fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<Trial> {
+fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
     let of_now = |job: &&Job| job.deployment_num == run.deployment_num;
     let mut trials = Vec::new();
     // Who was asked to go is not waited for.
@@ -183,7 +191,7 @@ fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<Trial> {
         let is_fault = |ending: &&Ending| {
             !is_retried(ending) || ending.reason().retry_event() == Some(retry::Event::Error)
         };
-        trials.push(Trial {
+        trials.push(TrialReplica {
             num: number(job.replica_num),
             stage: stage(job),
             since: job.terminating_at.or(job.running_at),
@@ -226,7 +234,7 @@ fn own_end(job: &Job) -> Option<Ending> {
 /// What a replica waits for, or how it ended last.
 fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
     if job.ending().is_none() && job.running_at.is_some() && !job.replica_registered {
-        return job_facts::waits_for(job);
+        return job_facts::readiness_wait(job);
     }
     let ending = ended?;
     let mut text = ending.reason().as_str().replace('_', " ");
@@ -246,7 +254,7 @@ fn is_current(run: &Run, job: &Job, shape: &ParsedRunSpec) -> bool {
 }
 
 /// Replicas of groups that the service no longer has.
-fn orphaned_replicas(jobs: &[Job], groups: &[Group]) -> Vec<u32> {
+fn orphaned_replicas(jobs: &[Job], groups: &[ReplicaGroupView]) -> Vec<u32> {
     let has_place = |job: &Job| {
         let group = job.replica_group.as_deref().unwrap_or("0");
         groups.iter().any(|known| known.name == group)

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     app::App,
-    db::queue_list::{Asked, Condition},
+    db::queue_list::{Condition, ListQuery},
     http::Peer,
     services::queue::{Error, Requester, Result, auth},
 };
@@ -210,12 +210,12 @@ impl ApiCall {
         }
     }
 
-    pub(super) fn asked(&self) -> Result<Asked> {
+    pub(super) fn asked(&self) -> Result<ListQuery> {
         let limit = self.number("limit")?.unwrap_or(LIMIT);
         if limit < 0 {
             return Err(Error::invalid("`limit` must not be negative"));
         }
-        Ok(Asked {
+        Ok(ListQuery {
             conditions: filters(self.value("filters")?.as_ref())?,
             order: order(self.words("order")?.unwrap_or_default()),
             limit: limit.min(LIMIT_MAX),

@@ -9,7 +9,7 @@ use axum::{
 use serde_json::{Map, Value, json};
 
 use crate::{
-    http::Encrypted,
+    http::EncryptedConnection,
     services::queue::{CLUSTER, records::etag},
 };
 
@@ -128,7 +128,7 @@ fn document(root: &str, socket: &str) -> Value {
 pub(super) async fn answer(request: Request) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.unwrap_or("localhost").to_owned();
-    let secure = request.extensions().get::<Encrypted>().is_some();
+    let secure = request.extensions().get::<EncryptedConnection>().is_some();
     let (http, ws) = if secure { ("https", "wss") } else { ("http", "ws") };
     let document = document(&format!("{http}://{host}"), &format!("{ws}://{host}/websocket"));
     let tag = format!("\"{}\"", etag(&document));

@@ -16,7 +16,7 @@ use axum::{
 };
 use serde_json::{Map, Value, json};
 use windlass_model::{
-    queue::{QueueCaller, Refusal},
+    queue::{QueueCaller, QueueRefusal},
     time::Timestamp,
 };
 
@@ -24,12 +24,12 @@ use self::call::ApiCall;
 use crate::{
     app::App,
     db::{
-        queue_list::{Asked, Kind},
+        queue_list::{ListKind, ListQuery},
         queue_tokens, users,
     },
     services::queue::{
         Error, Requester, Result, ask, auth, dispatchers, output,
-        records::{self, Current, TokenView},
+        records::{self, CurrentContainers, TokenView},
         take,
     },
 };
@@ -76,8 +76,8 @@ fn body(status: StatusCode, value: &Value) -> Response {
 fn refusal(error: &Error, id: &str) -> Response {
     let (status, text) = match error {
         Error::Unauthenticated => (StatusCode::UNAUTHORIZED, error.to_string()),
-        Error::Refused(Refusal::Denied(why)) => (StatusCode::FORBIDDEN, why.clone()),
-        Error::Refused(Refusal::Invalid(why)) => (StatusCode::UNPROCESSABLE_ENTITY, why.clone()),
+        Error::Refused(QueueRefusal::Denied(why)) => (StatusCode::FORBIDDEN, why.clone()),
+        Error::Refused(QueueRefusal::Invalid(why)) => (StatusCode::UNPROCESSABLE_ENTITY, why.clone()),
         Error::Missing(_) => (StatusCode::NOT_FOUND, error.to_string()),
         Error::Busy => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         Error::Inner(crate::error::Error::Db(cause)) if cause.is_passing() => {
@@ -120,18 +120,20 @@ async fn respond(app: &App, request: Request) -> Result<CallResponse> {
         ["users", rest @ ..] => CallResponse::Json(users(app, &asker, &call, rest).await?),
         ["dispatchers", name] if call.method == "PUT" => {
             let told = call.attributes("dispatcher")?;
-            CallResponse::Json(dispatchers::seen(app, &asker, name, &told).await?)
+            CallResponse::Json(dispatchers::record_heartbeat(app, &asker, name, &told).await?)
         }
         ["dispatchers", "current", "lease"] if call.method == "PUT" => {
-            CallResponse::Json(dispatchers::hold(app, &asker, &call.attributes("lease")?).await?)
+            CallResponse::Json(dispatchers::claim_lease(app, &asker, &call.attributes("lease")?).await?)
         }
         ["config"] => CallResponse::Json(json!({ "ClusterID": crate::services::queue::CLUSTER })),
         _ => return Err(Error::Missing(format!("/arvados/v1/{}", call.path))),
     };
     if let CallResponse::Json(value) = &mut answer {
         match value.get_mut("items").and_then(Value::as_array_mut) {
-            Some(items) => items.iter_mut().for_each(|item| records::select(item, select.as_deref())),
-            None => records::select(value, select.as_deref()),
+            Some(items) => {
+                items.iter_mut().for_each(|item| records::select_attributes(item, select.as_deref()))
+            }
+            None => records::select_attributes(value, select.as_deref()),
         }
     }
     Ok(answer)
@@ -152,7 +154,7 @@ fn not_found(call: &ApiCall) -> Error {
 }
 
 /// The frame of a list.
-fn page(kind: &str, asked: &Asked, items: Vec<Value>, available: Option<i64>) -> Value {
+fn page(kind: &str, asked: &ListQuery, items: Vec<Value>, available: Option<i64>) -> Value {
     let mut page = json!({
         "kind": format!("arvados#{kind}List"), "etag": "", "self_link": "",
         "offset": asked.offset, "limit": asked.limit, "items": items,
@@ -167,7 +169,7 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
     let value = match (call.method.as_str(), rest) {
         ("GET", []) => {
             let asked = call.asked()?;
-            let (items, available) = records::list(app, &asker.sight(), Kind::Containers, &asked).await?;
+            let (items, available) = records::list(app, &asker.sight(), ListKind::Containers, &asked).await?;
             page("container", &asked, items, available)
         }
         ("POST", []) => records::container_record(
@@ -175,15 +177,15 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
         )?,
         ("GET", ["current"]) => {
             match records::current(app, asker, call.text("scope"), call.asked()?).await? {
-                Current::One(record) => record,
-                Current::Held(asked) => {
+                CurrentContainers::One(record) => record,
+                CurrentContainers::Held(asked) => {
                     let (items, available) =
-                        records::list(app, &asker.sight(), Kind::Containers, &asked).await?;
+                        records::list(app, &asker.sight(), ListKind::Containers, &asked).await?;
                     page("container", &asked, items, available)
                 }
             }
         }
-        ("GET", [uuid]) => records::find_visible(app, &asker.sight(), Kind::Containers, uuid).await?,
+        ("GET", [uuid]) => records::find_visible(app, &asker.sight(), ListKind::Containers, uuid).await?,
         ("PUT" | "PATCH", [uuid]) => {
             let patch = call.attributes("container")?;
             records::container_record(&take::update(app, asker, uuid, &patch).await?)?
@@ -203,7 +205,7 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
             records::container_record(&take::unlock(app, asker, uuid, attempt, release).await?)?
         }
         ("GET", [uuid, "auth"]) => {
-            let made = auth::inside(app, asker, uuid).await?;
+            let made = auth::container_token(app, asker, uuid).await?;
             records::token_record(&asker.user_uuid, &TokenView::with_secret(&made.uuid, &made.secret))
         }
         ("GET", [uuid, "secret_mounts"]) => {
@@ -233,26 +235,26 @@ async fn requests(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -
     match (call.method.as_str(), rest) {
         ("GET", []) => {
             let asked = call.asked()?;
-            let (items, available) = records::list(app, &sight, Kind::Requests, &asked).await?;
+            let (items, available) = records::list(app, &sight, ListKind::Requests, &asked).await?;
             Ok(page("containerRequest", &asked, items, available))
         }
         ("POST", []) => {
             let patch = call.attributes("container_request")?;
             records::request_record(&ask::create(app, asker, &patch).await?)
         }
-        ("GET", [uuid]) => records::find_visible(app, &sight, Kind::Requests, uuid).await,
+        ("GET", [uuid]) => records::find_visible(app, &sight, ListKind::Requests, uuid).await,
         ("PUT" | "PATCH", [uuid]) => {
             let patch = call.attributes("container_request")?;
             records::request_record(&ask::update(app, asker, uuid, &patch).await?)
         }
         ("DELETE", [uuid]) => records::request_record(&ask::delete(app, asker, uuid).await?),
         ("GET", [uuid, "container_status"]) => {
-            let request = records::find_visible(app, &sight, Kind::Requests, uuid).await?;
+            let request = records::find_visible(app, &sight, ListKind::Requests, uuid).await?;
             let uuid = request.get("container_uuid").and_then(Value::as_str).map(str::to_owned);
             let Some(uuid) = uuid else {
                 return Ok(json!({ "uuid": null, "container_state": null, "scheduling_status": "" }));
             };
-            let container = records::find_visible(app, &asker.sight(), Kind::Containers, &uuid).await?;
+            let container = records::find_visible(app, &asker.sight(), ListKind::Containers, &uuid).await?;
             let activity = &container["runtime_status"]["activity"];
             let status = if activity.is_string() { activity } else { &container["scheduling_status"] };
             Ok(json!({
@@ -267,10 +269,10 @@ async fn logs(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Re
     match (call.method.as_str(), rest) {
         ("GET", []) => {
             let asked = call.asked()?;
-            let (items, available) = records::list(app, &asker.sight(), Kind::Logs, &asked).await?;
+            let (items, available) = records::list(app, &asker.sight(), ListKind::Logs, &asked).await?;
             Ok(page("log", &asked, items, available))
         }
-        ("GET", [uuid]) => records::find_visible(app, &asker.sight(), Kind::Logs, uuid).await,
+        ("GET", [uuid]) => records::find_visible(app, &asker.sight(), ListKind::Logs, uuid).await,
         ("POST", []) => {
             let log = call.attributes("log")?;
             let text = |name: &str| log.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -280,7 +282,7 @@ async fn logs(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Re
                 return Err(Error::invalid("object_uuid and event_type must be given"));
             }
             let uuid = take::say(app, asker, &object, &event, &properties).await?;
-            records::find_visible(app, &asker.sight(), Kind::Logs, &uuid).await
+            records::find_visible(app, &asker.sight(), ListKind::Logs, &uuid).await
         }
         _ => Err(not_found(call)),
     }
@@ -292,8 +294,8 @@ async fn tokens(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> 
     match (call.method.as_str(), rest) {
         ("GET", []) => {
             asker.require_token_management()?;
-            let all = queue_tokens::of_user(app.db(), asker.user).await?;
-            let record = |one: &queue_tokens::Token| {
+            let all = queue_tokens::list_by_user(app.db(), asker.user).await?;
+            let record = |one: &queue_tokens::QueueToken| {
                 let shown = TokenView {
                     uuid: &one.uuid,
                     secret: None,
@@ -325,7 +327,7 @@ async fn tokens(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> 
             Ok(records::token_record(owner, &TokenView { expires_at: asker.expires_at, ..shown }))
         }
         ("GET", [uuid]) => {
-            let made = auth::by_uuid(app, asker, uuid).await?;
+            let made = auth::token_by_uuid(app, asker, uuid).await?;
             Ok(records::token_record(owner, &TokenView::with_secret(&made.uuid, &made.secret)))
         }
         ("DELETE", [uuid]) => {

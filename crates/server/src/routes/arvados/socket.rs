@@ -27,7 +27,7 @@ use windlass_model::queue::QueueCaller;
 use super::call;
 use crate::{
     app::App,
-    db::queue_list::{Asked, Condition, Kind, QueueVisibility},
+    db::queue_list::{Condition, ListKind, ListQuery, QueueVisibility},
     open_counts::{OpenCounts, OpenGuard},
     services::queue::{Error, Requester, Result, auth, records},
     stream_rights::{RightsBasis, StreamRights},
@@ -37,7 +37,7 @@ use crate::{
 static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(1792);
 static DISPATCHER_SLOTS: Semaphore = Semaphore::const_new(256);
 /// Connections of one user, and of one dispatcher's token.
-const EACH_MAX: usize = 64;
+const PER_OWNER_MAX: usize = 64;
 /// How many each has.
 static OPEN_PER_OWNER: OpenCounts<String> = OpenCounts::new();
 /// Commits of other replicas are seen after this time at the latest.
@@ -123,8 +123,8 @@ impl ConnectionSlot {
         };
         let permit = places.try_acquire().map_err(|_| Error::Busy)?;
         let refused =
-            || Error::TooMany(format!("you have {EACH_MAX} connections already, and may have no more"));
-        let opened = OPEN_PER_OWNER.open(whose, EACH_MAX).ok_or_else(refused)?;
+            || Error::TooMany(format!("you have {PER_OWNER_MAX} connections already, and may have no more"));
+        let opened = OPEN_PER_OWNER.open(whose, PER_OWNER_MAX).ok_or_else(refused)?;
         Ok(Self { _opened: opened, _permit: permit })
     }
 }
@@ -288,8 +288,8 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
 
 /// The last row there is.
 async fn newest(app: &App) -> Result<i64> {
-    let asked = Asked { order: vec![("id".into(), true)], limit: 1, ..Asked::default() };
-    let (items, _) = records::list(app, &QueueVisibility::All, Kind::Logs, &asked).await?;
+    let asked = ListQuery { order: vec![("id".into(), true)], limit: 1, ..ListQuery::default() };
+    let (items, _) = records::list(app, &QueueVisibility::All, ListKind::Logs, &asked).await?;
     Ok(items.first().and_then(|item| item["id"].as_i64()).unwrap_or(0))
 }
 
@@ -303,6 +303,6 @@ async fn rows(
 ) -> Result<Vec<Value>> {
     let mut conditions = conditions.to_vec();
     conditions.push(Condition { attribute: "id".into(), op: ">".into(), operand: after.into() });
-    let asked = Asked { conditions, order: vec![("id".into(), false)], limit, ..Asked::default() };
-    Ok(records::list(app, &asker.sight(), Kind::Logs, &asked).await?.0)
+    let asked = ListQuery { conditions, order: vec![("id".into(), false)], limit, ..ListQuery::default() };
+    Ok(records::list(app, &asker.sight(), ListKind::Logs, &asked).await?.0)
 }

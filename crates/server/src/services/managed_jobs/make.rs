@@ -4,7 +4,7 @@ use windlass_model::{
     decide::managed_jobs as brain,
     event::{Entity, Event, EventCause},
     id::{ManagedJobId, ProjectId, UserId},
-    managed_job::{self, Status, plan::Plan, record::Record},
+    managed_job::{self, Status, plan::ManagedJobPlan, record::TaskRecord},
     sky::TaskSecrets,
 };
 
@@ -19,13 +19,13 @@ use crate::{
 };
 
 /// Jobs in the making: copies of one plan, all or none.
-pub struct Made<'a> {
+pub struct NewJobs<'a> {
     pub db: &'a Db,
     pub keys: &'a Keyring,
     pub project: ProjectId,
     pub user: UserId,
     pub name: &'a str,
-    pub plan: &'a Plan,
+    pub plan: &'a ManagedJobPlan,
     /// JSON: the archives of each task.
     pub files: String,
     /// Of each task in turn.
@@ -35,12 +35,12 @@ pub struct Made<'a> {
     pub key: Option<(String, String)>,
 }
 
-impl Made<'_> {
+impl NewJobs<'_> {
     /// Everything that makes them true. The first answer of the unit is the number of the last of them.
     pub fn unit(&self) -> Result<(Vec<ManagedJobId>, Unit)> {
         let plan = serde_json::to_string(self.plan)?;
         // INACTIVE: the pass that reads it first completes its submission.
-        let record = Record::default();
+        let record = TaskRecord::default();
         let written = serde_json::to_string(&record)?;
         let has_secrets = self.secrets.iter().any(|of_task| !of_task.is_empty());
         let plain = has_secrets.then(|| serde_json::to_vec(self.secrets)).transpose()?;
@@ -74,7 +74,7 @@ impl Made<'_> {
         Ok((ids, unit))
     }
 
-    fn tasks(&self, id: ManagedJobId, first: &Record, written: &str) -> Result<Vec<Change>> {
+    fn tasks(&self, id: ManagedJobId, first: &TaskRecord, written: &str) -> Result<Vec<Change>> {
         let by = Some(self.user);
         let about = EventSubject {
             entity: Entity::ManagedJob,
@@ -101,7 +101,7 @@ impl Made<'_> {
                 reason: "submitted".to_owned(),
                 message: "Managed job submitted".to_owned(),
             };
-            let created = Event::created::<managed_job::Task>(own, first.status, because);
+            let created = Event::created::<managed_job::ManagedTaskLifecycle>(own, first.status, because);
             changes.extend(record(self.db, by, &about, &created)?);
         }
         Ok(changes)

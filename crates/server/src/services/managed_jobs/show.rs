@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use windlass_api::{Document, managed_jobs as wire};
 use windlass_model::{
-    decide::managed_jobs::slots::{InUse, Limits},
+    decide::managed_jobs::slots::{SlotLimits, SlotUsage},
     id::ManagedJobId,
     managed_job::{
         PendingKind, Schedule, Status,
-        plan::{self, Amount, Plan, Shape},
-        reason::{self, Attempt, TaskContext},
-        record::{Record, summary},
+        plan::{self, ManagedJobPlan, RequestedAmount, Shape},
+        reason::{self, AttemptProgress, TaskContext},
+        record::{TaskRecord, job_totals},
     },
     run,
     time::Timestamp,
@@ -19,7 +19,7 @@ use windlass_model::{
 use crate::{
     app::App,
     db::{
-        managed_jobs::{self as rows, AttemptState, Named},
+        managed_jobs::{self as rows, AttemptState, JobWithTasks},
         passes::managed_jobs as passes,
     },
     error::Result,
@@ -27,14 +27,14 @@ use crate::{
 
 /// A job with what is stored about it, decoded.
 struct StoredJob {
-    named: Named,
-    plan: Plan,
-    records: Vec<Record>,
+    named: JobWithTasks,
+    plan: ManagedJobPlan,
+    records: Vec<TaskRecord>,
 }
 
 impl StoredJob {
-    fn of(named: Named) -> Result<Self> {
-        let plan: Plan = serde_json::from_str(&named.job.plan)?;
+    fn of(named: JobWithTasks) -> Result<Self> {
+        let plan: ManagedJobPlan = serde_json::from_str(&named.job.plan)?;
         let records = named.tasks.iter().map(|task| serde_json::from_str(&task.record));
         let records = records.collect::<std::result::Result<_, _>>()?;
         Ok(Self { named, plan, records })
@@ -46,7 +46,7 @@ impl StoredJob {
 
     /// The runs that say why a task waits. `detailed`: also those that say why it waited before.
     fn explaining_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
-        let tells = move |record: &Record| {
+        let tells = move |record: &TaskRecord| {
             let launches = record.schedule == Schedule::Launching;
             let waited = record.status == Status::Pending
                 || matches!(record.status, Status::FailedPrechecks | Status::FailedNoResource);
@@ -57,7 +57,7 @@ impl StoredJob {
     }
 
     fn waits_for_slot(&self) -> bool {
-        let waits = |record: &Record| {
+        let waits = |record: &TaskRecord| {
             matches!(record.status, Status::Pending | Status::Recovering)
                 && record.schedule != Schedule::AliveBackoff
         };
@@ -68,7 +68,7 @@ impl StoredJob {
 /// What is asked of the database beside the rows of the jobs, once for all of them.
 #[derive(Default)]
 struct JobContext {
-    slots: Option<(Limits, InUse)>,
+    slots: Option<(SlotLimits, SlotUsage)>,
     attempts: HashMap<String, Vec<AttemptState>>,
 }
 
@@ -94,18 +94,20 @@ impl JobContext {
     }
 
     /// How the run of an attempt stands: what its nodes say, the first that says anything.
-    fn attempt(&self, run: &str) -> Attempt {
-        let Some(nodes) = self.attempts.get(run) else { return Attempt::Unknown };
-        let Some(status) = nodes.first().and_then(|node| node.run_status) else { return Attempt::Unknown };
+    fn attempt(&self, run: &str) -> AttemptProgress {
+        let Some(nodes) = self.attempts.get(run) else { return AttemptProgress::Unknown };
+        let Some(status) = nodes.first().and_then(|node| node.run_status) else {
+            return AttemptProgress::Unknown;
+        };
         let said = nodes.iter().rev().find_map(|node| node.said.clone());
         match status {
             run::Status::Pending | run::Status::Submitted => {
                 let placed = nodes.iter().any(|node| node.has_instance);
-                if placed { Attempt::Preparing { said } } else { Attempt::Queued { said } }
+                if placed { AttemptProgress::Preparing { said } } else { AttemptProgress::Queued { said } }
             }
-            run::Status::Provisioning | run::Status::Running => Attempt::Preparing { said },
-            run::Status::Terminating => Attempt::Ending,
-            run::Status::Terminated | run::Status::Failed | run::Status::Done => Attempt::Unknown,
+            run::Status::Provisioning | run::Status::Running => AttemptProgress::Preparing { said },
+            run::Status::Terminating => AttemptProgress::Ending,
+            run::Status::Terminated | run::Status::Failed | run::Status::Done => AttemptProgress::Unknown,
         }
     }
 
@@ -115,7 +117,11 @@ impl JobContext {
 }
 
 /// `detailed`: with every place that did not fit.
-pub(super) async fn jobs(app: &App, named: Vec<Named>, detailed: bool) -> Result<Vec<wire::ManagedJob>> {
+pub(super) async fn jobs(
+    app: &App,
+    named: Vec<JobWithTasks>,
+    detailed: bool,
+) -> Result<Vec<wire::ManagedJob>> {
     let now = app.db().now().await?;
     let jobs = named.into_iter().map(StoredJob::of).collect::<Result<Vec<_>>>()?;
     let context = JobContext::of(app, &jobs, detailed).await?;
@@ -123,15 +129,15 @@ pub(super) async fn jobs(app: &App, named: Vec<Named>, detailed: bool) -> Result
 }
 
 fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::ManagedJob> {
-    let sums = summary(&stored.records, now);
+    let sums = job_totals(&stored.records, now);
     let total = sums.submitted_at.map(|from| sums.end_at.unwrap_or(now).since(from).as_secs());
     let tasks: Vec<wire::Task> = (0..)
         .zip(&stored.records)
         .map(|(number, record)| task(&stored, context, number, record, now))
         .collect::<Result<_>>()?;
     let reasons = tasks.iter().map(|task| (task.name.as_str(), task.reason.as_deref()));
-    let reason = reason::of_job(reasons);
-    let StoredJob { named: Named { job, project_name, user_name, .. }, plan, .. } = stored;
+    let reason = reason::job_reason(reasons);
+    let StoredJob { named: JobWithTasks { job, project_name, user_name, .. }, plan, .. } = stored;
     Ok(wire::ManagedJob {
         id: job.id.0,
         job_id: job.number,
@@ -166,7 +172,7 @@ fn shape(of: &Shape) -> &'static str {
 }
 
 /// What is known about a task beside its record.
-fn circumstances(stored: &StoredJob, context: &JobContext, number: u32, record: &Record) -> TaskContext {
+fn circumstances(stored: &StoredJob, context: &JobContext, number: u32, record: &TaskRecord) -> TaskContext {
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let is_queued = record.status == Status::Pending && record.pending == Some(PendingKind::Queued);
     let has_succeeded = |task: u32| {
@@ -186,7 +192,7 @@ fn task(
     stored: &StoredJob,
     context: &JobContext,
     number: u32,
-    record: &Record,
+    record: &TaskRecord,
     now: Timestamp,
 ) -> Result<wire::Task> {
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
@@ -218,9 +224,9 @@ fn task(
 }
 
 /// What a task asks for: `2x H100:8, 4+ CPU, 16 GB, spot`.
-fn resources(task: &plan::Task) -> String {
+fn resources(task: &plan::TaskPlan) -> String {
     let Some(first) = task.candidates.first() else { return String::new() };
-    let amount = |amount: &Amount| format!("{}{}", amount.of, if amount.or_more { "+" } else { "" });
+    let amount = |amount: &RequestedAmount| format!("{}{}", amount.of, if amount.or_more { "+" } else { "" });
     let mut parts = Vec::new();
     parts.extend(first.accelerator.as_ref().map(|gpu| format!("{}:{}", gpu.name, gpu.count)));
     parts.extend(first.cpus.as_ref().map(|cpus| format!("{} CPU", amount(cpus))));

@@ -4,19 +4,19 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_model::{
     container::Status,
-    queue::{Container, QueueCaller, Request, Stage, request, reuse},
+    queue::{Container, ContainerRequest, QueueCaller, RequestState, request, reuse},
 };
 
 use super::{
     Error, Requester, Result, name, records,
     write::{
-        ExtraChanges, QueueRows, identity, load_related, open_request_secrets, retry_on_conflict, write,
+        ExtraChanges, LoadedQueue, identity, load_related, open_request_secrets, retry_on_conflict, write,
     },
 };
 use crate::{
     app::App,
     db::{
-        containers::{self, Made},
+        containers::{self, RequestOrigin},
         queue_list::QueueVisibility,
     },
 };
@@ -43,10 +43,10 @@ fn take_secrets(patch: &mut Map<String, Value>) -> Result<Option<(String, String
     }
 }
 
-pub async fn create(app: &App, asker: &Requester, patch: &Map<String, Value>) -> Result<Request> {
+pub async fn create(app: &App, asker: &Requester, patch: &Map<String, Value>) -> Result<ContainerRequest> {
     require_requester(asker)?;
     asker.require_submit()?;
-    let made = Made {
+    let made = RequestOrigin {
         by: format!("{} {}", asker.token_uuid, asker.request),
         of: hex::encode(Sha256::digest(Value::Object(patch.clone()).to_string().as_bytes())),
     };
@@ -65,7 +65,7 @@ pub async fn create_named(
     asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
-) -> Result<Request> {
+) -> Result<ContainerRequest> {
     require_requester(asker)?;
     create_with_retry(app, asker, uuid, patch, None).await
 }
@@ -75,15 +75,15 @@ async fn create_with_retry(
     asker: &Requester,
     uuid: &str,
     patch: &Map<String, Value>,
-    made: Option<&Made>,
-) -> Result<Request> {
+    made: Option<&RequestOrigin>,
+) -> Result<ContainerRequest> {
     let mut patch = patch.clone();
     let secrets = take_secrets(&mut patch)?;
     retry_on_conflict(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), made)).await
 }
 
 /// What the same call made already. One id for many different calls says nothing.
-async fn find_replayed(app: &App, made: &Made) -> Result<Option<Request>> {
+async fn find_replayed(app: &App, made: &RequestOrigin) -> Result<Option<ContainerRequest>> {
     let earlier = containers::requests_by_call(app.db(), &made.by).await?;
     let Some((uuid, _)) = earlier.first() else { return Ok(None) };
     if earlier.iter().any(|(_, of)| *of != made.of) {
@@ -99,10 +99,10 @@ async fn try_create(
     uuid: &str,
     patch: &Map<String, Value>,
     secrets: Option<&(String, String)>,
-    made: Option<&Made>,
-) -> Result<Option<Request>> {
+    made: Option<&RequestOrigin>,
+) -> Result<Option<ContainerRequest>> {
     let now = app.db().now().await?;
-    let mut blank = Request::new(uuid.to_owned(), &asker.user_uuid, now);
+    let mut blank = ContainerRequest::new(uuid.to_owned(), &asker.user_uuid, now);
     if let QueueCaller::Inside { container, .. } = &asker.who {
         blank.requesting_container_uuid = Some(container.clone());
     }
@@ -113,29 +113,29 @@ async fn try_create(
         secrets: secrets.map(|(_, text)| (uuid.to_owned(), text.clone())),
         ..ExtraChanges::default()
     };
-    write_request(app, asker, QueueRows::default(), asked, beside).await
+    write_request(app, asker, LoadedQueue::default(), asked, beside).await
 }
 
 /// Writes a request, with a container if it was just committed.
 async fn write_request(
     app: &App,
     asker: &Requester,
-    before: QueueRows,
-    mut asked: Request,
+    before: LoadedQueue,
+    mut asked: ContainerRequest,
     mut beside: ExtraChanges,
-) -> Result<Option<Request>> {
+) -> Result<Option<ContainerRequest>> {
     let now = app.db().now().await?;
     let mut before = before;
-    if asked.state == Stage::Committed && asked.container_uuid.is_none() {
+    if asked.state == RequestState::Committed && asked.container_uuid.is_none() {
         let same = if asked.use_existing {
             let identity = identity(&asked.work, asked.secret_mounts_digest.as_deref());
-            containers::alike(app.db(), &asked.owner_uuid, &identity).await?
+            containers::find_reusable(app.db(), &asked.owner_uuid, &identity).await?
         } else {
             Vec::new()
         };
         let same: Vec<Container> = same.into_iter().map(|kept| kept.doc).collect();
         asked.container_count = 1;
-        match reuse::pick(&same, &asked.work) {
+        match reuse::pick_reusable(&same, &asked.work) {
             Some(found) => {
                 asked.container_uuid = Some(found.uuid.clone());
                 beside.relies_on.push(found.uuid.clone());
@@ -171,7 +171,10 @@ async fn write_request(
     write_rows(app, asker, &before, world, &uuid, beside, now).await
 }
 
-async fn parents(app: &App, asked: &Request) -> Result<std::collections::BTreeMap<String, (bool, u64)>> {
+async fn parents(
+    app: &App,
+    asked: &ContainerRequest,
+) -> Result<std::collections::BTreeMap<String, (bool, u64)>> {
     let uuids: Vec<String> = asked.requesting_container_uuid.iter().cloned().collect();
     let found = containers::containers(app.db(), &uuids).await?;
     Ok(found.into_iter().map(|one| (one.doc.uuid.clone(), (!one.doc.is_final(), one.doc.priority))).collect())
@@ -180,17 +183,17 @@ async fn parents(app: &App, asked: &Request) -> Result<std::collections::BTreeMa
 async fn write_rows(
     app: &App,
     asker: &Requester,
-    before: &QueueRows,
-    world: windlass_model::queue::settle::World,
+    before: &LoadedQueue,
+    world: windlass_model::queue::settle::QueueRows,
     uuid: &str,
     beside: ExtraChanges,
     now: windlass_model::time::Timestamp,
-) -> Result<Option<Request>> {
+) -> Result<Option<ContainerRequest>> {
     let written = write(app, asker, before, world, beside, now).await?;
     Ok(written.and_then(|world| world.requests.get(uuid).cloned()))
 }
 
-fn require_ownership(asker: &Requester, request: &Request) -> Result<()> {
+fn require_ownership(asker: &Requester, request: &ContainerRequest) -> Result<()> {
     match asker.request_visibility() {
         QueueVisibility::All => Ok(()),
         QueueVisibility::Owner(owner) if owner == request.owner_uuid => Ok(()),
@@ -206,7 +209,12 @@ fn require_ownership(asker: &Requester, request: &Request) -> Result<()> {
     }
 }
 
-pub async fn update(app: &App, asker: &Requester, uuid: &str, patch: &Map<String, Value>) -> Result<Request> {
+pub async fn update(
+    app: &App,
+    asker: &Requester,
+    uuid: &str,
+    patch: &Map<String, Value>,
+) -> Result<ContainerRequest> {
     require_requester(asker)?;
     let mut patch = patch.clone();
     let secrets = take_secrets(&mut patch)?;
@@ -219,21 +227,21 @@ async fn try_update(
     uuid: &str,
     patch: &Map<String, Value>,
     secrets: Option<&(String, String)>,
-) -> Result<Option<Request>> {
+) -> Result<Option<ContainerRequest>> {
     let before = load_related(app, &[], &[uuid.to_owned()]).await?;
     let Some(old) = before.world.requests.get(uuid) else { return Err(Error::Missing(uuid.to_owned())) };
     require_ownership(asker, old)?;
     let mut beside = ExtraChanges::default();
     let mut base = old.clone();
     if let Some((digest, text)) = secrets {
-        if old.state != Stage::Uncommitted {
+        if old.state != RequestState::Uncommitted {
             return Err(Error::invalid("attribute `secret_mounts` cannot be set now"));
         }
         base.secret_mounts_digest = Some(digest.clone());
         beside.secrets = Some((uuid.to_owned(), text.clone()));
     }
     let asked = request::update(&base, patch)?;
-    let commits = asked.state == Stage::Committed && old.state == Stage::Uncommitted;
+    let commits = asked.state == RequestState::Committed && old.state == RequestState::Uncommitted;
     if commits {
         asker.require_submit()?;
     }
@@ -246,14 +254,14 @@ async fn try_update(
 }
 
 /// Takes a request back: what runs for it alone is stopped first.
-pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Request> {
+pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<ContainerRequest> {
     let mut none = Map::new();
     none.insert("priority".to_owned(), json!(0));
     let found = containers::requests(app.db(), &[uuid.to_owned()]).await?;
     let Some(old) = found.into_iter().next() else { return Err(Error::Missing(uuid.to_owned())) };
     require_ownership(asker, &old.doc)?;
     require_requester(asker)?;
-    if old.doc.state == Stage::Committed {
+    if old.doc.state == RequestState::Committed {
         update(app, asker, uuid, &none).await?;
     }
     retry_on_conflict(|| async {
@@ -264,7 +272,7 @@ pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Request>
         let mut world = before.world.clone();
         // Kept in sight until the end, so that its container is seen to wait for nobody.
         if let Some(request) = world.requests.get_mut(uuid) {
-            request.state = Stage::Final;
+            request.state = RequestState::Final;
         }
         let now = app.db().now().await?;
         let beside = ExtraChanges { deletes: vec![uuid.to_owned()], ..ExtraChanges::default() };
@@ -282,12 +290,12 @@ pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, 
     let priority = patch.remove("priority").and_then(|value| value.as_u64()).unwrap_or(0);
     patch.remove("state");
     let now = app.db().now().await?;
-    let blank = Request::new(String::new(), &asker.user_uuid, now);
+    let blank = ContainerRequest::new(String::new(), &asker.user_uuid, now);
     let asked = request::update(&blank, &patch)?;
     request::check(&asked.work)?;
     let uuid = name("dz642", app.db().new_id()?.as_bytes());
     let container = Container { priority, ..Container::new(uuid.clone(), asked.work, &asker.user_uuid, now) };
-    let before = QueueRows::default();
+    let before = LoadedQueue::default();
     let mut world = before.world.clone();
     world.containers.insert(uuid, container.clone());
     write(app, asker, &before, world, ExtraChanges::default(), now).await?.ok_or(Error::Busy)?;

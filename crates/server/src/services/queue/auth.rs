@@ -16,8 +16,8 @@ use crate::{
     app::App,
     auth,
     db::{
-        Change, Unit, Written, containers,
-        queue_tokens::{self, Token},
+        Change, Unit, WriteOutcome, containers,
+        queue_tokens::{self, QueueToken},
         users,
     },
     secrets::AssociatedData,
@@ -59,7 +59,7 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
     Ok(Requester {
         who: if caller.user.admin { QueueCaller::Admin } else { QueueCaller::User },
         user: caller.user.id,
-        user_uuid: user_name(caller.user.id),
+        user_uuid: user_uuid(caller.user.id),
         is_admin: caller.user.admin,
         token_uuid: own,
         may_submit: may_submit(app, &caller.user),
@@ -70,7 +70,7 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
     })
 }
 
-async fn from_token(app: &App, token: Token, secret: &str, request: &str) -> Result<Requester> {
+async fn from_token(app: &App, token: QueueToken, secret: &str, request: &str) -> Result<Requester> {
     let users = users::by_ids(app.db(), &[token.user_id]).await?;
     let user = users.first().ok_or(Error::Unauthenticated)?;
     let attempt = u64::try_from(token.attempt).unwrap_or_default();
@@ -87,7 +87,7 @@ async fn from_token(app: &App, token: Token, secret: &str, request: &str) -> Res
         is_admin: who == QueueCaller::Admin,
         who,
         user: user.id,
-        user_uuid: user_name(user.id),
+        user_uuid: user_uuid(user.id),
         token_uuid: token.uuid,
         may_submit: may_submit(app, user),
         made_with: token.made_with,
@@ -111,7 +111,7 @@ fn may_submit(app: &App, user: &users::User) -> bool {
     user.admin || user.can_use_queue || app.settings().queue_for_everyone
 }
 
-pub fn user_name(user: UserId) -> String {
+pub fn user_uuid(user: UserId) -> String {
     name("tpzed", user.0.as_bytes())
 }
 
@@ -126,33 +126,33 @@ pub async fn user_by_uuid(app: &App, uuid: &str) -> Result<UserId> {
     }
     let all = users::ids(app.db()).await?;
     let mut named = USER_IDS.write();
-    named.extend(all.into_iter().map(|user| (user_name(user), user)));
+    named.extend(all.into_iter().map(|user| (user_uuid(user), user)));
     named.get(uuid).copied().ok_or_else(|| Error::Missing(format!("user {uuid}")))
 }
 
 /// A token with its secret.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct TokenSecret {
     pub uuid: String,
     pub secret: String,
 }
 
-impl Made {
+impl TokenSecret {
     pub fn text(&self) -> String {
         format!("v2/{}/{}", self.uuid, self.secret)
     }
 }
 
 /// A new token of an attempt, which ends with it. Its secret is kept: it must be shown again.
-pub fn draw(
+pub fn issue_attempt_token(
     app: &App,
     kind: &str,
     user: UserId,
     container: &Container,
     now: Timestamp,
-) -> Result<(Made, Change)> {
+) -> Result<(TokenSecret, Change)> {
     let (id, made) = new_token(app)?;
-    let token = Token {
+    let token = QueueToken {
         id,
         uuid: made.uuid.clone(),
         kind: kind.to_owned(),
@@ -168,23 +168,23 @@ pub fn draw(
     Ok((made, queue_tokens::create(token)))
 }
 
-fn new_token(app: &App) -> Result<(uuid::Uuid, Made)> {
+fn new_token(app: &App) -> Result<(uuid::Uuid, TokenSecret)> {
     let id = app.db().new_id()?;
-    Ok((id, Made { uuid: name("gj3su", id.as_bytes()), secret: secret()? }))
+    Ok((id, TokenSecret { uuid: name("gj3su", id.as_bytes()), secret: secret()? }))
 }
 
 fn token_aad(id: uuid::Uuid) -> AssociatedData<'static> {
     AssociatedData::row("queue_tokens", "secret_sealed", id)
 }
 
-fn open(app: &App, token: &Token) -> Result<Made> {
+fn open(app: &App, token: &QueueToken) -> Result<TokenSecret> {
     let sealed = token.secret_sealed.as_ref().ok_or_else(|| Error::Missing(token.uuid.clone()))?;
     let secret = app.keys().open_sealed(&token_aad(token.id), sealed)?;
-    Ok(Made { uuid: token.uuid.clone(), secret: String::from_utf8_lossy(&secret).into_owned() })
+    Ok(TokenSecret { uuid: token.uuid.clone(), secret: String::from_utf8_lossy(&secret).into_owned() })
 }
 
 /// The token of the program in a container, for who runs it.
-pub async fn inside(app: &App, asker: &Requester, uuid: &str) -> Result<Made> {
+pub async fn container_token(app: &App, asker: &Requester, uuid: &str) -> Result<TokenSecret> {
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     let container = found.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))?.doc;
     let holds = match &asker.as_dispatcher() {
@@ -202,9 +202,9 @@ pub async fn inside(app: &App, asker: &Requester, uuid: &str) -> Result<Made> {
 }
 
 /// Any token by its name: the caller's own, or that of a container they hold.
-pub async fn by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<Made> {
+pub async fn token_by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<TokenSecret> {
     if uuid == asker.token_uuid {
-        return Ok(Made { uuid: uuid.to_owned(), secret: asker.secret.clone() });
+        return Ok(TokenSecret { uuid: uuid.to_owned(), secret: asker.secret.clone() });
     }
     let found = queue_tokens::by_uuid(app.db(), uuid).await?;
     let denied = || Error::denied("only who holds the container may read its token");
@@ -213,11 +213,11 @@ pub async fn by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<Made> {
     if asker.is_admin {
         return open(app, &token);
     }
-    inside(app, asker, &container).await
+    container_token(app, asker, &container).await
 }
 
 /// The token that the lock of this attempt made for its executor.
-pub(super) async fn executor(app: &App, uuid: &str) -> Result<Option<Made>> {
+pub(super) async fn executor_token(app: &App, uuid: &str) -> Result<Option<TokenSecret>> {
     let found = queue_tokens::by_uuid(app.db(), uuid).await?;
     found.map(|token| open(app, &token)).transpose()
 }
@@ -231,8 +231,8 @@ pub struct TokenRequest {
 
 /// A token of a user, as it was made.
 #[derive(Clone, Debug)]
-pub struct Created {
-    pub made: Made,
+pub struct CreatedToken {
+    pub made: TokenSecret,
     /// `user` or `dispatcher`.
     pub kind: &'static str,
     pub created_at: Timestamp,
@@ -241,7 +241,7 @@ pub struct Created {
 
 /// A token for a program of one's own; `dispatch` makes one that takes containers. It ends with the token that it was
 /// made with, and no later than that one would by itself.
-pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result<Created> {
+pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result<CreatedToken> {
     let kind = match wish.scopes.as_slice() {
         [one] if one == "all" => "user",
         [one] if one == "dispatch" => "dispatcher",
@@ -266,7 +266,7 @@ pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result
     let ends = [wish.expires_at.or(usual), asker.expires_at];
     let expires_at = ends.into_iter().flatten().min();
     let (id, made) = new_token(app)?;
-    let token = Token {
+    let token = QueueToken {
         id,
         uuid: made.uuid.clone(),
         kind: kind.to_owned(),
@@ -280,13 +280,13 @@ pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result
         expires_at,
     };
     app.db().write(Unit::new().and([queue_tokens::create(token)])).await?;
-    Ok(Created { made, kind, created_at: now, expires_at })
+    Ok(CreatedToken { made, kind, created_at: now, expires_at })
 }
 
 pub async fn revoke(app: &App, asker: &Requester, uuid: &str) -> Result<()> {
     asker.require_token_management()?;
     match app.db().write(Unit::new().and([queue_tokens::revoke(uuid, asker.user)])).await? {
-        Written::Done { .. } => Ok(()),
-        Written::Stale { .. } => Err(Error::Missing(uuid.to_owned())),
+        WriteOutcome::Done { .. } => Ok(()),
+        WriteOutcome::Stale { .. } => Err(Error::Missing(uuid.to_owned())),
     }
 }

@@ -10,13 +10,13 @@ use windlass_model::{
 use super::{Error, Requester, Result};
 use crate::{
     app::App,
-    db::{Db, DbError, Unit, Written, dispatchers as rows},
+    db::{Db, DbError, Unit, WriteOutcome, dispatchers as rows},
 };
 
 /// One that has said nothing for so long is not counted on.
 pub const SILENT_AFTER: Span = Span::mins(2);
 const NAME_MAX: usize = 64;
-const DESCRIBED_MAX: usize = 200;
+const DESCRIPTION_MAX: usize = 200;
 /// Seconds for which a process may hold a token without a word.
 const LEASE_MAX: i64 = 3600;
 /// Kinds of machines that one dispatcher may tell.
@@ -24,7 +24,7 @@ const NODES_MAX: usize = 1000;
 
 /// Machines of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Nodes {
+pub struct NodeGroup {
     /// Empty: they are not divided.
     #[serde(default)]
     pub partition: String,
@@ -41,15 +41,20 @@ pub struct Nodes {
 
 /// A dispatcher as it was heard last.
 #[derive(Clone, Debug)]
-pub struct Dispatcher {
+pub struct DispatcherView {
     pub name: String,
     pub kind: String,
-    pub nodes: Vec<Nodes>,
+    pub nodes: Vec<NodeGroup>,
     pub seen_at: Timestamp,
 }
 
 /// Says who it is and what it could run. A repeat is how it says that it is still there.
-pub async fn seen(app: &App, asker: &Requester, name: &str, told: &Map<String, Value>) -> Result<Value> {
+pub async fn record_heartbeat(
+    app: &App,
+    asker: &Requester,
+    name: &str,
+    told: &Map<String, Value>,
+) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token says what a dispatcher has"));
     };
@@ -61,44 +66,46 @@ pub async fn seen(app: &App, asker: &Requester, name: &str, told: &Map<String, V
     }
     let kind = told.get("kind").and_then(Value::as_str).unwrap_or("other");
     let nodes = told.get("nodes").cloned().unwrap_or_else(|| json!([]));
-    let nodes: Vec<Nodes> =
+    let nodes: Vec<NodeGroup> =
         serde_json::from_value(nodes).map_err(|error| Error::invalid(format!("nodes: {error}")))?;
     if nodes.len() > NODES_MAX || kind.len() > NAME_MAX {
         return Err(Error::invalid(format!("at most {NODES_MAX} kinds of machines can be told")));
     }
-    let change = rows::seen(name, kind, token, &serde_json::to_string(&nodes)?, SILENT_AFTER.0);
+    let change = rows::record_heartbeat(name, kind, token, &serde_json::to_string(&nodes)?, SILENT_AFTER.0);
     match app.db().write(Unit::new().and([change])).await? {
-        Written::Done { .. } => Ok(json!({ "name": name, "kind": kind, "nodes": nodes })),
-        Written::Stale { .. } => {
+        WriteOutcome::Done { .. } => Ok(json!({ "name": name, "kind": kind, "nodes": nodes })),
+        WriteOutcome::Stale { .. } => {
             Err(Error::invalid(format!("another dispatcher is called `{name}`: choose a name of your own")))
         }
     }
 }
 
 /// Takes or keeps the lease of a dispatcher's token: one process at a time works with it. Zero seconds give it back.
-pub async fn hold(app: &App, asker: &Requester, told: &Map<String, Value>) -> Result<Value> {
+pub async fn claim_lease(app: &App, asker: &Requester, told: &Map<String, Value>) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token has a lease"));
     };
     let text = |name: &str| {
         let text = told.get(name).and_then(Value::as_str).unwrap_or_default();
-        if text.is_empty() || text.len() > DESCRIBED_MAX {
-            return Err(Error::invalid(format!("lease.{name} must be 1 to {DESCRIBED_MAX} letters")));
+        if text.is_empty() || text.len() > DESCRIPTION_MAX {
+            return Err(Error::invalid(format!("lease.{name} must be 1 to {DESCRIPTION_MAX} letters")));
         }
         Ok(text)
     };
     let (holder, described) = (text("holder")?, text("described")?);
     let seconds = told.get("seconds").and_then(Value::as_i64).filter(|secs| (0..=LEASE_MAX).contains(secs));
     let seconds = seconds.ok_or_else(|| Error::invalid(format!("lease.seconds must be 0 to {LEASE_MAX}")))?;
-    let change = rows::hold(token, holder, described, Span::secs(seconds).0);
+    let change = rows::claim_lease(token, holder, described, Span::secs(seconds).0);
     match app.db().write(Unit::new().and([change])).await? {
-        Written::Done { .. } => Ok(json!({ "held": true })),
-        Written::Stale { .. } => Ok(json!({ "held": false, "holder": rows::holder(app.db(), token).await? })),
+        WriteOutcome::Done { .. } => Ok(json!({ "held": true })),
+        WriteOutcome::Stale { .. } => {
+            Ok(json!({ "held": false, "holder": rows::holder(app.db(), token).await? }))
+        }
     }
 }
 
-pub async fn list(db: &Db) -> Result<Vec<Dispatcher>, DbError> {
-    let found = rows::list(db).await?.into_iter().map(|row| Dispatcher {
+pub async fn list(db: &Db) -> Result<Vec<DispatcherView>, DbError> {
+    let found = rows::list(db).await?.into_iter().map(|row| DispatcherView {
         name: row.name,
         kind: row.kind,
         nodes: serde_json::from_str(&row.nodes).unwrap_or_default(),

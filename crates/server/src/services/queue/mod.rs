@@ -9,7 +9,7 @@ pub mod take;
 mod write;
 
 use sha2::{Digest as _, Sha256};
-use windlass_model::queue::{QueueCaller, Refusal};
+use windlass_model::queue::{QueueCaller, QueueRefusal};
 
 use crate::{
     db::{
@@ -34,7 +34,7 @@ pub enum Error {
     #[error("no valid token")]
     Unauthenticated,
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] QueueRefusal),
     #[error("{0} not found")]
     Missing(String),
     #[error("the row changes too fast; try again")]
@@ -81,11 +81,11 @@ impl From<ListError> for Error {
 
 impl Error {
     pub fn invalid(why: impl Into<String>) -> Self {
-        Self::Refused(Refusal::Invalid(why.into()))
+        Self::Refused(QueueRefusal::Invalid(why.into()))
     }
 
     pub fn denied(why: impl Into<String>) -> Self {
-        Self::Refused(Refusal::Denied(why.into()))
+        Self::Refused(QueueRefusal::Denied(why.into()))
     }
 }
 
@@ -126,7 +126,7 @@ impl Requester {
         Self {
             who: QueueCaller::User,
             user,
-            user_uuid: auth::user_name(user),
+            user_uuid: auth::user_uuid(user),
             is_admin: false,
             token_uuid: String::new(),
             may_submit: true,

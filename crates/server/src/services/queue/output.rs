@@ -46,7 +46,7 @@ pub async fn append(
     let mut unit = Unit::new().and([containers::append_output(uuid, attempt, stream, end, new)]);
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     if let Some(job) = found.first().and_then(|kept| job_of(&kept.doc)) {
-        unit = unit.and([jobs::poke_soon(job)]);
+        unit = unit.and([jobs::mark_due_soon(job)]);
     }
     app.db().write(unit).await?;
     Ok(at + length)

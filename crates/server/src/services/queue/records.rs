@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use windlass_model::{
-    queue::{Container, QueueCaller, Request},
+    queue::{Container, ContainerRequest, QueueCaller},
     time::Timestamp,
 };
 
@@ -12,7 +12,7 @@ use crate::{
     app::App,
     db::{
         Row, containers,
-        queue_list::{self, Asked, Condition, Kind, QueueVisibility},
+        queue_list::{self, Condition, ListKind, ListQuery, QueueVisibility},
     },
 };
 
@@ -36,7 +36,7 @@ pub fn container_record(container: &Container) -> Result<Value> {
     Ok(to_record("container", serde_json::to_value(container)?))
 }
 
-pub fn request_record(request: &Request) -> Result<Value> {
+pub fn request_record(request: &ContainerRequest) -> Result<Value> {
     Ok(to_record("containerRequest", serde_json::to_value(request)?))
 }
 
@@ -67,48 +67,53 @@ fn arvados_kind(uuid: &str) -> Option<&'static str> {
 pub async fn list(
     app: &App,
     sight: &QueueVisibility,
-    kind: Kind,
-    asked: &Asked,
+    kind: ListKind,
+    asked: &ListQuery,
 ) -> Result<(Vec<Value>, Option<i64>)> {
     let found = queue_list::list(app.db(), kind, sight, asked).await?;
     let items = found.rows.iter().map(|row| match kind {
-        Kind::Containers => Ok(to_record("container", row.json(0)?)),
-        Kind::Requests => Ok(to_record("containerRequest", row.json(0)?)),
-        Kind::Logs => log_record(row),
+        ListKind::Containers => Ok(to_record("container", row.json(0)?)),
+        ListKind::Requests => Ok(to_record("containerRequest", row.json(0)?)),
+        ListKind::Logs => log_record(row),
     });
     Ok((items.collect::<Result<_>>()?, found.available))
 }
 
 /// The one of this name, if the caller sees it.
-pub async fn find_visible(app: &App, sight: &QueueVisibility, kind: Kind, uuid: &str) -> Result<Value> {
+pub async fn find_visible(app: &App, sight: &QueueVisibility, kind: ListKind, uuid: &str) -> Result<Value> {
     let condition = Condition { attribute: "uuid".into(), op: "=".into(), operand: uuid.into() };
-    let asked = Asked { conditions: vec![condition], limit: 1, ..Asked::default() };
+    let asked = ListQuery { conditions: vec![condition], limit: 1, ..ListQuery::default() };
     let (items, _) = list(app, sight, kind, &asked).await?;
     items.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
 pub async fn container(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     // By the same rule as lists.
-    find_visible(app, &asker.sight(), Kind::Containers, uuid).await?;
+    find_visible(app, &asker.sight(), ListKind::Containers, uuid).await?;
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     found.into_iter().next().map(|kept| kept.doc).ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
 /// The container of the token, or those that a dispatcher holds.
-pub enum Current {
+pub enum CurrentContainers {
     One(Value),
-    Held(Asked),
+    Held(ListQuery),
 }
 
-pub async fn current(app: &App, asker: &Requester, scope: Option<&str>, mut asked: Asked) -> Result<Current> {
+pub async fn current(
+    app: &App,
+    asker: &Requester,
+    scope: Option<&str>,
+    mut asked: ListQuery,
+) -> Result<CurrentContainers> {
     let missing = || Error::Missing("a container of this token".into());
     match (&asker.who, scope) {
         (
             QueueCaller::Inside { container, .. } | QueueCaller::Executor { container, .. },
             None | Some("container"),
-        ) => find_visible(app, &QueueVisibility::One(container.clone()), Kind::Containers, container)
+        ) => find_visible(app, &QueueVisibility::One(container.clone()), ListKind::Containers, container)
             .await
-            .map(Current::One),
+            .map(CurrentContainers::One),
         // An admin's token without a word about it is nobody's container: clients rely on that.
         (QueueCaller::Dispatcher { .. }, None | Some("dispatch"))
         | (QueueCaller::Admin, Some("dispatch")) => {
@@ -119,7 +124,7 @@ pub async fn current(app: &App, asker: &Requester, scope: Option<&str>, mut aske
             };
             asked.conditions.push(held("locked_by_uuid", "=", asker.token_uuid.as_str().into()));
             asked.conditions.push(held("state", "in", json!(["Locked", "Running"])));
-            Ok(Current::Held(asked))
+            Ok(CurrentContainers::Held(asked))
         }
         (
             QueueCaller::Admin
@@ -163,7 +168,7 @@ pub fn token_record(owner: &str, token: &TokenView<'_>) -> Value {
 }
 
 pub fn user_record(user: &crate::db::users::User) -> Value {
-    let uuid = super::auth::user_name(user.id);
+    let uuid = super::auth::user_uuid(user.id);
     to_record(
         "user",
         json!({
@@ -176,7 +181,7 @@ pub fn user_record(user: &crate::db::users::User) -> Value {
 }
 
 /// Only the attributes that were asked for, and what every record has.
-pub fn select(record: &mut Value, wanted: Option<&[String]>) {
+pub fn select_attributes(record: &mut Value, wanted: Option<&[String]>) {
     let (Some(wanted), Some(record)) = (wanted, record.as_object_mut()) else { return };
     let kept: Map<String, Value> = std::mem::take(record)
         .into_iter()

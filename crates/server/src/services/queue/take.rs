@@ -3,13 +3,13 @@
 use serde_json::{Map, Value};
 use windlass_model::{
     container::Status,
-    queue::{Call, Container, QueueCaller, Refusal, change},
+    queue::{Container, LastCall, QueueCaller, QueueRefusal, change},
     time::Timestamp,
 };
 
 use super::{
     Error, Requester, Result,
-    auth::{self, Made},
+    auth::{self, TokenSecret},
     write::{ExtraChanges, load_one, load_related, log_row, open_secrets, retry_on_conflict, write},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Taken {
     pub container: Container,
-    pub executor: Option<Made>,
+    pub executor: Option<TokenSecret>,
 }
 
 pub async fn lock(app: &App, asker: &Requester, uuid: &str) -> Result<Taken> {
@@ -45,8 +45,8 @@ async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<Tak
         Err(refusal) => return replay_or_refuse(app, asker, container, "lock", refusal).await.map(Some),
     };
     let user = auth::user_by_uuid(app, &container.runtime_user_uuid).await?;
-    let (inside, first) = auth::draw(app, "container", user, &locked, now)?;
-    let (executor, second) = auth::draw(app, "executor", asker.user, &locked, now)?;
+    let (inside, first) = auth::issue_attempt_token(app, "container", user, &locked, now)?;
+    let (executor, second) = auth::issue_attempt_token(app, "executor", asker.user, &locked, now)?;
     locked.auth_uuid = Some(inside.uuid);
     locked.last_call = Some(call_record(asker, &format!("lock {}", executor.uuid)));
     let mut world = before.world.clone();
@@ -56,8 +56,8 @@ async fn try_lock(app: &App, asker: &Requester, uuid: &str) -> Result<Option<Tak
     Ok(Some(Taken { container: one(&world.containers, uuid)?, executor: Some(executor) }))
 }
 
-fn call_record(asker: &Requester, what: &str) -> Call {
-    Call { token: asker.token_uuid.clone(), request: asker.request.clone(), what: what.to_owned() }
+fn call_record(asker: &Requester, what: &str) -> LastCall {
+    LastCall { token: asker.token_uuid.clone(), request: asker.request.clone(), what: what.to_owned() }
 }
 
 /// The answer that this very call got already, as long as nothing happened since; else the refusal.
@@ -66,7 +66,7 @@ async fn replay_or_refuse(
     asker: &Requester,
     container: Container,
     what: &str,
-    no: Refusal,
+    no: QueueRefusal,
 ) -> Result<Taken> {
     let Some(last) = &container.last_call else { return Err(no.into()) };
     let same = last.token == asker.token_uuid && last.request == asker.request && !asker.request.is_empty();
@@ -74,7 +74,7 @@ async fn replay_or_refuse(
     if !same || kind != what {
         return Err(no.into());
     }
-    let executor = if executor.is_empty() { None } else { auth::executor(app, executor).await? };
+    let executor = if executor.is_empty() { None } else { auth::executor_token(app, executor).await? };
     Ok(Taken { container, executor })
 }
 
@@ -103,7 +103,7 @@ pub async fn update(
     apply(app, asker, uuid, &what, &rule).await
 }
 
-type Rule<'a> = dyn Fn(&Container, Timestamp) -> Result<Container, Refusal> + Sync + 'a;
+type Rule<'a> = dyn Fn(&Container, Timestamp) -> Result<Container, QueueRefusal> + Sync + 'a;
 
 async fn apply(app: &App, asker: &Requester, uuid: &str, what: &str, rule: &Rule<'_>) -> Result<Container> {
     require_visible(asker, uuid)?;

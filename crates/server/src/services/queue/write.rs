@@ -9,8 +9,8 @@ use uuid::Uuid;
 use windlass_model::{
     id::SubmissionId,
     queue::{
-        Container, ContainerSpec, Request, reuse,
-        settle::{World, settle},
+        Container, ContainerRequest, ContainerSpec, reuse,
+        settle::{QueueRows, propagate},
     },
     time::Timestamp,
 };
@@ -19,8 +19,8 @@ use super::{Error, Requester, Result, WRITE_ATTEMPTS_MAX, name};
 use crate::{
     app::App,
     db::{
-        Change, Unit, Val, Written,
-        containers::{self, Made, Versioned},
+        Change, Unit, Val, WriteOutcome,
+        containers::{self, RequestOrigin, Versioned},
         jobs, queue_tokens,
     },
     job_orders::queued::JOB_VARIABLE,
@@ -32,13 +32,13 @@ const ROWS_MAX: usize = 5000;
 
 /// Rows as they were read.
 #[derive(Default)]
-pub(super) struct QueueRows {
-    pub(super) world: World,
+pub(super) struct LoadedQueue {
+    pub(super) world: QueueRows,
     containers: BTreeMap<String, (Uuid, i64)>,
     requests: BTreeMap<String, (Uuid, i64)>,
 }
 
-impl QueueRows {
+impl LoadedQueue {
     fn add_containers(&mut self, kept: Vec<Versioned<Container>>) {
         for one in kept {
             self.containers.insert(one.doc.uuid.clone(), (one.id, one.revision));
@@ -46,7 +46,7 @@ impl QueueRows {
         }
     }
 
-    fn add_requests(&mut self, kept: Vec<Versioned<Request>>) -> BTreeSet<String> {
+    fn add_requests(&mut self, kept: Vec<Versioned<ContainerRequest>>) -> BTreeSet<String> {
         let mut theirs = BTreeSet::new();
         for one in kept {
             theirs.extend(one.doc.container_uuid.clone());
@@ -58,15 +58,15 @@ impl QueueRows {
 }
 
 /// One container, without what hangs on it.
-pub(super) async fn load_one(app: &App, uuid: &str) -> Result<QueueRows> {
-    let mut loaded = QueueRows::default();
+pub(super) async fn load_one(app: &App, uuid: &str) -> Result<LoadedQueue> {
+    let mut loaded = LoadedQueue::default();
     loaded.add_containers(containers::containers(app.db(), &[uuid.to_owned()]).await?);
     if loaded.containers.is_empty() { Err(Error::Missing(uuid.to_owned())) } else { Ok(loaded) }
 }
 
 /// Containers and requests, all requests of those containers, and everything below them.
-pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -> Result<QueueRows> {
-    let mut loaded = QueueRows::default();
+pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -> Result<LoadedQueue> {
+    let mut loaded = LoadedQueue::default();
     let mut next: BTreeSet<String> = seeds.iter().cloned().collect();
     if !asks.is_empty() {
         next.extend(loaded.add_requests(containers::requests(app.db(), asks).await?));
@@ -106,7 +106,7 @@ pub(super) struct ExtraChanges {
     /// Rows that others must not have changed meanwhile, though this write leaves them as they are.
     pub(super) relies_on: Vec<String>,
     /// Which call makes the new request here.
-    pub(super) made: Option<Made>,
+    pub(super) made: Option<RequestOrigin>,
     /// Mounts of a request, in the clear.
     pub(super) secrets: Option<(String, String)>,
     pub(super) deletes: Vec<String>,
@@ -116,18 +116,18 @@ pub(super) struct ExtraChanges {
 pub(super) async fn write(
     app: &App,
     asker: &Requester,
-    before: &QueueRows,
-    mut world: World,
+    before: &LoadedQueue,
+    mut world: QueueRows,
     beside: ExtraChanges,
     now: Timestamp,
-) -> Result<Option<World>> {
+) -> Result<Option<QueueRows>> {
     let mut ids: BTreeMap<String, Uuid> = BTreeMap::new();
     // Drawn ahead: a rule that needs one cannot fail.
     let mut spare: Vec<Uuid> = Vec::new();
     for _ in 0..=world.containers.len() {
         spare.push(app.db().new_id()?);
     }
-    settle(&mut world, now, &mut || {
+    propagate(&mut world, now, &mut || {
         let id = spare.pop().unwrap_or_default();
         let uuid = name("dz642", id.as_bytes());
         ids.insert(uuid.clone(), id);
@@ -145,14 +145,14 @@ pub(super) async fn write(
     }
     let unit = Unit::new().and(writer.first).and(beside.changes).and(writer.rows).and(writer.logs);
     match app.db().write(unit).await? {
-        Written::Done { .. } => {
+        WriteOutcome::Done { .. } => {
             app.notify_queue_changed();
             if world.containers.values().any(|one| job_of(one).is_some()) {
                 app.wake(&JOB_PIPELINES);
             }
             Ok(Some(world))
         }
-        Written::Stale { .. } => Ok(None),
+        WriteOutcome::Stale { .. } => Ok(None),
     }
 }
 
@@ -177,7 +177,7 @@ struct QueueWriter<'a> {
 impl QueueWriter<'_> {
     async fn container(
         &mut self,
-        before: &QueueRows,
+        before: &LoadedQueue,
         container: &mut Container,
         ids: &BTreeMap<String, Uuid>,
         beside: &ExtraChanges,
@@ -202,7 +202,7 @@ impl QueueWriter<'_> {
             self.first.push(containers::erase_container_secrets(&container.uuid));
         }
         if let Some(job) = job_of(container) {
-            self.first.push(jobs::poke(job));
+            self.first.push(jobs::mark_due(job));
         }
         let (old, new) = (serde_json::to_value(old)?, serde_json::to_value(&*container)?);
         self.log(&container.uuid, &container.owner_uuid, "update", Some(&old), Some(&new))
@@ -210,7 +210,7 @@ impl QueueWriter<'_> {
 
     async fn new_container(
         &mut self,
-        before: &QueueRows,
+        before: &LoadedQueue,
         container: &mut Container,
         ids: &BTreeMap<String, Uuid>,
         beside: &ExtraChanges,
@@ -239,7 +239,7 @@ impl QueueWriter<'_> {
     /// From the call that makes it, or from the container that it takes the place of.
     async fn secrets_for(
         &self,
-        before: &QueueRows,
+        before: &LoadedQueue,
         container: &Container,
         beside: &ExtraChanges,
     ) -> Result<Option<String>> {
@@ -252,7 +252,12 @@ impl QueueWriter<'_> {
         open_secrets(self.app, &old.uuid).await
     }
 
-    fn request(&mut self, before: &QueueRows, request: &mut Request, beside: &ExtraChanges) -> Result<()> {
+    fn request(
+        &mut self,
+        before: &LoadedQueue,
+        request: &mut ContainerRequest,
+        beside: &ExtraChanges,
+    ) -> Result<()> {
         if beside.deletes.contains(&request.uuid) {
             return Ok(());
         }
@@ -285,7 +290,7 @@ impl QueueWriter<'_> {
         self.log(&request.uuid, &request.owner_uuid, "update", Some(&old), Some(&new))
     }
 
-    fn delete(&mut self, before: &QueueRows, uuid: &str) -> Result<()> {
+    fn delete(&mut self, before: &LoadedQueue, uuid: &str) -> Result<()> {
         if let (Some((_, revision)), Some(old)) = (before.requests.get(uuid), before.world.requests.get(uuid))
         {
             self.first.push(containers::delete_request(uuid, *revision));
@@ -311,7 +316,7 @@ impl QueueWriter<'_> {
         new: Option<&Value>,
     ) -> Result<()> {
         let properties = json!({
-            "old_attributes": old.map(told), "new_attributes": new.map(told),
+            "old_attributes": old.map(event_properties), "new_attributes": new.map(event_properties),
             "old_etag": old.map(super::records::etag), "new_etag": new.map(super::records::etag),
         });
         self.logs.push(log_row(self.app, uuid, owner, event, &properties)?.1);
@@ -320,7 +325,7 @@ impl QueueWriter<'_> {
 }
 
 /// What of a row is told to those who listen. What it is to do is with the row.
-fn told(row: &Value) -> Map<String, Value> {
+fn event_properties(row: &Value) -> Map<String, Value> {
     const TOLD: [&str; 14] = [
         "uuid",
         "name",
@@ -369,7 +374,7 @@ pub(super) fn log_row(
 
 /// The same for the same work.
 pub(super) fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
-    hex::encode(Sha256::digest(reuse::identity(work, secrets).as_bytes()))
+    hex::encode(Sha256::digest(reuse::reuse_key(work, secrets).as_bytes()))
 }
 
 /// The mounts of a container that nobody else may see.

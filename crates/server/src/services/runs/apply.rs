@@ -7,17 +7,17 @@ use windlass_model::{
     config::Configuration,
     event::Entity,
     id::RunId,
-    plan::diff::{self, How},
+    plan::diff::{self, UpdateMode},
     time::Timestamp,
 };
 
-use super::{Spec, one, submit};
+use super::{ResolvedRunSpec, one, submit};
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     db::{
-        Unit, Written, gateways, jobs,
-        runs::{self, Named, Run},
+        Unit, WriteOutcome, gateways, jobs,
+        runs::{self, NamedRun, Run},
     },
     error::{Error, Result},
     events::{EventSubject, actor, note},
@@ -30,7 +30,7 @@ const NAME_ATTEMPTS_MAX: u8 = 10;
 /// Of a service.
 const GATEWAY: &str = "configuration.gateway";
 
-pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Result<wire::Run> {
+pub async fn apply(app: &App, scope: &ProjectScope, asked: wire::ApplyRequest) -> Result<wire::Run> {
     let hash = request_hash(&asked);
     if let Some(done) = find_repeated(app, scope, &hash).await? {
         return one(app, done).await;
@@ -47,19 +47,24 @@ pub async fn apply(app: &App, scope: &Scope, asked: wire::ApplyRequest) -> Resul
     }
 }
 
-async fn attempt(app: &App, scope: &Scope, asked: &wire::ApplyRequest, hash: &str) -> Result<wire::Run> {
+async fn attempt(
+    app: &App,
+    scope: &ProjectScope,
+    asked: &wire::ApplyRequest,
+    hash: &str,
+) -> Result<wire::Run> {
     let ssh_key = scope.caller.user.ssh_public_key.as_deref();
-    let mut spec = Spec::read(&asked.plan.run_spec, ssh_key, &app.settings().images)?;
+    let mut spec = ResolvedRunSpec::read(&asked.plan.run_spec, ssh_key, &app.settings().images)?;
     spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
-        names::resource("run_name", name)?;
+        names::check_resource("run_name", name)?;
     }
     spec.check_references(app, scope).await?;
     let current = match spec.name() {
         Some(name) => runs::find_by_name(app.db(), scope.project.id, name).await?,
         None => None,
     };
-    if let Some(Named { run, .. }) = &current {
+    if let Some(NamedRun { run, .. }) = &current {
         // A finished run of that name would be hidden, which is not for everybody either.
         let what = format!("run `{}` is there already; it", run.name);
         scope.require_ownership::<ApplyRun>(Some(run.user_id), &what)?;
@@ -95,7 +100,7 @@ fn request_hash(asked: &wire::ApplyRequest) -> String {
 }
 
 /// The run that this very request made before.
-async fn find_repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Named>> {
+async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Option<NamedRun>> {
     let Some(key) = &scope.idempotency_key else { return Ok(None) };
     let found = runs::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
     match found {
@@ -108,10 +113,10 @@ async fn find_repeated(app: &App, scope: &Scope, hash: &str) -> Result<Option<Na
 /// A run of that name is active: it changes in place, or not at all.
 async fn update(
     app: &App,
-    scope: &Scope,
-    spec: &Spec,
+    scope: &ProjectScope,
+    spec: &ResolvedRunSpec,
     asked: &wire::ApplyRequest,
-    current: &Named,
+    current: &NamedRun,
 ) -> Result<RunId> {
     let changed =
         || Error::refused("Failed to apply plan. Resource has been changed. Try again or use force apply.");
@@ -122,14 +127,14 @@ async fn update(
             return Err(changed());
         }
     }
-    let changes = diff::run_spec(&stored, &spec.value)
+    let changes = diff::diff_run_spec(&stored, &spec.value)
         .map_err(|why| Error::refused(format!("Cannot override active run {}: {why}", current.run.name)))?;
     if changes.is_empty() {
         return Ok(current.run.id);
     }
     // The run stays its creator's, and they can look into it.
     spec.check_secrets(app, current.run.project_id, current.run.user_id).await?;
-    let rolls = changes.iter().any(|change| change.how == How::Rolling);
+    let rolls = changes.iter().any(|change| change.how == UpdateMode::Rolling);
     let run = &current.run;
     let paths: Vec<&str> = changes.iter().map(|change| change.path.as_str()).collect();
     let by = scope.caller.user.id;
@@ -146,16 +151,22 @@ async fn update(
     )?);
     let unit = if paths.contains(&GATEWAY) { move_service(app, scope, spec, run, unit).await? } else { unit };
     match app.db().write(unit).await {
-        Ok(Written::Done { .. }) => Ok(run.id),
-        Ok(Written::Stale { .. }) => Err(changed()),
+        Ok(WriteOutcome::Done { .. }) => Ok(run.id),
+        Ok(WriteOutcome::Stale { .. }) => Err(changed()),
         Err(error) if error.is_conflict_on("service_domains_domain_key") => Err(changed()),
         Err(error) => Err(error.into()),
     }
 }
 
 /// With the service at another gateway, or at none.
-async fn move_service(app: &App, scope: &Scope, spec: &Spec, run: &Run, unit: Unit) -> Result<Unit> {
-    let at = publishing::of(app, run.project_id, spec, &run.name, Some(run.id)).await?;
+async fn move_service(
+    app: &App,
+    scope: &ProjectScope,
+    spec: &ResolvedRunSpec,
+    run: &Run,
+    unit: Unit,
+) -> Result<Unit> {
+    let at = publishing::for_service(app, run.project_id, spec, &run.name, Some(run.id)).await?;
     let service =
         spec.service(&scope.project.name, &run.name, at.as_ref()).map(|service| service.to_string());
     let gateway = at.as_ref().map(|at| at.gateway);
@@ -170,9 +181,9 @@ async fn move_service(app: &App, scope: &Scope, spec: &Spec, run: &Run, unit: Un
 /// A new run; a finished one of that name is hidden in the same unit.
 async fn create(
     app: &App,
-    scope: &Scope,
-    mut spec: Spec,
-    finished: Option<&Named>,
+    scope: &ProjectScope,
+    mut spec: ResolvedRunSpec,
+    finished: Option<&NamedRun>,
     hash: &str,
 ) -> Result<RunId> {
     let generated = spec.name().is_none();
@@ -181,15 +192,15 @@ async fn create(
             spec.set_name(&names::generate(attempt)?);
         }
         let (id, mut unit) = new_run(app, scope, &spec, hash).await?;
-        if let Some(Named { run, .. }) = finished {
+        if let Some(NamedRun { run, .. }) = finished {
             let mut first = Unit::new().and([runs::delete(run.id)]);
             first.changes.append(&mut unit.changes);
             unit = first;
         }
         match app.db().write(unit).await {
-            Ok(Written::Done { .. }) => return Ok(id),
+            Ok(WriteOutcome::Done { .. }) => return Ok(id),
             // The finished run was hidden by somebody else, who is about to take its name.
-            Ok(Written::Stale { .. }) => return Err(Error::exists("Run")),
+            Ok(WriteOutcome::Stale { .. }) => return Err(Error::exists("Run")),
             Err(error) if error.is_conflict_on("runs_name_key") && generated => {}
             Err(error)
                 if error.is_conflict_on("runs_name_key") || error.is_conflict_on("runs_idempotency_key") =>
@@ -198,7 +209,7 @@ async fn create(
             }
             Err(error) if error.is_conflict_on("service_domains_domain_key") => {
                 let name = spec.name().unwrap_or_default();
-                return Err(match publishing::of(app, scope.project.id, &spec, name, None).await {
+                return Err(match publishing::for_service(app, scope.project.id, &spec, name, None).await {
                     Err(taken) => taken,
                     // It was taken a moment ago and is free again.
                     Ok(_) => Error::exists("Run"),
@@ -210,12 +221,17 @@ async fn create(
     Err(Error::refused("no free name was found; give the run a name"))
 }
 
-async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(RunId, Unit)> {
+async fn new_run(
+    app: &App,
+    scope: &ProjectScope,
+    spec: &ResolvedRunSpec,
+    hash: &str,
+) -> Result<(RunId, Unit)> {
     let by = scope.caller.user.id;
     let key = scope.idempotency_key.clone();
     let published =
-        publishing::of(app, scope.project.id, spec, spec.name().unwrap_or_default(), None).await?;
-    let asked = submit::Asked {
+        publishing::for_service(app, scope.project.id, spec, spec.name().unwrap_or_default(), None).await?;
+    let asked = submit::RunRequest {
         project: scope.project.id,
         project_name: &scope.project.name,
         user: by,
@@ -231,7 +247,7 @@ async fn new_run(app: &App, scope: &Scope, spec: &Spec, hash: &str) -> Result<(R
 }
 
 /// The first slot of a scheduled run.
-async fn next_slot(app: &App, spec: &Spec) -> Result<Option<Timestamp>> {
+async fn next_slot(app: &App, spec: &ResolvedRunSpec) -> Result<Option<Timestamp>> {
     let Some(crons) = spec.shape.crons() else { return Ok(None) };
     let now = app.db().now().await?;
     crons.next_after(now).map(Some).ok_or_else(|| Error::refused("the schedule has no next time"))

@@ -4,9 +4,9 @@ use windlass_api::{operations::ConnectJob, runs::ConnectRequest};
 use windlass_model::{id::SubmissionId, job::Status};
 
 use crate::{
-    agents::{AgentError, Call, Port},
+    agents::{AgentError, CallContext, PortStream},
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     db::{
         jobs::{self, Job},
         runs,
@@ -16,7 +16,7 @@ use crate::{
 
 /// The submission must be one of that run, and the run one of this project. Whoever comes in sees what the owner of
 /// the run sees, so it is for them and for those who look after the project.
-pub async fn connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<Port> {
+pub async fn connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<PortStream> {
     let job = find(app, scope, asked).await?;
     let instance = job
         .instance_id
@@ -24,16 +24,16 @@ pub async fn connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result
         .ok_or_else(|| Error::refused(format!("the job does not run: it is {}", job.status.as_str())))?;
     let agents =
         app.agents().ok_or_else(|| Error::refused("this replica of the server has no way to hosts"))?;
-    let call = Call { instance, submission: job.id, epoch: job.lock_epoch };
+    let call = CallContext { instance, submission: job.id, epoch: job.lock_epoch };
     agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
 }
 
 /// Whether the caller of an open stream still may have it.
-pub async fn may_connect(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<()> {
+pub async fn check_connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<()> {
     find(app, scope, asked).await.map(drop)
 }
 
-async fn find(app: &App, scope: &Scope, asked: &ConnectRequest) -> Result<Job> {
+async fn find(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<Job> {
     let absent = || Error::absent("Job submission");
     let job = jobs::find(app.db(), SubmissionId(asked.job_submission_id)).await?;
     let job = job.filter(|job| job.project_id == scope.project.id).ok_or_else(absent)?;

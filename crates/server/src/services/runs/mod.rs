@@ -25,19 +25,19 @@ use windlass_model::{event::Entity, id::RunId};
 
 pub use self::{
     apply::apply,
-    connect::{connect, may_connect},
+    connect::{check_connect, connect},
     plan::plan,
 };
 pub(crate) use self::{
     shelf::RenderedRunCache,
-    spec::{Spec, check_supported, refused},
+    spec::{ResolvedRunSpec, check_supported, refused},
 };
 use crate::{
     app::App,
-    auth::{self, Caller, Scope},
+    auth::{self, Caller, ProjectScope},
     db::{
         Page, Unit, jobs, projects, repos,
-        runs::{self, Line, Named, Query},
+        runs::{self, NamedRun, Query, RunListEntry},
         users,
     },
     error::{Error, Result},
@@ -103,7 +103,7 @@ pub async fn list(
 /// What finished and was shown before is shown as it was; the others are read.
 async fn render_cached(
     app: &App,
-    lines: &[Line],
+    lines: &[RunListEntry],
     jobs: show::IncludedJobs,
 ) -> Result<Vec<RenderedJson<wire::Run>>> {
     let mut found: HashMap<RunId, _> = HashMap::with_capacity(lines.len());
@@ -141,7 +141,7 @@ pub(super) async fn visible_projects(
     name: Option<&str>,
 ) -> Result<Option<Option<Vec<windlass_model::id::ProjectId>>>> {
     if let Some(name) = name {
-        return match auth::scope(app, caller.clone(), name, Vec::new()).await {
+        return match auth::project_scope(app, caller.clone(), name, Vec::new()).await {
             Ok(scope) if scope.must(Access::ProjectUser).is_ok() => Ok(Some(Some(vec![scope.project.id]))),
             Ok(_) | Err(Error::Unknown { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -150,11 +150,11 @@ pub(super) async fn visible_projects(
     if caller.user.admin {
         return Ok(Some(None));
     }
-    let joined = projects::joined(app.db(), caller.user.id).await?;
+    let joined = projects::list_joined(app.db(), caller.user.id).await?;
     Ok((!joined.is_empty()).then_some(Some(joined)))
 }
 
-pub async fn read(app: &App, scope: &Scope, asked: wire::ReadRequest) -> Result<wire::Run> {
+pub async fn read(app: &App, scope: &ProjectScope, asked: wire::ReadRequest) -> Result<wire::Run> {
     let found = match (asked.id, &asked.run_name) {
         (Some(id), _) => runs::find(app.db(), RunId(id)).await?,
         (None, Some(name)) => runs::find_by_name(app.db(), scope.project.id, name).await?,
@@ -184,12 +184,12 @@ fn absent() -> Error {
     Error::absent("Run")
 }
 
-async fn one(app: &App, run: Named) -> Result<wire::Run> {
+async fn one(app: &App, run: NamedRun) -> Result<wire::Run> {
     shown(app, vec![run], show::IncludedJobs::Newest(None)).await?.pop().ok_or_else(absent)
 }
 
 /// One query for the jobs of all of them.
-async fn shown(app: &App, rows: Vec<Named>, wanted: show::IncludedJobs) -> Result<Vec<wire::Run>> {
+async fn shown(app: &App, rows: Vec<NamedRun>, wanted: show::IncludedJobs) -> Result<Vec<wire::Run>> {
     let ids: Vec<RunId> = rows.iter().map(|row| row.run.id).collect();
     let jobs = match wanted {
         show::IncludedJobs::None => Vec::new(),
@@ -201,14 +201,14 @@ async fn shown(app: &App, rows: Vec<Named>, wanted: show::IncludedJobs) -> Resul
 }
 
 /// Stores the wish to stop. Names of finished and unknown runs are skipped.
-pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result<()> {
+pub async fn stop(app: &App, scope: &ProjectScope, asked: &wire::StopRequest) -> Result<()> {
     check_names(&asked.runs_names)?;
     let by = scope.caller.user.id;
     let message = if asked.abort { "Run abort requested" } else { "Run stop requested" };
     let mut wishes = Vec::new();
     for name in &asked.runs_names {
         let found = runs::find_by_name(app.db(), scope.project.id, name).await?;
-        let Some(Named { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
+        let Some(NamedRun { run, .. }) = found.filter(|found| !found.run.finished) else { continue };
         scope.require_ownership::<StopRuns>(Some(run.user_id), &format!("run `{name}`"))?;
         let about = EventSubject { entity: Entity::Run, id: run.id.0, name, project: Some(run.project_id) };
         let unit = Unit::new().and([runs::request_stop(run.id, asked.abort, by)]).and(note(
@@ -228,21 +228,21 @@ pub async fn stop(app: &App, scope: &Scope, asked: &wire::StopRequest) -> Result
 }
 
 /// Hides finished runs. One that is active refuses the whole request.
-pub async fn delete(app: &App, scope: &Scope, names: &[String]) -> Result<()> {
+pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     check_names(names)?;
     let by = scope.caller.user.id;
     let mut found = Vec::new();
     for name in names.iter().collect::<std::collections::BTreeSet<_>>() {
         found.extend(runs::find_by_name(app.db(), scope.project.id, name).await?);
     }
-    for Named { run, .. } in &found {
+    for NamedRun { run, .. } in &found {
         scope.require_ownership::<DeleteRuns>(Some(run.user_id), &format!("run `{}`", run.name))?;
     }
     if found.iter().any(|found| !found.run.finished) {
         return Err(Error::refused("active runs cannot be deleted; stop them first"));
     }
     let mut unit = Unit::new();
-    for Named { run, .. } in &found {
+    for NamedRun { run, .. } in &found {
         let about = EventSubject {
             entity: Entity::Run,
             id: run.id.0,

@@ -3,19 +3,20 @@
 use windlass_api::{Document, runs as wire};
 use windlass_model::plan::diff;
 
-use super::{Spec, one};
-use crate::{app::App, auth::Scope, db::runs, error::Result, services::offers};
+use super::{ResolvedRunSpec, one};
+use crate::{app::App, auth::ProjectScope, db::runs, error::Result, services::offers};
 
 /// Offers that one answer shows unless it is asked for more, and the most it shows.
 const OFFERS_DEFAULT: usize = 50;
 const OFFERS_MAX: usize = 1000;
 
-pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
+pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> Result<wire::RunPlan> {
     let user = &scope.caller.user;
-    let mut spec = Spec::read(&asked.run_spec, user.ssh_public_key.as_deref(), &app.settings().images)?;
+    let mut spec =
+        ResolvedRunSpec::read(&asked.run_spec, user.ssh_public_key.as_deref(), &app.settings().images)?;
     spec.seal(app, scope).await?;
     if let Some(name) = spec.name() {
-        crate::services::names::resource("run_name", name)?;
+        crate::services::names::check_resource("run_name", name)?;
     }
     spec.check_references(app, scope).await?;
     let found = match spec.name() {
@@ -26,7 +27,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
     let mut current = None;
     if let Some(found) = found {
         let stored = serde_json::from_str(&found.run.spec)?;
-        if !found.run.finished && diff::run_spec(&stored, &spec.value).is_ok() {
+        if !found.run.finished && diff::diff_run_spec(&stored, &spec.value).is_ok() {
             action = wire::ApplyAction::Update;
         }
         current = Some(one(app, found).await?);
@@ -41,9 +42,9 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
             let mut offers = offers::for_job(&supply, &spec.shape, job);
             // Nodes of one replica start together or not at all.
             let together: Vec<_> = jobs.iter().filter(|other| other.replica_num == job.replica_num).collect();
-            let why = offers::why(&supply, &spec.shape, &together);
+            let why = offers::wait_reasons(&supply, &spec.shape, &together);
             let why = why.map(|why| Document::new(&*why)).transpose()?;
-            let misfits = offers::misfits(&supply, &spec.shape, job);
+            let misfits = offers::rejected_offers(&supply, &spec.shape, job);
             let misfits = (!misfits.refusals.is_empty()).then(|| Document::new(&misfits)).transpose()?;
             let total_offers = i64::try_from(offers.len()).unwrap_or(i64::MAX);
             let max_price = offers.iter().map(|offer| offer.price).reduce(f64::max);
@@ -71,7 +72,7 @@ pub async fn plan(app: &App, scope: &Scope, asked: wire::PlanRequest) -> Result<
 }
 
 /// What was sent, without the password of a registry. Clients apply what they are shown here.
-fn without_password(sent: Document, spec: &Spec) -> Result<Document> {
+fn without_password(sent: Document, spec: &ResolvedRunSpec) -> Result<Document> {
     const PASSWORD: &str = "/configuration/registry_auth/password";
     let Some(sealed) = spec.value.pointer(PASSWORD) else { return Ok(sent) };
     let mut value = sent.value()?;

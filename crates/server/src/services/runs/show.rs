@@ -14,7 +14,7 @@ use windlass_model::{
 use crate::{
     db::{
         jobs::Job,
-        runs::{Named, Run},
+        runs::{NamedRun, Run},
     },
     error::Result,
     job_facts,
@@ -30,7 +30,7 @@ pub(super) enum IncludedJobs {
 }
 
 /// `jobs` is ordered by run, replica, job and submission.
-pub(super) fn runs(rows: Vec<Named>, jobs: Vec<Job>, wanted: IncludedJobs) -> Result<Vec<wire::Run>> {
+pub(super) fn runs(rows: Vec<NamedRun>, jobs: Vec<Job>, wanted: IncludedJobs) -> Result<Vec<wire::Run>> {
     let mut of_run = HashMap::<RunId, Vec<Job>>::new();
     for job in jobs {
         of_run.entry(job.run_id).or_default().push(job);
@@ -48,8 +48,8 @@ pub(super) fn runs(rows: Vec<Named>, jobs: Vec<Job>, wanted: IncludedJobs) -> Re
         .collect()
 }
 
-fn run(row: Named, rows: Vec<Job>) -> Result<wire::Run> {
-    let Named { run, project_name, user_name, fleet_name } = row;
+fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
+    let NamedRun { run, project_name, user_name, fleet_name } = row;
     let reason: Option<run::TerminationReason> =
         run.termination_reason.as_deref().and_then(|word| word.parse().ok());
     let glances = glances(&rows);
@@ -153,7 +153,7 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
         message: one.said,
         rolled_back: one.undid.map(|undid| wire::RolledBackDeployment { num: undid.num, message: undid.why }),
     });
-    let group = |(name, one): (String, windlass_model::decide::replicas::Memory)| wire::GroupScaling {
+    let group = |(name, one): (String, windlass_model::decide::replicas::ScalingState)| wire::GroupScaling {
         group: name,
         desired: one.desired,
         message: one.said,
@@ -260,7 +260,7 @@ fn not_ready(row: &Job) -> Option<String> {
     if row.status != job::Status::Running || row.replica_registered || !has_probes {
         return None;
     }
-    job_facts::waits_for(row).map(|what| format!("not ready: {what}"))
+    job_facts::readiness_wait(row).map(|what| format!("not ready: {what}"))
 }
 
 /// What the instance cost while the submission had it. Of the submissions that the answer holds.

@@ -19,12 +19,12 @@ use windlass_model::{
 
 use crate::{
     app::App,
-    auth::Scope,
+    auth::ProjectScope,
     db::repos,
     error::{Error, Result},
     registry_passwords,
     run_shape::{ParsedRunSpec, RunSpecError},
-    services::{publishing::Published, secrets, volumes},
+    services::{publishing::GatewayPublication, secrets, volumes},
 };
 
 /// What a job is called in a plan for a run that has no name yet.
@@ -35,13 +35,13 @@ const DEFAULT_IMAGES: &str = "default_images";
 
 /// A run spec with the server's defaults, and what it means.
 #[derive(Debug)]
-pub(crate) struct Spec {
+pub(crate) struct ResolvedRunSpec {
     /// The effective spec, as it is stored and shown.
     pub(crate) value: Value,
     pub(crate) shape: ParsedRunSpec,
 }
 
-impl Spec {
+impl ResolvedRunSpec {
     /// Reads what was sent. `ssh_key` is the caller's public key, `images` the server's setting: a run keeps the
     /// default images that it was submitted with.
     pub(crate) fn read(sent: &Document, ssh_key: Option<&str>, images: &DefaultImages) -> Result<Self> {
@@ -63,16 +63,16 @@ impl Spec {
         }
         check_archives(spec.get("file_archives"))?;
         let name = spec.get("run_name").and_then(Value::as_str).unwrap_or(UNNAMED_JOB).to_owned();
-        let shape = ParsedRunSpec::read(&name, &value).map_err(no_shape)?;
+        let shape = ParsedRunSpec::read(&name, &value).map_err(spec_error)?;
         Ok(Self { value, shape })
     }
 
     /// Takes a registry's password out of it, before anything of it is stored or shown.
-    pub(crate) async fn seal(&mut self, app: &App, scope: &Scope) -> Result<()> {
+    pub(crate) async fn seal(&mut self, app: &App, scope: &ProjectScope) -> Result<()> {
         let (project, user) = (scope.project.id, scope.caller.user.id);
-        if registry_passwords::seal(app, project, user, &mut self.value["configuration"]).await? {
+        if registry_passwords::seal_document(app, project, user, &mut self.value["configuration"]).await? {
             let name = self.name().unwrap_or(UNNAMED_JOB).to_owned();
-            self.shape = ParsedRunSpec::read(&name, &self.value).map_err(no_shape)?;
+            self.shape = ParsedRunSpec::read(&name, &self.value).map_err(spec_error)?;
         }
         Ok(())
     }
@@ -96,16 +96,16 @@ impl Spec {
 
     /// The jobs a run starts with.
     pub(crate) fn jobs(&self) -> Result<Vec<JobSpec>> {
-        self.shape.jobs().map_err(no_shape)
+        self.shape.jobs().map_err(spec_error)
     }
 
     /// One replica of each group.
     pub(crate) fn plan(&self) -> Result<Vec<JobSpec>> {
-        self.shape.plan().map_err(no_shape)
+        self.shape.plan().map_err(spec_error)
     }
 
     /// Where a service is reached: at its gateway, or through the server.
-    pub(crate) fn service(&self, project: &str, run: &str, at: Option<&Published>) -> Option<Value> {
+    pub(crate) fn service(&self, project: &str, run: &str, at: Option<&GatewayPublication>) -> Option<Value> {
         let Configuration::Service(_) = self.shape.configuration() else { return None };
         let model = &self.value["configuration"]["model"];
         let models = at.map_or("/proxy/models", |at| at.models.as_str());
@@ -120,7 +120,7 @@ impl Spec {
     /// What of it windlass does not do, its profile included.
     fn review(&self, project: &str) -> SupportReview {
         let properties = Some(self.shape.properties());
-        let context = unsupported::Context { project: Some(project), properties, node: None };
+        let context = unsupported::ReviewContext { project: Some(project), properties, node: None };
         unsupported::review(self.shape.configuration(), context)
     }
 
@@ -130,7 +130,7 @@ impl Spec {
     }
 
     /// What the spec points to must exist and belong to the caller or the project.
-    pub(crate) async fn check_references(&self, app: &App, scope: &Scope) -> Result<()> {
+    pub(crate) async fn check_references(&self, app: &App, scope: &ProjectScope) -> Result<()> {
         check_supported(&self.review(&scope.project.name))?;
         let kind = self.value["repo_data"]["repo_type"].as_str().unwrap_or("virtual");
         if kind != "virtual" {
@@ -189,7 +189,7 @@ fn check_archives(sent: Option<&Value>) -> Result<()> {
     Ok(())
 }
 
-fn no_shape(error: RunSpecError) -> Error {
+fn spec_error(error: RunSpecError) -> Error {
     match error {
         RunSpecError::Specification(problems) => refused(&problems),
         RunSpecError::Document(_)

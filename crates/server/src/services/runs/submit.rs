@@ -10,11 +10,11 @@ use windlass_model::{
     time::Timestamp,
 };
 
-use super::Spec;
+use super::ResolvedRunSpec;
 use crate::{
     db::{
         Change, Db, Unit,
-        events::{self, Place, Target},
+        events::{self, EventContext, EventTarget},
         gateways,
         jobs::{self, NewJob},
         repos,
@@ -24,11 +24,11 @@ use crate::{
     job_orders::node_key::NodeKey,
     limits::{self, setting},
     secrets::Keyring,
-    services::publishing::Published,
+    services::publishing::GatewayPublication,
 };
 
 /// Who wants a run, where, and why.
-pub(crate) struct Asked<'a> {
+pub(crate) struct RunRequest<'a> {
     pub(crate) project: ProjectId,
     pub(crate) project_name: &'a str,
     pub(crate) user: UserId,
@@ -40,7 +40,7 @@ pub(crate) struct Asked<'a> {
     /// JSON: the places that it stays away from or seeks.
     pub(crate) places: Option<String>,
     /// Where a gateway publishes it.
-    pub(crate) published: Option<Published>,
+    pub(crate) published: Option<GatewayPublication>,
     /// How many jobs it may start with.
     pub(crate) jobs_max: usize,
 }
@@ -49,8 +49,8 @@ pub(crate) struct Asked<'a> {
 pub(crate) fn unit(
     db: &Db,
     keys: &Keyring,
-    asked: Asked<'_>,
-    spec: &Spec,
+    asked: RunRequest<'_>,
+    spec: &ResolvedRunSpec,
     next: Option<Timestamp>,
 ) -> Result<(RunId, Unit)> {
     let name = spec.name().unwrap_or_default();
@@ -65,7 +65,7 @@ pub(crate) fn unit(
     // Scheduled, or a service at zero: nothing runs until its time comes.
     let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
     let replicas = specs.iter().map(|spec| i64::from(spec.replica_num) + 1).max().unwrap_or(0);
-    let Asked { project, user, actor, .. } = asked;
+    let RunRequest { project, user, actor, .. } = asked;
     let row = NewRun {
         id,
         project_id: project,
@@ -92,11 +92,11 @@ pub(crate) fn unit(
             Actor::User(user) => Some(user),
             Actor::Pipeline { .. } | Actor::Server => None,
         };
-        let targets = [Target { entity, id, name }];
-        let place = Place { project: Some(project), user: by, lock_token: None, targets: &targets };
+        let targets = [EventTarget { entity, id, name }];
+        let place = EventContext { project: Some(project), user: by, lock_token: None, targets: &targets };
         events::append(db, event, &place)
     };
-    let mut created = Event::created::<run::Run>(id.0, status, because("Run submitted"));
+    let mut created = Event::created::<run::RunLifecycle>(id.0, status, because("Run submitted"));
     // An epoch would be that of another row's lock; these rows' own have not been taken yet.
     created.epoch = None;
     let mut unit = Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
@@ -106,7 +106,7 @@ pub(crate) fn unit(
     unit = unit.and(mark_uploads_used(project, spec));
     for (job, sealed) in submissions(db, keys, project, spec, id, &specs)? {
         let mut created =
-            Event::created::<job::Job>(job.id.0, job::Status::Submitted, because("Job submitted"));
+            Event::created::<job::JobLifecycle>(job.id.0, job::Status::Submitted, because("Job submitted"));
         created.epoch = None;
         let told = told(&created, Entity::Job, job.id.0, &job.job_name)?;
         unit = unit.and([jobs::insert(NewJob { secrets_sealed: sealed, ..job })]).and(told);
@@ -115,7 +115,7 @@ pub(crate) fn unit(
 }
 
 /// What it brought along is kept with it.
-fn mark_uploads_used(project: ProjectId, spec: &Spec) -> Vec<Change> {
+fn mark_uploads_used(project: ProjectId, spec: &ResolvedRunSpec) -> Vec<Change> {
     let archives: Vec<uuid::Uuid> = spec.shape.file_archives().iter().map(|archive| archive.id).collect();
     let code = spec.value["repo_code_hash"].as_str().zip(spec.repo_id());
     let code = code.map(|(hash, repo)| repos::mark_code_used(project, repo, hash));
@@ -129,7 +129,7 @@ fn submissions(
     db: &Db,
     keys: &Keyring,
     project: ProjectId,
-    spec: &Spec,
+    spec: &ResolvedRunSpec,
     run: RunId,
     specs: &[JobSpec],
 ) -> Result<Vec<(NewJob, Option<Vec<u8>>)>> {

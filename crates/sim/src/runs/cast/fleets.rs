@@ -11,7 +11,7 @@ use windlass_model::{
 use windlass_server::{
     db::{
         Db, Unit,
-        events::{self, Target},
+        events::{self, EventTarget},
         fleets, instances, volumes,
     },
     secrets::AssociatedData,
@@ -68,9 +68,10 @@ impl Workload {
                 reason: "applied".into(),
                 message: "Instance created".into(),
             };
-            let created = Event::created::<instance::Instance>(host.id, instance::Status::Pending, because);
+            let created =
+                Event::created::<instance::InstanceLifecycle>(host.id, instance::Status::Pending, because);
             let name = format!("hosts-{num}");
-            let targets = [Target { entity: created.entity, id: host.id.0, name: &name }];
+            let targets = [EventTarget { entity: created.entity, id: host.id.0, name: &name }];
             unit = unit.and(events::append(db, &created, &self.event_context(&targets))?);
         }
         db.write(unit).await?.done()?;
@@ -145,7 +146,7 @@ impl Workload {
         if !self.fleets.is_empty() {
             let id = rng.pick(&self.fleets).id;
             // Refused while it is in use.
-            db.write(Unit::new().and([fleets::ask_delete(id)])).await?;
+            db.write(Unit::new().and([fleets::request_delete(id)])).await?;
         }
         Ok(())
     }
@@ -176,7 +177,7 @@ impl Workload {
         if !self.volumes.is_empty() {
             let id = rng.pick(&self.volumes).0;
             // Refused while it is attached.
-            db.write(Unit::new().and(volumes::ask_delete(id))).await?;
+            db.write(Unit::new().and(volumes::request_delete(id))).await?;
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use std::fmt::Write as _;
 use anyhow::{Result, anyhow};
 use windlass_model::{
     id::RunId,
-    managed_job::plan::Plan,
-    sky::{self, Given},
+    managed_job::plan::ManagedJobPlan,
+    sky::{self, CommandLineValues},
     time::Span,
 };
 use windlass_server::{
@@ -17,7 +17,7 @@ use windlass_server::{
         Db, Unit, checks,
         managed_jobs::{self as rows, Query},
     },
-    services::managed_jobs::Made,
+    services::managed_jobs::NewJobs,
 };
 
 use super::Workload;
@@ -58,7 +58,7 @@ impl Workload {
         plan.priority = *rng.pick(&[0, 0, 5, -5]);
         let room = (self.managed_max - self.managed.len()) as u64;
         let copies = if rng.chance(15) { rng.between(1, room) } else { 1 };
-        let made = Made {
+        let made = NewJobs {
             db,
             keys: &self.keys,
             project: self.project,
@@ -97,13 +97,13 @@ impl Workload {
         Ok(())
     }
 
-    fn plan(&self, rng: &mut Rng) -> Result<Plan> {
+    fn plan(&self, rng: &mut Rng) -> Result<ManagedJobPlan> {
         let text = self.file(rng);
         let told = |problems: Vec<windlass_model::config::error::Diagnosis>| {
             let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
             anyhow!("{}\n{text}", problems.join("; "))
         };
-        let parsed = sky::parse(&text, &Given::default()).map_err(told)?;
+        let parsed = sky::parse_task_file(&text, &CommandLineValues::default()).map_err(told)?;
         Ok(parsed.into_launchable().map_err(told)?.plan)
     }
 

@@ -12,7 +12,7 @@ use windlass_model::id::{FleetId, InstanceId, ProjectId, RunId, UserId, VolumeId
 use windlass_server::{
     db::{
         Db, Unit, backends,
-        events::{Place, Target},
+        events::{EventContext, EventTarget},
         projects, users,
     },
     secrets::Keyring,
@@ -85,7 +85,7 @@ impl Workload {
 
     pub(super) async fn set_the_stage(&mut self, rng: &mut Rng, db: &Db, world: &SharedWorld) -> Result<()> {
         let unit = Unit::new().and([
-            users::create(users::New {
+            users::create(users::NewUser {
                 id: self.user,
                 name: "ada",
                 admin: true,
@@ -160,15 +160,15 @@ impl Workload {
     pub(super) async fn sweep(&mut self, db: &Db) -> Result<()> {
         let fleets: Vec<FleetId> = self.fleets.iter().map(|fleet| fleet.id).chain([self.ssh_fleet]).collect();
         for fleet in fleets {
-            db.write(Unit::new().and([windlass_server::db::fleets::ask_delete(fleet)])).await?;
+            db.write(Unit::new().and([windlass_server::db::fleets::request_delete(fleet)])).await?;
         }
         for (volume, _) in &self.volumes {
-            db.write(Unit::new().and(windlass_server::db::volumes::ask_delete(*volume))).await?;
+            db.write(Unit::new().and(windlass_server::db::volumes::request_delete(*volume))).await?;
         }
         Ok(())
     }
 
-    fn event_context<'a>(&self, targets: &'a [Target<'a>]) -> Place<'a> {
-        Place { project: Some(self.project), user: Some(self.user), lock_token: None, targets }
+    fn event_context<'a>(&self, targets: &'a [EventTarget<'a>]) -> EventContext<'a> {
+        EventContext { project: Some(self.project), user: Some(self.user), lock_token: None, targets }
     }
 }

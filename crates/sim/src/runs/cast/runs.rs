@@ -10,8 +10,8 @@ use windlass_model::{
 };
 use windlass_server::{
     db::{
-        Db, Unit, Written,
-        events::{self, Target},
+        Db, Unit, WriteOutcome,
+        events::{self, EventTarget},
         jobs, runs,
     },
     run_shape::ParsedRunSpec,
@@ -121,9 +121,12 @@ impl Workload {
                 let (spec, job_spec) = shape.job(None, start.replica, job_num)?;
                 let job_name = spec.job_name;
                 let submission = SubmissionId(db.new_id()?);
-                let event =
-                    Event::created::<job::Job>(submission, job::Status::Submitted, because(&job_name));
-                let targets = [Target { entity: event.entity, id: submission.0, name: &job_name }];
+                let event = Event::created::<job::JobLifecycle>(
+                    submission,
+                    job::Status::Submitted,
+                    because(&job_name),
+                );
+                let targets = [EventTarget { entity: event.entity, id: submission.0, name: &job_name }];
                 unit = unit.and(events::append(db, &event, &self.event_context(&targets))?);
                 unit = unit.and([jobs::insert(jobs::NewJob {
                     id: submission,
@@ -142,15 +145,15 @@ impl Workload {
                 })]);
             }
         }
-        let event = Event::created::<run::Run>(id, status, because(name));
-        let targets = [Target { entity: event.entity, id: id.0, name }];
+        let event = Event::created::<run::RunLifecycle>(id, status, because(name));
+        let targets = [EventTarget { entity: event.entity, id: id.0, name }];
         Ok(unit.and(events::append(db, &event, &self.event_context(&targets))?))
     }
 
     pub(super) async fn stop(&mut self, db: &Db, id: RunId, abort: bool) -> Result<()> {
         let written = db.write(Unit::new().and([runs::request_stop(id, abort, self.user)])).await?;
         // A run that is over cannot be stopped, and nobody is told that it was.
-        if let Written::Done { now, .. } = written {
+        if let WriteOutcome::Done { now, .. } = written {
             self.stopped.entry(id.0).or_insert(now);
         }
         Ok(())

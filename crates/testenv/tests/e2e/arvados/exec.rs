@@ -17,14 +17,14 @@ use tokio::{
     task::JoinSet,
 };
 use windlass_testenv::{
-    queue::{Ground, processes_with},
+    queue::{QueueEnv, processes_with},
     stage::{IMAGE, engine, load_busybox_image},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
-async fn until(what: &str, mut is: impl FnMut() -> bool) {
+async fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     let since = Instant::now();
     while !is() {
         assert!(since.elapsed() < TIMEOUT, "{what}");
@@ -33,7 +33,7 @@ async fn until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// Of the first attempt of a container.
-fn executor_pid(ground: &Ground, uuid: &str) -> String {
+fn executor_pid(ground: &QueueEnv, uuid: &str) -> String {
     let kept = ground.dir.join("attempts").join(format!("{uuid}.1")).join("executor.json");
     let kept: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
     kept["pid"].to_string()
@@ -53,7 +53,7 @@ fn groups_of(uuid: &str) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
-    let mut ground = Ground::start("killed").await;
+    let mut ground = QueueEnv::start("killed").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
     // Children, grandchildren, and some that leave group, session and parent behind them.
@@ -65,13 +65,13 @@ async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
     let secret = json!({ "secret_mounts": { "/etc/key": { "kind": "text", "content": "c4nary" } } });
     let uuid = ground.ask(&["sh", "-c", &script], secret).await;
     let sleepers = || processes_with(&[b"sleep\0", mark.as_bytes()]);
-    until("its processes do not start", || sleepers().len() >= 7).await;
+    wait_until("its processes do not start", || sleepers().len() >= 7).await;
     let root = ground.dir.join("attempts").join(format!("{uuid}.1")).join("root");
     assert!(root.join("etc/key").exists());
     kill(&executor_pid(&ground, &uuid));
-    until("processes of a dead executor go on", || sleepers().is_empty()).await;
-    until("its control group is left", || groups_of(&uuid).is_empty()).await;
-    until("its secrets are left", || !root.exists()).await;
+    wait_until("processes of a dead executor go on", || sleepers().is_empty()).await;
+    wait_until("its control group is left", || groups_of(&uuid).is_empty()).await;
+    wait_until("its secrets are left", || !root.exists()).await;
     let record = ground.ended(&uuid).await;
     assert_eq!(
         (&record["state"], &record["runtime_status"]["reason"]),
@@ -127,7 +127,7 @@ impl SwitchableProxy {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() {
-    let mut ground = Ground::start("away").await;
+    let mut ground = QueueEnv::start("away").await;
     let gate = SwitchableProxy::in_front_of(ground.address()).await;
     ground.via = Some(gate.address.clone());
     let token = ground.token("token").await;
@@ -145,7 +145,7 @@ async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() 
     ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
     gate.open(false);
     std::fs::write(&begin, "").unwrap();
-    until("a server that is away holds the program up", || written.exists()).await;
+    wait_until("a server that is away holds the program up", || written.exists()).await;
     assert_eq!(ground.until(&uuid, "", |_| true).await["state"], "Running");
     gate.open(true);
     let record = ground.ended(&uuid).await;
@@ -157,7 +157,7 @@ async fn what_is_written_while_the_server_is_away_comes_whole_when_it_is_back() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gpus_belong_to_one_container_at_a_time() {
-    let mut ground = Ground::start("gpus").await;
+    let mut ground = QueueEnv::start("gpus").await;
     let token = ground.token("token").await;
     ground.start_local_dispatcher_with(&token, "attempts", &["--gpus", "2"]);
     let gate = ground.dir.join("gate");
@@ -197,7 +197,7 @@ fn contained(uuid: &str) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor() {
     load_busybox_image(&engine());
-    let mut ground = Ground::start("docker").await;
+    let mut ground = QueueEnv::start("docker").await;
     ground.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
@@ -235,7 +235,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     // A policy that forbids the machine's network, and a dispatcher that gives it to everybody.
     let policy = ground.dir.join("policy.yml");
     std::fs::write(&policy, "host_network: false\n").unwrap();
-    let mut strict = Ground::start("strict").await;
+    let mut strict = QueueEnv::start("strict").await;
     strict.env.push(("DOCKER_HOST", format!("unix://{}", engine().display())));
     strict.env.push(("WINDLASS_AGENT_POLICY", policy.display().to_string()));
     let second = strict.token("token").await;
@@ -254,8 +254,8 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
 
     let held = ground.ask(&["sleep", "600"], json!({ "container_image": IMAGE })).await;
     ground.until(&held, "it does not run", |record| record["state"] == "Running").await;
-    until("it is not in the engine", || !contained(&held).is_empty()).await;
+    wait_until("it is not in the engine", || !contained(&held).is_empty()).await;
     kill(&executor_pid(&ground, &held));
-    until("the container of a dead executor goes on", || contained(&held).is_empty()).await;
+    wait_until("the container of a dead executor goes on", || contained(&held).is_empty()).await;
     assert_eq!(ground.ended(&held).await["runtime_status"]["reason"], "crashed");
 }

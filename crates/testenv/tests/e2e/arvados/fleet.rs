@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
-use windlass_testenv::{queue::Ground, server::Client};
-use windlass_testkit::slurm::{Cluster, Size};
+use windlass_testenv::{queue::QueueEnv, server::Client};
+use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(90);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-const SIZE: Size = Size { cpus: 2, memory_mib: 2000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 2, memory_mib: 2000, gpus: 0 };
 
 struct SlurmFleetEnv {
-    cluster: Cluster,
-    ground: Ground,
+    cluster: SlurmCluster,
+    ground: QueueEnv,
     api: Client,
 }
 
@@ -37,8 +37,8 @@ fn spec(configuration: &Value) -> Value {
 
 impl SlurmFleetEnv {
     async fn start() -> Self {
-        let cluster = Cluster::start(&[SIZE; 2]);
-        let mut ground = Ground::start("fleet").await;
+        let cluster = SlurmCluster::start(&[SIZE; 2]);
+        let mut ground = QueueEnv::start("fleet").await;
         // A certificate has many lines, and Slurm brings them to the nodes.
         ground.encrypted = true;
         let token = ground.token("token").await;

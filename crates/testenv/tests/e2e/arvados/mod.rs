@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    queue::Ground,
+    queue::QueueEnv,
     server::{TOKEN, binary},
 };
 use windlass_testkit::wait::eventually;
@@ -25,7 +25,7 @@ async fn the_python_client_of_arvados_makes_every_call_and_hears_every_event() {
     let home = std::env::var_os("WINDLASS_TEST_ARVADOS");
     let python =
         PathBuf::from(home.expect("WINDLASS_TEST_ARVADOS: `cargo xtask test` makes it")).join("bin/python");
-    let ground = Ground::start("python").await;
+    let ground = QueueEnv::start("python").await;
     let mut command = Command::new(python);
     command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/arvados/walk.py"));
     command
@@ -40,7 +40,7 @@ async fn the_python_client_of_arvados_makes_every_call_and_hears_every_event() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn containers_run_on_this_machine_and_their_ends_are_told_apart() {
-    let mut ground = Ground::start("local").await;
+    let mut ground = QueueEnv::start("local").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
     let script = r"printf 'a\377\000b'; echo broken >&2; cat etc/key; exit 7";
@@ -74,7 +74,7 @@ async fn containers_run_on_this_machine_and_their_ends_are_told_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_container_leaves_in_its_output_path_is_kept_with_what_it_used() {
-    let mut ground = Ground::start("outputs").await;
+    let mut ground = QueueEnv::start("outputs").await;
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
     ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
@@ -92,7 +92,7 @@ async fn what_a_container_leaves_in_its_output_path_is_kept_with_what_it_used() 
 async fn the_python_client_of_arvados_works_inside_a_container_of_a_server_without_tls() {
     let home = std::env::var_os("WINDLASS_TEST_ARVADOS");
     let home = PathBuf::from(home.expect("WINDLASS_TEST_ARVADOS: `cargo xtask test` makes it"));
-    let mut ground = Ground::start("inside").await;
+    let mut ground = QueueEnv::start("inside").await;
     // The program has a user of its own, who may be kept out of the directory that the client was installed in.
     let library = std::fs::read_dir(home.join("lib")).unwrap().flatten().next().unwrap().path();
     let copied = ground.dir.join("packages");
@@ -112,7 +112,7 @@ async fn the_python_client_of_arvados_works_inside_a_container_of_a_server_witho
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dispatchers_and_executors_speak_with_a_server_by_its_certificate_alone() {
-    let mut ground = Ground::start("tls").await;
+    let mut ground = QueueEnv::start("tls").await;
     let token = ground.token("token").await;
     let constraints = json!({ "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true } });
     let uuid = ground.ask(&["sh", "-c", "echo $ARVADOS_API_HOST"], constraints).await;
@@ -140,7 +140,7 @@ async fn dispatchers_and_executors_speak_with_a_server_by_its_certificate_alone(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
-    let mut ground = Ground::start("adopt").await;
+    let mut ground = QueueEnv::start("adopt").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
     let (starts, go) = (ground.shared("starts"), ground.dir.join("go"));
@@ -185,7 +185,7 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
-    let mut ground = Ground::start("lease").await;
+    let mut ground = QueueEnv::start("lease").await;
     let token = ground.token("token").await;
     let first = ground.start_local_dispatcher_with(&token, "first", &["--lease", "600"]);
     let go = ground.dir.join("go");
@@ -220,7 +220,7 @@ async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_priority_0_stops_what_runs_and_then_it_is_cancelled() {
-    let mut ground = Ground::start("stop").await;
+    let mut ground = QueueEnv::start("stop").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
     let uuid = ground.ask(&["sleep", "600"], json!({})).await;
@@ -242,7 +242,7 @@ async fn r13_priority_0_stops_what_runs_and_then_it_is_cancelled() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_dispatchers_on_one_queue_run_every_container_once() {
-    let mut ground = Ground::start("two").await;
+    let mut ground = QueueEnv::start("two").await;
     let ran = ground.shared("ran");
     let mut all = Vec::new();
     for at in 0..40 {

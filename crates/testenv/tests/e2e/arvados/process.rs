@@ -3,12 +3,12 @@
 use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
-use windlass_testenv::{queue::Ground, server::binary};
+use windlass_testenv::{queue::QueueEnv, server::binary};
 
 /// A user of the queue who may do nothing else here asks for a plain process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_it() {
-    let mut ground = Ground::start("refused").await;
+    let mut ground = QueueEnv::start("refused").await;
     ground.allow_process = false;
     let carol = ground.user("carol").await;
     let token = ground.token("token").await;
@@ -51,7 +51,7 @@ fn attempts_script(paths: &[(&str, &Path)]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
-    let mut ground = Ground::start("apart").await;
+    let mut ground = QueueEnv::start("apart").await;
     let (bob, carol) = (ground.user("bob").await, ground.user("carol").await);
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
@@ -130,7 +130,7 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_program_links_to_is_not_taken_for_its_output() {
-    let mut ground = Ground::start("links").await;
+    let mut ground = QueueEnv::start("links").await;
     let token = ground.token("token").await;
     let outputs = ground.dir.join("outputs");
     ground.start_local_dispatcher_with(&token, "attempts", &["--outputs", outputs.to_str().unwrap()]);
@@ -150,7 +150,7 @@ async fn what_a_program_links_to_is_not_taken_for_its_output() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_that_everybody_may_read_is_not_used() {
-    let ground = Ground::start("open").await;
+    let ground = QueueEnv::start("open").await;
     let token = ground.token("token").await;
     std::fs::set_permissions(&token, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     let mut command = Command::new(binary("windlass").unwrap());

@@ -8,17 +8,17 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_dispatch::hook::Hook;
+use windlass_dispatch::hook::WakeSocket;
 use windlass_sim::invariants::containers::find_violations;
 use windlass_testenv::{
-    queue::{Asked, Ground, processes_with},
+    queue::{QueueEnv, RequestedContainer, processes_with},
     server::binary,
 };
-use windlass_testkit::slurm::{Cluster, Size};
+use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-const SIZE: Size = Size { cpus: 4, memory_mib: 4000, gpus: 0 };
+const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 const NODES: usize = 6;
 const TAG: &str = "windlass:fortune";
 /// What Slurm is told for a step of priority.
@@ -43,7 +43,7 @@ struct ContainerSpec<'a> {
 }
 
 struct SubmittedContainer {
-    asked: Asked,
+    asked: RequestedContainer,
     exit: i64,
 }
 
@@ -54,8 +54,8 @@ struct SqueueJob {
 }
 
 struct SlurmQueueEnv {
-    cluster: Cluster,
-    ground: Ground,
+    cluster: SlurmCluster,
+    ground: QueueEnv,
     token: PathBuf,
     all: Vec<SubmittedContainer>,
 }
@@ -69,8 +69,8 @@ impl Drop for SlurmQueueEnv {
 
 impl SlurmQueueEnv {
     async fn start() -> Self {
-        let cluster = Cluster::start(&[SIZE; NODES]);
-        let ground = Ground::start("slurm").await;
+        let cluster = SlurmCluster::start(&[SIZE; NODES]);
+        let ground = QueueEnv::start("slurm").await;
         let token = ground.token("token").await;
         ground.shared("starts");
         let mut field = Self { cluster, ground, token, all: Vec::new() };
@@ -427,9 +427,9 @@ fn directories_named_after(above: &Path, field: &SlurmQueueEnv, depth: usize) ->
 
 #[tokio::test]
 async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
-    let cluster = Cluster::start(&[SIZE]);
+    let cluster = SlurmCluster::start(&[SIZE]);
     let door = cluster.dir().join("door.sock");
-    let hook = Hook::bind(&door).unwrap();
+    let hook = WakeSocket::bind(&door).unwrap();
     let windlass = binary("windlass").unwrap();
     cluster.at_the_end(&format!("exec {} dispatch knock {}", windlass.display(), door.display()));
     let said = cluster.say("sbatch", &["--parsable", "--mem=10", "--output=/dev/null", "--wrap=true"]);
@@ -439,8 +439,8 @@ async fn the_end_of_any_job_is_knocked_at_the_dispatchers_door() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn slurm_says_why_a_container_waits_and_its_variables_reach_the_program() {
-    let cluster = Cluster::start(&[SIZE]);
-    let mut ground = Ground::start("reasons").await;
+    let cluster = SlurmCluster::start(&[SIZE]);
+    let mut ground = QueueEnv::start("reasons").await;
     let token = ground.token("token").await;
     ground.start_slurm_dispatcher(&token, &cluster.config(), &["--tag", TAG]);
     let go = ground.dir.join("go");
@@ -467,9 +467,9 @@ async fn slurm_says_why_a_container_waits_and_its_variables_reach_the_program() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_sbatch_refuses_is_kept_in_its_words_and_not_tried_again_at_once() {
-    let cluster = Cluster::start(&[SIZE]);
+    let cluster = SlurmCluster::start(&[SIZE]);
     let closed = cluster.say("scontrol", &["update", "PartitionName=main", "State=INACTIVE"]);
-    let mut ground = Ground::start("refused").await;
+    let mut ground = QueueEnv::start("refused").await;
     let token = ground.token("token").await;
     ground.start_slurm_dispatcher(&token, &cluster.config(), &["--tag", TAG]);
     let uuid = ground.ask(&["true"], json!({})).await;

@@ -4,11 +4,11 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use windlass_testkit::{
     lab::{Lab, WORKER},
-    story::{CliSnapshot, Ground as _},
+    story::{CliSnapshot, SnapshotEnv as _},
 };
 
 use super::person::{DstackUser, SMALL};
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 /// The configuration of a fleet, with the key beside it.
 fn describe(person: &DstackUser, lab: &Lab) {
@@ -28,7 +28,7 @@ fn describe(person: &DstackUser, lab: &Lab) {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-fleet", &person);
     for (host, mask) in lab.hosts().iter().zip(["[HOST 1]", "[HOST 2]"]) {
@@ -60,7 +60,7 @@ async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
     story.run(&["fleet", "delete", "lab", "-y"]);
     story.run(&["fleet"]);
     stage.eventually("no agent is left", || {
-        let is_ours = |host: &windlass_testkit::lab::Host| {
+        let is_ours = |host: &windlass_testkit::lab::LabHost| {
             host.processes().unwrap().iter().any(|process| process.command.contains("windlass-agent"))
         };
         !lab.hosts().iter().any(is_ours)

@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::story::{CliSnapshot, Ground as _, ran};
+use windlass_testkit::story::{CliSnapshot, SnapshotEnv as _, ran};
 
 use super::person::{DstackUser, SMALL};
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 /// Git with nobody's settings.
 fn git(person: &DstackUser, args: &[&str]) {
@@ -38,7 +38,7 @@ fn repository(person: &DstackUser) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_is_told_of_its_project_and_its_repository() {
-    let stage = Stage::new(Machines::None).await;
+    let stage = TestEnv::new(HostMode::None).await;
     let person = DstackUser::new(&stage);
     let mut story = CliSnapshot::new("dstack-project", &person);
     story.run(&["--version"]);
@@ -60,7 +60,7 @@ async fn dstack_is_told_of_its_project_and_its_repository() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_keeps_secrets() {
-    let stage = Stage::new(Machines::None).await;
+    let stage = TestEnv::new(HostMode::None).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-secret", &person);
     story.run(&["secret"]);
@@ -79,7 +79,7 @@ fn wait_until_host_ready(person: &DstackUser) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_lists_what_there_is() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     wait_until_host_ready(&person);
     let mut story = CliSnapshot::new("dstack-lists", &person);
@@ -94,7 +94,7 @@ async fn dstack_lists_what_there_is() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_plans_what_could_be() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     wait_until_host_ready(&person);
     let mut story = CliSnapshot::new("dstack-plans", &person);

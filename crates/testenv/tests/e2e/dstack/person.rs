@@ -12,9 +12,9 @@ use std::{
 
 use parking_lot::Mutex;
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::story::{CommandOutput, Ground, Pattern};
+use windlass_testkit::story::{CommandOutput, Pattern, SnapshotEnv};
 
-use crate::stage::Stage;
+use crate::stage::TestEnv;
 
 const VARIABLE: &str = "WINDLASS_TEST_DSTACK";
 /// Loading Python alone takes seconds on a machine that is busy with other tests.
@@ -34,7 +34,7 @@ pub(crate) struct DstackUser {
 
 impl DstackUser {
     /// Has the client and nothing else.
-    pub(crate) fn new(stage: &Stage) -> Self {
+    pub(crate) fn new(stage: &TestEnv) -> Self {
         let venv = std::env::var_os(VARIABLE).map(PathBuf::from);
         let venv = venv.unwrap_or_else(|| {
             panic!("{VARIABLE} names no Python environment with dstack; `cargo xtask test` makes one")
@@ -48,7 +48,7 @@ impl DstackUser {
     }
 
     /// Has told the client of the server, with what `project add` writes.
-    pub(crate) fn with_project(stage: &Stage) -> Self {
+    pub(crate) fn with_project(stage: &TestEnv) -> Self {
         let person = Self::new(stage);
         let known =
             format!("projects:\n- {{name: main, url: '{}', token: {TOKEN}, default: true}}\n", person.url);
@@ -119,7 +119,7 @@ impl DstackUser {
     }
 }
 
-impl Ground for DstackUser {
+impl SnapshotEnv for DstackUser {
     const PROGRAM: &'static str = "dstack";
     const PATTERNS: &'static [Pattern] = &[
         (r"\b\d+ (?:sec|min|hour)s? ago", "[AGE]"),

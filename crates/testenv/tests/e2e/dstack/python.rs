@@ -3,7 +3,7 @@
 use windlass_testkit::story::ran;
 
 use super::person::DstackUser;
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 const SCRIPT: &str = r#"
 import pathlib, time
@@ -70,7 +70,7 @@ all: [('aborted', 'terminated'), ('programmed', 'done'), ('stopped', 'terminated
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_in_a_program_submits_attaches_reads_and_stops() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     person.until(&["fleet"], |ran| ran.stdout.contains(" busy"));
     person.file("program.py", SCRIPT);

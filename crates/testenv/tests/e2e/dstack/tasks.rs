@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use windlass_testkit::story::{CliSnapshot, Ground as _};
+use windlass_testkit::story::{CliSnapshot, SnapshotEnv as _};
 
 use super::person::{DstackUser, RunningCommand, SMALL};
 use crate::{
     containers::{IMAGE, image},
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 /// A task that says `up`, waits to be let go, and ends with a status.
@@ -36,7 +36,7 @@ fn record_attached_apply(story: &mut CliSnapshot<'_, DstackUser>, person: &Dstac
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_follows_a_task_to_its_end() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-attached", &person);
     write_waiting_task(&person, "good", "image: none\n", 0);
@@ -52,7 +52,7 @@ async fn dstack_follows_a_task_to_its_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let text = format!("type: task\nname: short\nimage: none\ncommands:\n  - echo over at once\n{SMALL}");
     person.file("short.yml", &text);
@@ -63,7 +63,7 @@ async fn dstack_prints_the_output_of_a_task_that_is_done_before_it_attaches() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_watches_and_replaces_what_runs() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-detached", &person);
     write_waiting_task(&person, "job", "image: none\n", 0);
@@ -93,7 +93,7 @@ async fn dstack_watches_and_replaces_what_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_stops_and_aborts_what_runs() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-stop", &person);
     write_waiting_task(&person, "job", "image: none\n", 0);
@@ -112,7 +112,7 @@ async fn dstack_stops_and_aborts_what_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_opens_a_dev_environment_and_tells_its_story() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-dev", &person);
     person.file("dev.yml", &format!("type: dev-environment\nname: dev\nimage: none\nide: vscode\n{SMALL}"));
@@ -141,7 +141,7 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_follows_a_docker_task_to_its_end() {
     image();
-    let stage = Stage::new(Machines::Containers).await;
+    let stage = TestEnv::new(HostMode::Containers).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-docker", &person);
     // Let go by whoever is attached: nothing of this machine is seen in there.

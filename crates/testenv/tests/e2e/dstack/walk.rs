@@ -16,7 +16,7 @@ use windlass_testenv::server::TOKEN;
 use windlass_testkit::story::ran;
 
 use super::person::DstackUser;
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/dstack");
 const MISSING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api/missing.md");
@@ -82,7 +82,7 @@ fn differences(called: &BTreeSet<String>) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dstack_finds_every_answer_by_its_schema_and_what_is_missing_in_a_list() {
-    let stage = Stage::new(Machines::Processes).await;
+    let stage = TestEnv::new(HostMode::Processes).await;
     let person = DstackUser::new(&stage);
     let mut walk = person.program("python");
     walk.arg(Path::new(HERE).join("walk.py")).args([person.url(), TOKEN]);

@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use windlass_model::managed_job::plan::Shape;
 
 use super::{job, launch, nodes::with_lab, statuses, with_hosts};
-use crate::stage::Stage;
+use crate::stage::TestEnv;
 
 /// Nothing lasts longer, even beside everything else that is tested.
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Files that last longer by themselves have their sleeps cut down, but for those that are cancelled.
 const LONG_SECS: i64 = 60;
 /// For those, a second is so long.
-const SHORTER: u32 = 100;
+const SLEEP_DIVISOR: u32 = 100;
 
 /// In the form of the corpus' index, with the file itself as `text`.
 fn own_entries() -> Vec<Value> {
@@ -86,7 +86,7 @@ struct RunningEntry {
     drive: bool,
 }
 
-async fn launch_entry(stage: &mut Stage, entry: Value, short: &Path) -> RunningEntry {
+async fn launch_entry(stage: &mut TestEnv, entry: Value, short: &Path) -> RunningEntry {
     let drive = entry["drive"].is_string();
     let mut envs = serde_json::Map::new();
     for name in words(&entry["env_required"]) {
@@ -124,7 +124,7 @@ fn find_difference(entry: &Value, seen: &Value) -> Option<String> {
 }
 
 /// Waits for the ends of all of these, and says which are not as they should be.
-async fn wait_for_ends(stage: &mut Stage, mut open: Vec<RunningEntry>) -> Vec<String> {
+async fn wait_for_ends(stage: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<String> {
     let (began, mut wrong) = (Instant::now(), Vec::new());
     while !open.is_empty() {
         let mut left = Vec::new();
@@ -185,7 +185,9 @@ fn own_multi_node_entries() -> Vec<Value> {
 
 /// Nodes that a file has at one time: all tasks of a group, the largest of others.
 fn nodes_at_once(text: &str) -> usize {
-    let plan = windlass_model::sky::parse(text, &windlass_model::sky::Given::default()).unwrap().plan;
+    let plan = windlass_model::sky::parse_task_file(text, &windlass_model::sky::CommandLineValues::default())
+        .unwrap()
+        .plan;
     let nodes = plan.tasks.iter().map(|task| task.nodes as usize);
     match plan.shape {
         Shape::Group(_) => nodes.sum(),

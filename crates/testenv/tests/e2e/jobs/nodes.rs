@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
-use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::lab::{Lab, LabHost};
 
 use super::{launch, runs, wait_until, wait_until_done};
-use crate::stage::{Machines, Stage, host_of};
+use crate::stage::{HostMode, TestEnv, host_of};
 
 /// A stage whose fleet is so many hosts with networks of their own.
-pub(super) async fn with_lab(hosts: usize) -> (Stage, Lab) {
+pub(super) async fn with_lab(hosts: usize) -> (TestEnv, Lab) {
     let lab = Lab::start(hosts).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     stage = stage.with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;
@@ -21,7 +21,7 @@ pub(super) async fn with_lab(hosts: usize) -> (Stage, Lab) {
 
 /// Lines of a file, over all hosts.
 pub(super) fn lines(lab: &Lab, path: &str) -> Vec<String> {
-    let of = |host: &Host| std::fs::read_to_string(host.path(path)).unwrap_or_default();
+    let of = |host: &LabHost| std::fs::read_to_string(host.path(path)).unwrap_or_default();
     lab.hosts().iter().flat_map(|host| of(host).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
@@ -92,7 +92,7 @@ async fn a_lost_node_of_two_is_replaced_beside_the_other() {
     let (mut stage, lab) = with_lab(3).await;
     let text = "num_nodes: 2\nrun: |\n  echo $SKYPILOT_NODE_RANK >> /home/lines\n  sleep 600\n";
     let id = launch(&mut stage, text, json!({})).await;
-    let hosts = async |stage: &mut Stage, job: &Value| {
+    let hosts = async |stage: &mut TestEnv, job: &Value| {
         let runs = job["tasks"][0]["runs"].as_array().unwrap();
         let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
         [host_of(&lab, &run, 0), host_of(&lab, &run, 1)]

@@ -5,15 +5,15 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{launch, runs, wait_until};
-use crate::stage::{self, Machines, Stage};
+use crate::stage::{self, HostMode, TestEnv};
 
 /// The first is the cheaper one.
 const CLOUD: &str = "runtime: process\noffers:\n\
     - {instance_type: small, region: east, price: 0.1, spot: true, cpus: 4, memory_gb: 16, disk_gb: 100}\n\
     - {instance_type: small, region: west, price: 0.2, spot: true, cpus: 4, memory_gb: 16, disk_gb: 100}\n";
 
-async fn cloud() -> Stage {
-    let mut stage = Stage::new(Machines::None).await;
+async fn cloud() -> TestEnv {
+    let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
     let script = stage.home().join("cloud.yml");
     std::fs::write(&script, CLOUD).unwrap();
@@ -29,7 +29,7 @@ async fn cloud() -> Stage {
 }
 
 /// The machine of a run is taken back.
-async fn preempt_machine_of(stage: &mut Stage, job: &Value) {
+async fn preempt_machine_of(stage: &mut TestEnv, job: &Value) {
     let runs = job["tasks"][0]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
     let submission = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap().clone();
@@ -40,10 +40,10 @@ async fn preempt_machine_of(stage: &mut Stage, job: &Value) {
         instances.iter().find(|one| one["name"] == *name).unwrap_or_else(|| panic!("{name}: {fleet:#}"));
     let id = found["id"].as_str().unwrap();
     let books = stage.home().join("cloud.yml.d");
-    stage::preempt(&books, id).unwrap();
+    stage::preempt_machine(&books, id).unwrap();
 }
 
-async fn region_after_loss(stage: &mut Stage, started: &Path, strategy: &str) -> (String, String) {
+async fn region_after_loss(stage: &mut TestEnv, started: &Path, strategy: &str) -> (String, String) {
     let _ = std::fs::remove_file(started);
     let text = format!(
         "resources: {{use_spot: true, job_recovery: {strategy}}}\nrun: |\n  touch {}\n  sleep 600\n",

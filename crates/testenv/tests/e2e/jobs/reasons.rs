@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{launch, log, wait_until, wait_until_done, with_hosts};
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 #[tokio::test]
 async fn a_job_that_no_host_could_ever_take_fails_its_prechecks_with_the_reason() {
@@ -45,7 +45,7 @@ async fn a_job_that_waits_for_a_busy_host_says_so_everywhere() {
 
 #[tokio::test]
 async fn what_the_shell_says_itself_is_not_in_the_log() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let text = "setup: |\n  echo ready\n  sleep 0.1 &\n  wait\nrun: |\n  echo out\n  echo err >&2\n  sleep 0.1 &\n  wait\n  exit 3\n";
     let id = launch(&mut stage, text, json!({})).await;
     let seen = wait_until_done(&mut stage, id).await;

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    hollow::Runtime,
-    replicas::{Plan, Replicas},
+    hollow::HostRuntime,
+    replicas::{ReplicaOptions, Replicas},
 };
 
 use super::{FINAL_STATUSES, count_starts};
@@ -39,7 +39,8 @@ fn is_untouched(seen: &Value) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and_starts_nothing_twice() {
-    let plan = Plan { name: "jobs", servers: 2, hosts: 2, blocks: 4, runtime: Runtime::Process };
+    let plan =
+        ReplicaOptions { name: "jobs", servers: 2, hosts: 2, blocks: 4, runtime: HostRuntime::Process };
     let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();
     let path = |name: &str| replicas.home().join(name);
     let (running, starting, go) = (path("running"), path("starting"), path("go"));

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use windlass_testenv::services::{Caller, Traffic, free_port, probe, read, service, update};
+use windlass_testenv::services::{
+    ConstantTraffic, ServiceCaller, free_port, probe_config, read, service_config, update_run,
+};
 use windlass_testkit::lab::Lab;
 
 use super::wait_for_answer;
 use crate::{
     hosts::fleet,
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -27,10 +29,10 @@ fn said(run: &Value, job: usize) -> &str {
 
 #[tokio::test]
 async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits_for() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
-    let mut ill = service("ill", port);
-    ill["probes"] = probe();
+    let mut ill = service_config("ill", port);
+    ill["probes"] = probe_config();
     ill["env"]["SICK"] = json!("1");
     stage.apply(&ill).await;
     let run = stage
@@ -38,12 +40,12 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
         .await;
     assert_eq!(run["status"], "running");
     assert!(said(&run, 0).starts_with("not ready: probe GET /health: 0 of 2 in a row"), "{run:#}");
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     assert!(caller.get("/metrics").unwrap().body.contains(&replicas("ill", 0)));
 
     // It is healed from outside: nobody comes to it through the server. Whoever asked meanwhile waits.
     let waiting = caller.send("GET", "/proxy/services/main/ill/", "Connection: close\r\n", b"").unwrap();
-    let itself = Caller::new(&format!("127.0.0.1:{port}")).with_token(None);
+    let itself = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/well").unwrap().status, 200);
     let got = read(waiting).unwrap();
     assert!(got.status == 200 && got.body.contains("version=1"), "{got:?}\n{}", stage.server_log());
@@ -65,20 +67,20 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
 #[tokio::test]
 async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_request_wakes_it() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let mut elastic = service("elastic", 8000);
+    let mut elastic = service_config("elastic", 8000);
     elastic["replicas"] = json!("0..2");
     elastic["scaling"] =
         json!({"metric": "rps", "target": 0.5, "window": 30, "scale_up_delay": 1, "scale_down_delay": 1});
     stage.apply(&elastic).await;
     assert_eq!(stage.run("elastic").await["status"], "pending");
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/elastic/";
     // Whoever has no token wakes nobody.
     assert_eq!(caller.with_token(None).get(path).unwrap().status, 401);
 
-    let traffic = Traffic::start(&caller, path);
+    let traffic = ConstantTraffic::start(&caller, path);
     wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 1)).await;
     wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 2)).await;
     let (answered, failed) = traffic.end();
@@ -98,19 +100,19 @@ async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_
 #[tokio::test]
 async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_old_in_place() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let mut first = service("rolling", 8000);
-    first["probes"] = probe();
+    let mut first = service_config("rolling", 8000);
+    first["probes"] = probe_config();
     stage.apply(&first).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/rolling/";
     wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
 
-    let traffic = Traffic::start(&caller, path);
+    let traffic = ConstantTraffic::start(&caller, path);
     let mut second = first.clone();
     second["env"]["VERSION"] = json!("2");
-    update(&mut stage, &second).await;
+    update_run(&mut stage, &second).await;
     wait_for_answer(&mut stage, &caller, path, 200, "version=2").await;
     let over = |run: &Value| {
         let alive = run["jobs"].as_array().unwrap().iter().filter(|job| {
@@ -125,7 +127,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     let mut third = second.clone();
     third["env"]["VERSION"] = json!("3");
     third["env"]["SICK"] = json!("1");
-    update(&mut stage, &third).await;
+    update_run(&mut stage, &third).await;
     let is_ill = |run: &Value| {
         let jobs = run["jobs"].as_array().unwrap().len();
         (0..jobs).any(|job| said(run, job).contains("it answers 500"))
@@ -137,7 +139,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     }
     // Back to what still runs: nothing of it is started again.
     let before = caller.get(path).unwrap().body;
-    update(&mut stage, &second).await;
+    update_run(&mut stage, &second).await;
     stage.eventually_run("rolling", TIMEOUT, over).await;
     assert_eq!(caller.get(path).unwrap().body, before);
     let (answered, failed) = traffic.end();

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use windlass_testenv::services::{Caller, Traffic, update};
+use windlass_testenv::services::{ConstantTraffic, ServiceCaller, update_run};
 
 use super::wait_for_answer;
 use crate::{
     containers::{IMAGE, image},
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,16 +29,16 @@ fn page(version: &str) -> Value {
 #[tokio::test]
 async fn a_docker_service_rolls_without_a_failed_request_at_one_port() {
     image();
-    let mut stage = Stage::new(Machines::Containers).await;
+    let mut stage = TestEnv::new(HostMode::Containers).await;
     stage.apply(&page("1")).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/boxed/";
     wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
     let is_complete = |run: &Value| run["deployment"]["state"] == "complete";
     stage.eventually_run("boxed", TIMEOUT, is_complete).await;
 
-    let traffic = Traffic::start(&caller, path);
-    update(&mut stage, &page("2")).await;
+    let traffic = ConstantTraffic::start(&caller, path);
+    update_run(&mut stage, &page("2")).await;
     wait_for_answer(&mut stage, &caller, path, 200, "version=2").await;
     let run = stage
         .eventually_run("boxed", TIMEOUT, |run| {

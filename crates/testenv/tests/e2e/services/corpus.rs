@@ -8,10 +8,10 @@ use std::{
 
 use serde_json::json;
 use windlass_gateway::corpus::{LAST, corpus};
-use windlass_testenv::services::{Caller, free_port, probe, service};
+use windlass_testenv::services::{ServiceCaller, free_port, probe_config, service_config};
 
 use super::wait_for_answer;
-use crate::stage::{Machines, Stage};
+use crate::stage::{HostMode, TestEnv};
 
 const BASE: &str = "/proxy/services/main/page";
 
@@ -30,12 +30,12 @@ fn statuses(address: &str, bytes: &str) -> Vec<u16> {
 
 #[tokio::test]
 async fn a_request_that_means_two_things_reaches_no_service_through_the_server() {
-    let mut stage = Stage::new(Machines::Processes).await;
-    let mut page = service("page", free_port());
+    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut page = service_config("page", free_port());
     page["auth"] = json!(false);
-    page["probes"] = probe();
+    page["probes"] = probe_config();
     stage.apply(&page).await;
-    let caller = Caller::new(stage.address()).with_token(None);
+    let caller = ServiceCaller::new(stage.address()).with_token(None);
     wait_for_answer(&mut stage, &caller, &format!("{BASE}/"), 200, "version=1").await;
     let mut wrong = Vec::new();
     let mut passed = 0;

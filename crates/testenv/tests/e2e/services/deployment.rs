@@ -8,13 +8,16 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use windlass_testenv::services::{Caller, PAGE, Traffic, free_port, moved, probe, service, update};
+use windlass_testenv::services::{
+    ConstantTraffic, REPLICA_PROGRAM, ServiceCaller, free_port, probe_config, service_config, update_run,
+    with_port,
+};
 use windlass_testkit::lab::Lab;
 
-use super::{PATIENCE, wait_for_answer};
+use super::{TIMEOUT, wait_for_answer};
 use crate::{
     hosts::fleet,
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 /// `windlass apply`, followed, by somebody who looks on.
@@ -24,7 +27,7 @@ struct ApplyFollower {
 }
 
 impl ApplyFollower {
-    fn start(stage: &Stage, configuration: &Value) -> Self {
+    fn start(stage: &TestEnv, configuration: &Value) -> Self {
         let file = stage.home().join("service.yml");
         // JSON is YAML.
         std::fs::write(&file, configuration.to_string()).unwrap();
@@ -46,7 +49,7 @@ impl ApplyFollower {
             if said.contains(words) {
                 return;
             }
-            assert!(asked.elapsed() < PATIENCE, "{words:?} is not in:\n{said}");
+            assert!(asked.elapsed() < TIMEOUT, "{words:?} is not in:\n{said}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -59,12 +62,12 @@ impl Drop for ApplyFollower {
     }
 }
 
-fn why(stage: &Stage, name: &str) -> String {
+fn why(stage: &TestEnv, name: &str) -> String {
     let said = stage.windlass(Path::new("/"), &["why", name]);
     String::from_utf8(said.stdout).unwrap()
 }
 
-async fn events(stage: &mut Stage) -> String {
+async fn events(stage: &mut TestEnv) -> String {
     stage.post("/api/events/list", &json!({"limit": 100})).await.to_string()
 }
 
@@ -74,25 +77,25 @@ fn is_rolled_back(num: u32) -> impl Fn(&Value) -> bool {
 
 #[tokio::test]
 async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_told_why() {
-    let mut stage = Stage::new(Machines::Processes).await;
-    let mut first = service("page", free_port());
-    first["probes"] = probe();
+    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut first = service_config("page", free_port());
+    first["probes"] = probe_config();
     first["deployment"] = json!({"ready_within": 3});
     stage.apply(&first).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/page/";
     let before = wait_for_answer(&mut stage, &caller, path, 200, "version=1").await.body;
-    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
-    let traffic = Traffic::start(&caller, path);
+    stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "complete").await;
+    let traffic = ConstantTraffic::start(&caller, path);
 
     // The second never gets well. It listens at a port of its own: both are on this machine.
-    let mut second = moved(&first, free_port());
-    second["env"] = json!({"PAGE": PAGE, "VERSION": "2", "SICK": "1"});
+    let mut second = with_port(&first, free_port());
+    second["env"] = json!({"PAGE": REPLICA_PROGRAM, "VERSION": "2", "SICK": "1"});
     let onlooker = ApplyFollower::start(&stage, &second);
     onlooker.wait_for_text("deployment 1: 0 of 1 new replicas take requests, 1 old left");
     onlooker
         .wait_for_text("deployment 1 was rolled back: replica 1 is not ready after 3 s: probe GET /health");
-    let run = stage.eventually_run("page", PATIENCE, is_rolled_back(1)).await;
+    let run = stage.eventually_run("page", TIMEOUT, is_rolled_back(1)).await;
     assert_eq!(run["run_spec"]["configuration"]["env"]["VERSION"], "1", "{run:#}");
     let said = why(&stage, "page");
     assert!(said.contains("deployment 1 was rolled back: replica 1 is not ready"), "{said}");
@@ -102,8 +105,8 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     let mut third = first.clone();
     third["commands"] = json!(["exit 3"]);
     third["deployment"] = json!({"ready_within": 60});
-    update(&mut stage, &third).await;
-    let run = stage.eventually_run("page", PATIENCE, is_rolled_back(3)).await;
+    update_run(&mut stage, &third).await;
+    let run = stage.eventually_run("page", TIMEOUT, is_rolled_back(3)).await;
     assert_eq!(run["status"], "running", "{run:#}");
     assert_eq!(run["run_spec"]["configuration"]["deployment"]["ready_within"], 60, "{run:#}");
     let why = run["deployment"]["rolled_back"]["message"].as_str().unwrap();
@@ -127,7 +130,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
             assert_eq!(seen["classes"][4], 0, "{seen}");
             break;
         }
-        assert!(asked.elapsed() < PATIENCE, "{said:?}");
+        assert!(asked.elapsed() < TIMEOUT, "{said:?}");
     }
     // Whoever answered before has answered all the time.
     assert_eq!(caller.get(path).unwrap().body, before);
@@ -137,30 +140,30 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
 
 #[tokio::test]
 async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_better_one_completes() {
-    let mut stage = Stage::new(Machines::Processes).await;
-    let mut first = service("page", free_port());
-    first["probes"] = probe();
+    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let mut first = service_config("page", free_port());
+    first["probes"] = probe_config();
     first["deployment"] = json!({"ready_within": 2, "rollback": false});
     stage.apply(&first).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/page/";
     wait_for_answer(&mut stage, &caller, path, 200, "version=1").await;
-    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
+    stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "complete").await;
 
     let mut second = first.clone();
     second["commands"] = json!(["exit 3"]);
-    update(&mut stage, &second).await;
-    let run = stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "failed").await;
+    update_run(&mut stage, &second).await;
+    let run = stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "failed").await;
     assert_eq!(run["status"], "running", "{run:#}");
     let said = why(&stage, "page");
     assert!(said.contains("deployment 1 failed: replica 1 ended: container exited with error"), "{said}");
     assert!(caller.get(path).unwrap().body.contains("version=1"));
 
-    let mut third = moved(&first, free_port());
+    let mut third = with_port(&first, free_port());
     third["env"]["VERSION"] = json!("3");
-    update(&mut stage, &third).await;
+    update_run(&mut stage, &third).await;
     wait_for_answer(&mut stage, &caller, path, 200, "version=3").await;
-    stage.eventually_run("page", PATIENCE, |run| run["deployment"]["state"] == "complete").await;
+    stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "complete").await;
     let told = events(&mut stage).await;
     assert!(told.contains("former replicas stay, and it is not rolled back"), "{told}");
     assert!(told.contains("deployment 2 is complete: 1 of 1 replicas take requests"), "{told}");
@@ -169,9 +172,9 @@ async fn a_deployment_that_is_not_to_be_rolled_back_is_marked_failed_and_a_bette
 #[tokio::test]
 async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_service_says_so() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let mut busy = service("busy", 8000);
+    let mut busy = service_config("busy", 8000);
     busy["replicas"] = json!("0..2");
     busy["max_concurrency"] = json!(1);
     busy["scaling"] = json!({"metric": "queue-depth", "target": 0.5, "window": 30, "scale_up_delay": 1,
@@ -179,15 +182,15 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
     stage.apply(&busy).await;
     let asleep =
         |run: &Value| run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("0.00"));
-    stage.eventually_run("busy", PATIENCE, asleep).await;
+    stage.eventually_run("busy", TIMEOUT, asleep).await;
     let said = why(&stage, "busy");
     assert!(said.contains("asleep: nobody asks it anything; the first request wakes it"), "{said}");
     assert!(said.contains("scaling: group 0: 0 replicas wanted; 0.00 requests waiting"), "{said}");
 
     // One replica takes one at a time, and six of them come at once.
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/busy/nap";
-    let traffic: Vec<Traffic> = (0..6).map(|_| Traffic::start(&caller, path)).collect();
+    let traffic: Vec<ConstantTraffic> = (0..6).map(|_| ConstantTraffic::start(&caller, path)).collect();
     let two = "windlass_service_replicas{project=\"main\",run=\"busy\"} 2\n";
     wait_for_answer(&mut stage, &caller, "/metrics", 200, two).await;
     for one in traffic {
@@ -195,7 +198,7 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
         assert!(failed.is_empty(), "{failed:#?}\n{}", stage.server_log());
     }
     // Nobody waits and nobody works: it sleeps again.
-    stage.eventually_run("busy", PATIENCE, |run| run["status"] == "pending").await;
+    stage.eventually_run("busy", TIMEOUT, |run| run["status"] == "pending").await;
     let told = events(&mut stage).await;
     assert!(told.contains("group 0: 0 to ") && told.contains(" to 2 replicas, because of"), "{told}");
     assert!(told.contains("requests waiting (target 0.5 each) and"), "{told}");

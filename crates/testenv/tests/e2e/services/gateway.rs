@@ -11,39 +11,40 @@ use serde_json::{Value, json};
 use windlass_testenv::{
     server::submission,
     services::{
-        Caller, Node, Traffic, free_port,
-        node::{create_gateway_with, gateway, is_running},
-        probe, read, service, update,
+        ConstantTraffic, GatewayProcess, ServiceCaller, free_port,
+        node::{create_gateway, create_gateway_with, wait_until_running},
+        probe_config, read, service_config, update_run,
     },
 };
 use windlass_testkit::{
     chaos,
-    lab::{Host, Lab},
+    lab::{Lab, LabHost},
 };
 
-use super::PATIENCE;
+use super::TIMEOUT;
 use crate::{
     hosts::fleet,
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 /// Waits until the gateway answers so.
-fn wait_for_answer(node: &Node, caller: &Caller, path: &str, status: u16, words: &str) {
+fn wait_for_answer(node: &GatewayProcess, caller: &ServiceCaller, path: &str, status: u16, words: &str) {
     let asked = Instant::now();
     loop {
         let got = caller.get(path);
         if got.as_ref().is_ok_and(|got| got.status == status && got.body.contains(words)) {
             return;
         }
-        assert!(asked.elapsed() < PATIENCE, "{path} not {status} {words:?}: {got:?}\n{}", node.said());
+        assert!(asked.elapsed() < TIMEOUT, "{path} not {status} {words:?}: {got:?}\n{}", node.said());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// Why a submission is refused.
-fn submit_refused(stage: &Stage, configuration: &Value) -> String {
+fn submit_refused(stage: &TestEnv, configuration: &Value) -> String {
     let body = submission(configuration).to_string();
-    let got = Caller::new(stage.address()).ask("POST", "/api/project/main/runs/apply", body.as_bytes());
+    let got =
+        ServiceCaller::new(stage.address()).ask("POST", "/api/project/main/runs/apply", body.as_bytes());
     let got = got.unwrap();
     assert_eq!(got.status, 400, "{got:?}");
     got.body
@@ -51,17 +52,17 @@ fn submit_refused(stage: &Stage, configuration: &Value) -> String {
 
 #[tokio::test]
 async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_when_its_process_changes() {
-    let mut stage = Stage::new(Machines::Processes).await;
-    let token = gateway(&mut stage, "entry", 1).await;
-    let mut page = service("page", free_port());
-    page["probes"] = probe();
+    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let token = create_gateway(&mut stage, "entry", 1).await;
+    let mut page = service_config("page", free_port());
+    page["probes"] = probe_config();
     // Nobody would answer there.
     let said = submit_refused(&stage, &page);
     assert!(said.contains("gateway_error") && said.contains("gateway `entry` cannot be reached"), "{said}");
 
     let (port, url) = (free_port(), stage.url());
-    let mut first = Node::start(&stage, &url, &token, "one", port);
-    is_running(&mut stage, 1).await;
+    let mut first = GatewayProcess::start(&stage, &url, &token, "one", port);
+    wait_until_running(&mut stage, 1).await;
     let run = stage.apply(&page).await;
     assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
     let caller = first.caller("page.services.test");
@@ -70,14 +71,14 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
         assert_eq!(caller.with_token(token).get("/").unwrap().status, status);
     }
     assert_eq!(caller.with_host("other.services.test").get("/").unwrap().status, 404);
-    let mut open = service("open", free_port());
+    let mut open = service_config("open", free_port());
     open["auth"] = json!(false);
     stage.apply(&open).await;
     let nobody = first.caller("open.services.test").with_token(None);
     wait_for_answer(&first, &nobody, "/", 200, "replica=");
 
     // The server dies. Who was let in is let in, who was not is not, and nobody need be for the open one.
-    let traffic = Traffic::start(&nobody, "/");
+    let traffic = ConstantTraffic::start(&nobody, "/");
     assert_eq!(caller.get("/").unwrap().status, 200);
     stage.kill();
     assert_eq!(caller.get("/").unwrap().status, 200, "{}", first.said());
@@ -85,7 +86,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     assert!(got.status == 503 && got.body.contains("cannot be checked"), "{got:?}");
 
     // Another process takes over, with no server to ask: it knows the routes.
-    let mut second = Node::start(&stage, &url, &token, "one", port);
+    let mut second = GatewayProcess::start(&stage, &url, &token, "one", port);
     first.ends();
     traffic.goes_on();
     // A token is believed by the process that checked it alone.
@@ -93,7 +94,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
 
     // The server is back, elsewhere. The process that is told so learns what is new.
     stage.start().await;
-    let third = Node::start(&stage, &stage.url(), &token, "one", port);
+    let third = GatewayProcess::start(&stage, &stage.url(), &token, "one", port);
     second.ends();
     stage.stop("page", false).await;
     wait_for_answer(&third, &caller, "/", 404, "no service answers to this host");
@@ -105,31 +106,31 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
 
 #[tokio::test]
 async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
-    let mut stage = Stage::new(Machines::Processes).await;
-    let token = gateway(&mut stage, "entry", 1).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
+    let token = create_gateway(&mut stage, "entry", 1).await;
     let url = stage.url();
-    let node = Node::start(&stage, &url, &token, "one", free_port());
-    is_running(&mut stage, 1).await;
-    let mut page = service("page", free_port());
+    let node = GatewayProcess::start(&stage, &url, &token, "one", free_port());
+    wait_until_running(&mut stage, 1).await;
+    let mut page = service_config("page", free_port());
     page["gateway"] = json!(false);
     let run = stage.apply(&page).await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
     stage.reaches("page", &["running"]).await;
-    let (near, far) = (Caller::new(stage.address()), node.caller("page.services.test"));
+    let (near, far) = (ServiceCaller::new(stage.address()), node.caller("page.services.test"));
     assert_eq!(far.get("/").unwrap().status, 404);
 
     page["gateway"] = json!("entry");
-    let run = update(&mut stage, &page).await;
+    let run = update_run(&mut stage, &page).await;
     assert_eq!(run["service"]["url"], "http://page.services.test/", "{run:#}");
     wait_for_answer(&node, &far, "/a", 200, " path=/a ");
     page["gateway"] = json!(false);
-    let run = update(&mut stage, &page).await;
+    let run = update_run(&mut stage, &page).await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
     wait_for_answer(&node, &far, "/", 404, "no service answers to this host");
     assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
     // Whoever comes later may have the name, and it was the same replica all along.
     page["gateway"] = json!("entry");
-    update(&mut stage, &page).await;
+    update_run(&mut stage, &page).await;
     wait_for_answer(&node, &far, "/", 200, "replica=");
     let run = stage.run("page").await;
     assert_eq!(run["jobs"].as_array().unwrap().len(), 1, "{run:#}");
@@ -139,14 +140,14 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
 #[tokio::test]
 async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_for_their_requests() {
     let lab = Lab::start(1).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let token = gateway(&mut stage, "entry", 2).await;
+    let token = create_gateway(&mut stage, "entry", 2).await;
     let url = stage.url();
-    let one = Node::start(&stage, &url, &token, "one", free_port());
-    let two = Node::start(&stage, &url, &token, "two", free_port());
-    is_running(&mut stage, 2).await;
-    let mut sleepy = service("sleepy", 8000);
+    let one = GatewayProcess::start(&stage, &url, &token, "one", free_port());
+    let two = GatewayProcess::start(&stage, &url, &token, "two", free_port());
+    wait_until_running(&mut stage, 2).await;
+    let mut sleepy = service_config("sleepy", 8000);
     sleepy["replicas"] = json!("0..1");
     sleepy["scaling"] = json!({"metric": "rps", "target": 10, "window": 30, "scale_down_delay": 300});
     stage.apply(&sleepy).await;
@@ -158,7 +159,7 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
     // It has arrived once the replica says so.
     let asked = Instant::now();
     while !one.caller("sleepy.services.test").get("/waiting").unwrap().body.contains("slow=1") {
-        assert!(asked.elapsed() < PATIENCE, "{}", two.said());
+        assert!(asked.elapsed() < TIMEOUT, "{}", two.said());
     }
     stage.stop("sleepy", false).await;
     wait_for_answer(&one, &one.caller("sleepy.services.test"), "/", 404, "");
@@ -194,7 +195,7 @@ fn get_https(port: u16, host: &str, trust: &Path, request: &str) -> String {
 
 #[tokio::test]
 async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_metrics() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let (chain, key) = (stage.home().join("cert.pem"), stage.home().join("key.pem"));
     let made = Command::new("openssl")
         .args([
@@ -221,14 +222,14 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
     let more =
         ["--tls-listen", &format!("127.0.0.1:{tls}"), "--metrics-listen", &format!("127.0.0.1:{metrics}")];
     let more = more.map(str::to_owned);
-    let node = Node::start_with(&stage, &stage.url(), &token, "one", port, &more);
-    is_running(&mut stage, 1).await;
-    let said = submit_refused(&stage, &service("gateway", free_port()));
+    let node = GatewayProcess::start_with(&stage, &stage.url(), &token, "one", port, &more);
+    wait_until_running(&mut stage, 1).await;
+    let said = submit_refused(&stage, &service_config("gateway", free_port()));
     assert!(said.contains("is the name of gateway `entry` itself"), "{said}");
 
-    let mut chat = service("chat", free_port());
+    let mut chat = service_config("chat", free_port());
     chat["model"] = json!("tiny");
-    chat["probes"] = probe();
+    chat["probes"] = probe_config();
     let run = stage.apply(&chat).await;
     assert_eq!(run["service"]["url"], "https://chat.services.test/", "{run:#}");
     let models = "https://gateway.services.test/proxy/models/main";
@@ -253,7 +254,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
             if got.starts_with("HTTP/1.1 200") && got.contains(words) {
                 break;
             }
-            assert!(asked.elapsed() < PATIENCE, "{host}: {got}\n{}", node.said());
+            assert!(asked.elapsed() < TIMEOUT, "{host}: {got}\n{}", node.said());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -263,7 +264,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
         get_https(tls, "chat.services.test", Path::new(other), &request("chat.services.test", "/")),
         ""
     );
-    let counted = Caller::new(&format!("127.0.0.1:{metrics}")).get("/metrics").unwrap().body;
+    let counted = ServiceCaller::new(&format!("127.0.0.1:{metrics}")).get("/metrics").unwrap().body;
     assert!(counted.contains("windlass_gateway_server_reached 1"), "{counted}");
     assert!(counted.contains("windlass_service_replicas{project=\"main\",run=\"chat\"} 1"), "{counted}");
 }
@@ -276,7 +277,7 @@ async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away
 /// There it also comes back by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
-    let comes_back = |edge: &Host, caller: &Caller| {
+    let comes_back = |edge: &LabHost, caller: &ServiceCaller| {
         edge.run("kill -9 $(cat /var/lib/windlass/gateway-entry/pid)").unwrap();
         wait_until_answered(caller, || "nobody started it again".to_owned());
         edge.reboot().unwrap();
@@ -285,26 +286,26 @@ async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
     check_installed_gateway(&Lab::with_systemd(2).unwrap(), comes_back).await;
 }
 
-fn wait_until_answered(caller: &Caller, said: impl Fn() -> String) {
+fn wait_until_answered(caller: &ServiceCaller, said: impl Fn() -> String) {
     let asked = Instant::now();
     while !caller.get("/").is_ok_and(|got| got.status == 200) {
-        assert!(asked.elapsed() < PATIENCE, "{}", said());
+        assert!(asked.elapsed() < TIMEOUT, "{}", said());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// A gateway on the first host, for a service on the second: put there, updated, visited by `also`, taken away.
-async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
-    let mut stage = Stage::new(Machines::None).await;
+async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &ServiceCaller)) {
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
-    gateway(&mut stage, "entry", 1).await;
+    create_gateway(&mut stage, "entry", 1).await;
     // The hosts see this machine elsewhere than the server listens.
-    let front = chaos::Proxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
+    let front = chaos::FaultProxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
     let (url, edge) = (format!("http://{}", front.address()), lab.host(1));
     let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));
     let options = ["IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", &key];
     let options: Vec<&str> = options.iter().flat_map(|option| ["--ssh-option", option]).collect();
-    let windlass = |stage: &Stage, words: &[&str]| {
+    let windlass = |stage: &TestEnv, words: &[&str]| {
         let said = stage.windlass(Path::new("/"), &[words, options.as_slice()].concat());
         (said.status.success(), String::from_utf8_lossy(&said.stderr).into_owned())
     };
@@ -314,17 +315,17 @@ async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
     let (is_done, said) = windlass(&stage, &install);
     assert!(is_done && said.contains("takes requests on 1."), "{said}");
 
-    let mut page = service("page", free_port());
-    page["probes"] = probe();
+    let mut page = service_config("page", free_port());
+    page["probes"] = probe_config();
     stage.apply(&page).await;
-    let caller = Caller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
+    let caller = ServiceCaller::new(&format!("{}:80", edge.addr())).with_host("page.services.test");
     wait_until_answered(&caller, || stage.server_log());
     let serving = || {
         let all = edge.processes().unwrap();
         all.into_iter().filter(|one| one.command.contains("gateway serve entry")).count()
     };
     assert_eq!(serving(), 1);
-    let traffic = Traffic::start(&caller, "/");
+    let traffic = ConstantTraffic::start(&caller, "/");
     let (is_done, said) = windlass(&stage, &install);
     assert!(is_done, "{said}");
     traffic.goes_on();
@@ -332,7 +333,7 @@ async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&Host, &Caller)) {
     assert!(answered > 10 && failed.is_empty(), "{answered} {failed:#?}");
     let asked = Instant::now();
     while serving() != 1 {
-        assert!(asked.elapsed() < PATIENCE, "the old process does not end");
+        assert!(asked.elapsed() < TIMEOUT, "the old process does not end");
         std::thread::sleep(Duration::from_millis(50));
     }
     also(edge, &caller);

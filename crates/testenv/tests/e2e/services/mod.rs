@@ -12,14 +12,14 @@ mod shared;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use windlass_testenv::services::{Caller, HttpResponse, PATIENCE};
+use windlass_testenv::services::{HttpResponse, ServiceCaller, TIMEOUT};
 
-use crate::stage::Stage;
+use crate::stage::TestEnv;
 
 /// Waits until a service answers with this status and these words.
 async fn wait_for_answer(
-    stage: &mut Stage,
-    caller: &Caller,
+    stage: &mut TestEnv,
+    caller: &ServiceCaller,
     path: &str,
     status: u16,
     words: &str,
@@ -33,7 +33,7 @@ async fn wait_for_answer(
         {
             return got.clone();
         }
-        if asked.elapsed() > PATIENCE {
+        if asked.elapsed() > TIMEOUT {
             let runs = stage.project("runs/list", &json!({})).await;
             panic!("{path} does not answer {status} {words:?}: {got:?}\n{runs:#}\n{}", stage.server_log());
         }

@@ -4,20 +4,20 @@ use std::io::{Read as _, Write as _};
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use windlass_testenv::services::{Caller, free_port, probe, read, read_until, service};
+use windlass_testenv::services::{ServiceCaller, free_port, probe_config, read, read_until, service_config};
 use windlass_testkit::lab::Lab;
 
 use super::wait_for_answer;
 use crate::{
     hosts::fleet,
-    stage::{Machines, Stage},
+    stage::{HostMode, TestEnv},
 };
 
 #[tokio::test]
 async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_both_ways() {
-    let mut stage = Stage::new(Machines::Processes).await;
-    stage.apply(&service("page", free_port())).await;
-    let caller = Caller::new(stage.address());
+    let mut stage = TestEnv::new(HostMode::Processes).await;
+    stage.apply(&service_config("page", free_port())).await;
+    let caller = ServiceCaller::new(stage.address());
     let got =
         wait_for_answer(&mut stage, &caller, "/proxy/services/main/page/a/b?c=d", 200, "version=1").await;
     // The path is its own, and our token is not its business.
@@ -81,13 +81,13 @@ async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_bo
 
 #[tokio::test]
 async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_it() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
-    let mut chat = service("chat", port);
+    let mut chat = service_config("chat", port);
     // Ready when it answers a chat, which is the probe of whoever names no other.
     chat["model"] = json!("tiny");
     stage.apply(&chat).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     wait_for_answer(
         &mut stage,
         &caller,
@@ -112,12 +112,12 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
 
 #[tokio::test]
 async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets_requests_finish() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
-    let mut open = service("open", port);
+    let mut open = service_config("open", port);
     open["auth"] = json!(false);
     stage.apply(&open).await;
-    let nobody = Caller::new(stage.address()).with_token(None);
+    let nobody = ServiceCaller::new(stage.address()).with_token(None);
     let first = wait_for_answer(&mut stage, &nobody, "/proxy/services/main/open/", 200, "replica=").await;
     for is_killed in [false, true] {
         if is_killed {
@@ -127,27 +127,28 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
         }
         stage.start().await;
         // The very first request finds it.
-        let got = Caller::new(stage.address()).with_token(None).get("/proxy/services/main/open/").unwrap();
+        let got =
+            ServiceCaller::new(stage.address()).with_token(None).get("/proxy/services/main/open/").unwrap();
         assert_eq!((got.status, &got.body), (200, &first.body), "{}", stage.server_log());
     }
 
-    let nobody = Caller::new(stage.address()).with_token(None);
+    let nobody = ServiceCaller::new(stage.address()).with_token(None);
     let slow = nobody.send("GET", "/proxy/services/main/open/slow", "Connection: close\r\n", b"").unwrap();
     // It is there once the server says so.
-    let (admin, patience) = (Caller::new(stage.address()), std::time::Instant::now());
+    let (admin, patience) = (ServiceCaller::new(stage.address()), std::time::Instant::now());
     let in_flight = "windlass_service_in_flight{project=\"main\",run=\"open\"} 1";
     while !admin.get("/metrics").unwrap().body.contains(in_flight) {
-        assert!(patience.elapsed() < super::PATIENCE);
+        assert!(patience.elapsed() < super::TIMEOUT);
     }
     stage.stop("open", false).await;
-    let drains = stage.eventually_run("open", super::PATIENCE, |run| {
+    let drains = stage.eventually_run("open", super::TIMEOUT, |run| {
         let last = run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap();
         last["status_message"] == "waits for requests on their way to it"
     });
     drains.await;
     // Nobody else comes to it any more, and it lives until it has answered.
     assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 401);
-    let itself = Caller::new(&format!("127.0.0.1:{port}")).with_token(None);
+    let itself = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/open").unwrap().status, 200);
     let got = read(slow).unwrap();
     assert_eq!((got.status, got.body.as_str()), (200, "slow"));
@@ -158,14 +159,14 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
 #[tokio::test]
 async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_none_of_them() {
     let lab = Lab::start(2).unwrap();
-    let mut stage = Stage::new(Machines::None).await;
+    let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
-    let mut pair = service("pair", 8000);
+    let mut pair = service_config("pair", 8000);
     pair["replicas"] = json!(2);
     pair["retry"] = json!(true);
-    pair["probes"] = probe();
+    pair["probes"] = probe_config();
     stage.apply(&pair).await;
-    let caller = Caller::new(stage.address());
+    let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/pair/";
     let metrics = "windlass_service_replicas{project=\"main\",run=\"pair\"} 2";
     wait_for_answer(&mut stage, &caller, path, 200, "replica=").await;
@@ -194,6 +195,6 @@ async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_non
                 break;
             }
         }
-        assert!(asked.elapsed() < super::PATIENCE, "{:#}\n{}", stage.run("pair").await, stage.server_log());
+        assert!(asked.elapsed() < super::TIMEOUT, "{:#}\n{}", stage.run("pair").await, stage.server_log());
     }
 }

@@ -1,35 +1,35 @@
 //! A server that goes and comes back while callers ask its services through a gateway.
 
 use windlass_testenv::services::{
-    Caller, Node, Traffic, free_port,
-    node::{gateway, is_running},
-    probe, service, update,
+    ConstantTraffic, GatewayProcess, ServiceCaller, free_port,
+    node::{create_gateway, wait_until_running},
+    probe_config, service_config, update_run,
 };
 use windlass_testkit::chaos;
 
-use super::PATIENCE;
-use crate::stage::{Machines, Stage};
+use super::TIMEOUT;
+use crate::stage::{HostMode, TestEnv};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_and_started_again() {
-    let mut stage = Stage::new(Machines::Processes).await;
+    let mut stage = TestEnv::new(HostMode::Processes).await;
     // A server that is started again has another port; its gateway knows one address.
-    let mut front = chaos::Proxy::tcp(stage.address(), 1).await.unwrap();
+    let mut front = chaos::FaultProxy::tcp(stage.address(), 1).await.unwrap();
     let address = front.address().to_owned();
-    let token = gateway(&mut stage, "entry", 1).await;
+    let token = create_gateway(&mut stage, "entry", 1).await;
     let port = free_port();
-    let node = Node::start(&stage, &format!("http://{address}"), &token, "one", port);
-    is_running(&mut stage, 1).await;
-    let mut page = service("page", free_port());
-    page["probes"] = probe();
+    let node = GatewayProcess::start(&stage, &format!("http://{address}"), &token, "one", port);
+    wait_until_running(&mut stage, 1).await;
+    let mut page = service_config("page", free_port());
+    page["probes"] = probe_config();
     stage.apply(&page).await;
     let caller = node.caller("page.services.test");
     let asked = std::time::Instant::now();
     while !caller.get("/").is_ok_and(|got| got.status == 200) {
-        assert!(asked.elapsed() < PATIENCE, "{}\n{}", node.said(), stage.server_log());
+        assert!(asked.elapsed() < TIMEOUT, "{}\n{}", node.said(), stage.server_log());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    let traffic = Traffic::start(&caller, "/");
+    let traffic = ConstantTraffic::start(&caller, "/");
     for is_killed in [false, true, false] {
         traffic.goes_on();
         if is_killed {
@@ -40,23 +40,23 @@ async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_a
         traffic.goes_on();
         drop(front);
         stage.start().await;
-        front = chaos::Proxy::tcp_at(&address, stage.address(), 1).await.unwrap();
+        front = chaos::FaultProxy::tcp_at(&address, stage.address(), 1).await.unwrap();
         traffic.goes_on();
     }
     // It hears of what the new server knows: nothing is left of the old ones.
     let mut other = page.clone();
     other["auth"] = true.into();
     other["max_concurrency"] = 50.into();
-    update(&mut stage, &other).await;
+    update_run(&mut stage, &other).await;
     traffic.goes_on();
     let (answered, failed) = traffic.end();
     assert!(answered > 100 && failed.is_empty(), "{answered} {failed:#?}\n{}", node.said());
     stage.stop("page", false).await;
     stage.reaches("page", &["terminated"]).await;
-    let nobody = Caller::new(&format!("127.0.0.1:{port}")).with_host("page.services.test");
+    let nobody = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_host("page.services.test");
     let asked = std::time::Instant::now();
     while !nobody.get("/").is_ok_and(|got| got.status == 404) {
-        assert!(asked.elapsed() < PATIENCE, "{}", node.said());
+        assert!(asked.elapsed() < TIMEOUT, "{}", node.said());
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
 }

@@ -4,33 +4,34 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use windlass_testenv::{
-    hollow::Runtime,
-    replicas::{Plan, Replicas},
-    services::{Caller, PATIENCE, Traffic, free_port, probe, service},
+    hollow::HostRuntime,
+    replicas::{ReplicaOptions, Replicas},
+    services::{ConstantTraffic, ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
 };
 
 const PATH: &str = "/proxy/services/main/page/";
 
 /// Waits until one of the servers answers so.
 async fn wait_for_answer(replicas: &Replicas, number: usize, status: u16) {
-    let caller = Caller::new(replicas.server(number).unwrap().address());
+    let caller = ServiceCaller::new(replicas.server(number).unwrap().address());
     let asked = Instant::now();
     loop {
         let got = caller.get(PATH);
         if got.as_ref().is_ok_and(|got| got.status == status) {
             return;
         }
-        assert!(asked.elapsed() < PATIENCE, "server {number}: {got:?}\n{}", replicas.said(number));
+        assert!(asked.elapsed() < TIMEOUT, "server {number}: {got:?}\n{}", replicas.said(number));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_one_keeps_no_replica_alive() {
-    let plan = Plan { name: "services", servers: 2, hosts: 1, blocks: 2, runtime: Runtime::Process };
+    let plan =
+        ReplicaOptions { name: "services", servers: 2, hosts: 1, blocks: 2, runtime: HostRuntime::Process };
     let mut replicas = Replicas::start(plan).await.unwrap();
-    let mut page = service("page", free_port());
-    page["probes"] = probe();
+    let mut page = service_config("page", free_port());
+    page["probes"] = probe_config();
     replicas.apply(0, &page).await.unwrap();
     wait_for_answer(&replicas, 1, 200).await;
     wait_for_answer(&replicas, 0, 200).await;
@@ -46,11 +47,11 @@ async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_
 
 /// Waits until so many replicas of the service take requests.
 async fn wait_until_ready(replicas: &Replicas, count: usize) {
-    let caller = Caller::new(replicas.server(0).unwrap().address());
+    let caller = ServiceCaller::new(replicas.server(0).unwrap().address());
     let line = format!("windlass_service_replicas{{project=\"main\",run=\"page\"}} {count}\n");
     let asked = Instant::now();
     while !caller.get("/metrics").is_ok_and(|got| got.body.contains(&line)) {
-        assert!(asked.elapsed() < PATIENCE, "not {count} replicas\n{}", replicas.said(0));
+        assert!(asked.elapsed() < TIMEOUT, "not {count} replicas\n{}", replicas.said(0));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -58,18 +59,19 @@ async fn wait_until_ready(replicas: &Replicas, count: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_on_one_postgres_servers_plain_machine_grows_to_three_at_one_port_without_a_failed_request()
 {
-    let plan = Plan { name: "ports", servers: 1, hosts: 1, blocks: 4, runtime: Runtime::Process };
+    let plan =
+        ReplicaOptions { name: "ports", servers: 1, hosts: 1, blocks: 4, runtime: HostRuntime::Process };
     let replicas = Replicas::start(plan).await.unwrap();
     // Every replica listens on this very port.
-    let mut page = service("page", free_port());
-    page["probes"] = probe();
+    let mut page = service_config("page", free_port());
+    page["probes"] = probe_config();
     page["replicas"] = json!("1..3");
     page["scaling"] =
         json!({"metric": "rps", "target": 0.5, "window": 30, "scale_up_delay": 1, "scale_down_delay": 300});
     replicas.apply(0, &page).await.unwrap();
     wait_until_ready(&replicas, 1).await;
 
-    let traffic = Traffic::start(&Caller::new(replicas.server(0).unwrap().address()), PATH);
+    let traffic = ConstantTraffic::start(&ServiceCaller::new(replicas.server(0).unwrap().address()), PATH);
     wait_until_ready(&replicas, 3).await;
     traffic.goes_on();
     let (answered, failed) = traffic.end();

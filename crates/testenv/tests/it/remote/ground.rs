@@ -11,20 +11,20 @@ use windlass_api::agent::{
     shim::TaskStatus,
 };
 use windlass_backend::{
-    Backend, BackendError, Enrolment, Machine, Order, Want,
-    remote::{Binaries, Remote, SOCKET, Site},
+    Backend, BackendError, BackendInstance, Enrolment, InstanceRequest, InstanceSource,
+    remote::{AgentBinaries, RemoteBackend, RemoteHost, SOCKET},
 };
 use windlass_model::id::{InstanceId, SubmissionId};
-pub(crate) use windlass_testenv::stage::slim_agent as agent;
-use windlass_testkit::lab::Host;
+pub(crate) use windlass_testenv::stage::stripped_agent as agent;
+use windlass_testkit::lab::LabHost;
 use windlass_tunnel::{Backoff, Connection, SshDestination, SshPool};
 
 const CREDENTIAL: &str = "credential-of-the-test";
 const DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const NO_WAIT: Backoff = Backoff { initial: Duration::ZERO, max: Duration::ZERO };
 
-pub(crate) fn remote(agent: &Path) -> Remote {
-    Remote::new(Arc::new(SshPool::new(NO_WAIT)), Binaries::beside(agent))
+pub(crate) fn remote(agent: &Path) -> RemoteBackend {
+    RemoteBackend::new(Arc::new(SshPool::new(NO_WAIT)), AgentBinaries::beside(agent))
 }
 
 pub(crate) fn random_uuid() -> uuid::Uuid {
@@ -38,21 +38,28 @@ fn key() -> Ed25519KeyPair {
 }
 
 /// An instance that wants this host.
-pub(crate) fn order(target: SshDestination) -> Order {
+pub(crate) fn order(target: SshDestination) -> InstanceRequest {
     let instance = InstanceId(random_uuid());
     let enrolment = Enrolment {
         instance,
         credential_sha256: sha256(CREDENTIAL),
         server_key: STANDARD.encode(key().public_key().as_ref()),
     };
-    let want = Want::Host(Box::new(Site { target, internal_ip: None, network: None }));
-    Order { instance, name: "lab-0".into(), want, enrolment, tags: BTreeMap::new(), env: BTreeMap::new() }
+    let want = InstanceSource::Host(Box::new(RemoteHost { target, internal_ip: None, network: None }));
+    InstanceRequest {
+        instance,
+        name: "lab-0".into(),
+        want,
+        enrolment,
+        tags: BTreeMap::new(),
+        env: BTreeMap::new(),
+    }
 }
 
-pub(crate) fn ssh_site(order: &mut Order) -> &mut Site {
+pub(crate) fn ssh_site(order: &mut InstanceRequest) -> &mut RemoteHost {
     match &mut order.want {
-        Want::Host(site) => site,
-        Want::Offer(_) => panic!("an offer"),
+        InstanceSource::Host(site) => site,
+        InstanceSource::Offer(_) => panic!("an offer"),
     }
 }
 
@@ -71,7 +78,7 @@ pub(crate) async fn shim(target: &SshDestination) -> ShimClient {
 }
 
 /// Submits a task and waits until its runner is there.
-pub(crate) async fn start_task(order: &Order, target: &SshDestination) -> SubmissionId {
+pub(crate) async fn start_task(order: &InstanceRequest, target: &SshDestination) -> SubmissionId {
     let id = SubmissionId(random_uuid());
     let claims = json!({"instance_id": order.instance, "epoch": 1, "expires_at": 4_000_000_000_i64});
     let spec = json!({"id": id, "name": "task", "image_name": "none", "claims": claims});
@@ -90,15 +97,15 @@ pub(crate) async fn start_task(order: &Order, target: &SshDestination) -> Submis
 }
 
 /// The processes of ours on a host whose command line has this word.
-pub(crate) fn pids(host: &Host, word: &str) -> Vec<u32> {
+pub(crate) fn pids(host: &LabHost, word: &str) -> Vec<u32> {
     let ours = host.processes().unwrap().into_iter().filter(|process| process.command.contains(word));
     ours.map(|process| process.pid).collect()
 }
 
-pub(crate) async fn create_instance(remote: &Remote, order: &Order) -> Machine {
+pub(crate) async fn create_instance(remote: &RemoteBackend, order: &InstanceRequest) -> BackendInstance {
     remote.create(order).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
-pub(crate) async fn refused(remote: &Remote, order: &Order) -> BackendError {
+pub(crate) async fn create_refused(remote: &RemoteBackend, order: &InstanceRequest) -> BackendError {
     remote.create(order).await.unwrap_err()
 }

@@ -3,11 +3,11 @@
 use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
 use windlass_backend::{
-    Backend, BackendError, Deleted, Found, Machine, Order,
-    remote::{AGENT, CRON, ROOT, Remote, RemoteState, SOCKET, UNIT},
+    Backend, BackendError, BackendInstance, DeleteProgress, InstanceRequest, InstanceState,
+    remote::{AGENT, CRON, ROOT, RemoteBackend, RemoteState, SOCKET, UNIT},
 };
 use windlass_testenv::ssh::SshTarget as _;
-use windlass_testkit::lab::{GUEST, Host, Lab, WORKER};
+use windlass_testkit::lab::{GUEST, Lab, LabHost, WORKER};
 use windlass_testkit::wait::eventually_ok_async;
 use windlass_tunnel::{Connection, HostKeyPin};
 
@@ -15,15 +15,21 @@ use super::ground::{agent, create_instance, order, pids, remote, shim, ssh_site,
 
 const SHIM: &str = "agent shim";
 
-fn running(found: Found) -> Machine {
+fn running(found: InstanceState) -> BackendInstance {
     match found {
-        Found::Running(machine) => machine,
-        Found::Starting(_) | Found::Gone { .. } | Found::Unknown => panic!("{found:?}"),
+        InstanceState::Running(machine) => machine,
+        InstanceState::Starting(_) | InstanceState::Gone { .. } | InstanceState::Unknown => {
+            panic!("{found:?}")
+        }
     }
 }
 
 /// An old connection is seen to be dead when its bytes are read; until then the host is silent.
-pub(crate) async fn wait_until_found(remote: &Remote, order: &Order, machine: &Machine) -> Found {
+pub(crate) async fn wait_until_found(
+    remote: &RemoteBackend,
+    order: &InstanceRequest,
+    machine: &BackendInstance,
+) -> InstanceState {
     eventually_ok_async("the host is found", async || match remote.find(order, machine).await {
         Err(error @ BackendError::Unavailable { .. }) => Err(error),
         found => Ok(found.unwrap()),
@@ -32,7 +38,7 @@ pub(crate) async fn wait_until_found(remote: &Remote, order: &Order, machine: &M
 }
 
 /// Changes with every write to a file of the host.
-fn stamp(host: &Host, path: &str) -> (u64, i64, i64) {
+fn stamp(host: &LabHost, path: &str) -> (u64, i64, i64) {
     let meta = fs::metadata(host.path(path)).unwrap();
     (meta.ino(), meta.mtime(), meta.mtime_nsec())
 }
@@ -103,7 +109,7 @@ async fn a_user_with_sudo_will_do_and_nobody_else_gets_at_the_door() {
     let (guest, _) = Connection::open(&host.target_as(GUEST), 1 << 20).await.unwrap();
     assert!(guest.open_unix(SOCKET).await.is_err());
     assert!(guest.run_checked("ls /var/lib/windlass/home", b"").await.is_err());
-    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), DeleteProgress::Gone);
     assert!(!host.path(ROOT).exists());
 }
 
@@ -162,7 +168,7 @@ async fn g6_leaving_a_host_leaves_nothing_there() {
     let lab = Lab::start(1).unwrap();
     let host = lab.host(1);
     let (remote, order) = (remote(&agent()), order(host.target()));
-    assert_eq!(remote.delete(&order, None).await.unwrap(), Deleted::Gone, "there was nothing");
+    assert_eq!(remote.delete(&order, None).await.unwrap(), DeleteProgress::Gone, "there was nothing");
     let machine = create_instance(&remote, &order).await;
     start_task(&order, &host.target()).await;
     host.partition().unwrap();
@@ -170,7 +176,7 @@ async fn g6_leaving_a_host_leaves_nothing_there() {
     assert!(matches!(silent, BackendError::Unavailable { .. }), "{silent}");
     host.heal().unwrap();
     wait_until_found(&remote, &order, &machine).await;
-    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), DeleteProgress::Gone);
     for path in [ROOT, CRON, UNIT] {
         assert!(!host.path(path).exists(), "{path}");
     }
@@ -181,5 +187,5 @@ async fn g6_leaving_a_host_leaves_nothing_there() {
     );
     let groups = host.run("find /sys/fs/cgroup -path '*windlass*' -name cgroup.procs").unwrap();
     assert_eq!(String::from_utf8_lossy(&groups.stdout), "");
-    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), DeleteProgress::Gone);
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use windlass_backend::{Backend, conformance::holds, remote::ROOT};
+use windlass_backend::{Backend, conformance::check_backend, remote::ROOT};
 use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{Lab, WORKER};
 
@@ -15,7 +15,7 @@ async fn a_host_over_ssh_keeps_the_promises() {
     let agent = agent();
     let open = || -> Arc<dyn Backend> { Arc::new(remote(&agent)) };
     for target in [host.target(), host.target_as(WORKER)] {
-        holds(&open, &order(target)).await;
+        check_backend(&open, &order(target)).await;
         assert!(!host.path(ROOT).exists());
         let left = host.processes().unwrap();
         assert!(!left.iter().any(|process| process.command.contains("windlass")), "{left:?}");

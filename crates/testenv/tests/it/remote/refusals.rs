@@ -5,7 +5,7 @@ use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Lab};
 use windlass_tunnel::{LoginKey, SshDestination};
 
-use super::ground::{agent, create_instance, order, refused, remote, ssh_site};
+use super::ground::{agent, create_instance, create_refused, order, remote, ssh_site};
 
 /// A key that opens nothing.
 fn unauthorized_key(lab: &Lab) -> LoginKey {
@@ -16,7 +16,7 @@ fn unauthorized_key(lab: &Lab) -> LoginKey {
 }
 
 async fn check(target: SshDestination, is_final: bool, words: &[&str]) {
-    let error = refused(&remote(&agent()), &order(target)).await;
+    let error = create_refused(&remote(&agent()), &order(target)).await;
     assert_eq!(matches!(error, BackendError::Refused { .. }), is_final, "{error}");
     for word in words {
         assert!(error.to_string().contains(word), "{error}");
@@ -54,7 +54,7 @@ async fn f18_a_changed_host_key_stops_everything() {
     let host = lab.host(1);
     let (remote, order) = (remote(&agent()), order(host.target()));
     host.change_host_key().unwrap();
-    for error in [refused(&remote, &order).await, remote.delete(&order, None).await.unwrap_err()] {
+    for error in [create_refused(&remote, &order).await, remote.delete(&order, None).await.unwrap_err()] {
         assert!(matches!(error, BackendError::HostKeyChanged { .. }), "{error}");
     }
     assert!(!host.path(ROOT).exists(), "nothing was sent there");
@@ -70,7 +70,7 @@ async fn a_network_the_host_is_not_in_and_a_host_of_somebody_else_are_refused() 
         [("10.0.0.0/33", "is no network"), ("192.168.7.0/24", "the host has no address in")]
     {
         ssh_site(&mut ours).network = Some(network.into());
-        let error = refused(&remote, &ours).await;
+        let error = create_refused(&remote, &ours).await;
         assert!(
             matches!(error, BackendError::Refused { .. }) && error.to_string().contains(words),
             "{error}"
@@ -81,7 +81,7 @@ async fn a_network_the_host_is_not_in_and_a_host_of_somebody_else_are_refused() 
     ssh_site(&mut ours).target = host.target_via(gate);
     create_instance(&remote, &ours).await;
     let theirs = order(host.target_via(gate));
-    let error = refused(&remote, &theirs).await;
+    let error = create_refused(&remote, &theirs).await;
     assert!(matches!(error, BackendError::Refused { .. }), "{error}");
     assert!(error.to_string().contains(&ours.instance.to_string()), "{error}");
     remote.delete(&theirs, None).await.unwrap();

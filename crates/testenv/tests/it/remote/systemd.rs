@@ -3,11 +3,11 @@
 use std::{fs, time::Duration};
 
 use windlass_backend::{
-    Backend, Deleted, Found,
+    Backend, DeleteProgress, InstanceState,
     remote::{ROOT, RemoteState, UNIT},
 };
 use windlass_testenv::ssh::SshTarget as _;
-use windlass_testkit::lab::{Host, Lab};
+use windlass_testkit::lab::{Lab, LabHost};
 use windlass_testkit::wait::eventually_async;
 
 use super::ground::{agent, create_instance, order, pids, remote, shim, start_task};
@@ -15,7 +15,7 @@ use super::ground::{agent, create_instance, order, pids, remote, shim, start_tas
 const SHIM: &str = "agent shim";
 
 /// Waits until an agent runs there that is not this one.
-async fn wait_for_new_agent(host: &Host, than: &[u32]) -> Vec<u32> {
+async fn wait_for_new_agent(host: &LabHost, than: &[u32]) -> Vec<u32> {
     let started = async {
         loop {
             let now = pids(host, SHIM);
@@ -60,19 +60,19 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
     fs::write(dir.join("fresh"), &bytes).unwrap();
     fs::rename(dir.join("fresh"), &binary).unwrap();
     let found = super::life::wait_until_found(&remote, &order, &machine).await;
-    assert!(matches!(found, Found::Running(_)), "{found:?}");
+    assert!(matches!(found, InstanceState::Running(_)), "{found:?}");
     assert_ne!(pids(host, SHIM), third);
     assert!(!runners.is_empty());
     assert_eq!(pids(host, "runner"), runners, "the task's processes were left alone");
 
-    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), Deleted::Gone);
+    assert_eq!(remote.delete(&order, Some(&machine)).await.unwrap(), DeleteProgress::Gone);
     assert!(!host.path(ROOT).exists() && !host.path(UNIT).exists());
     assert!(!host.path("/etc/systemd/system/multi-user.target.wants/windlass-agent.service").exists());
     assert_eq!((pids(host, SHIM).len(), pids(host, "runner").len()), (0, 0));
 }
 
 /// Waits until the door is open: a starting agent runs before it answers.
-async fn wait_until_shim_answers(host: &Host) {
+async fn wait_until_shim_answers(host: &LabHost) {
     let is_open = async || {
         let test = host.run("test -S /var/lib/windlass/door/shim.sock").unwrap();
         test.status.success().then_some(())

@@ -132,10 +132,10 @@ impl FileServer {
             kind::LSTAT => Ok(attrs_response(id, &fs::symlink_metadata(path(reader)?)?)),
             kind::STAT => Ok(attrs_response(id, &fs::metadata(path(reader)?)?)),
             kind::FSTAT => Ok(attrs_response(id, &self.file(read_handle(reader)?)?.metadata()?)),
-            kind::SETSTAT => done(id, set(path(reader)?, reader.attrs()?, AtFlags::empty())),
+            kind::SETSTAT => result_response(id, set_attrs(path(reader)?, reader.attrs()?, AtFlags::empty())),
             kind::FSETSTAT => {
                 let handle = read_handle(reader)?;
-                done(id, set_handle_attrs(self.file(handle)?, reader.attrs()?))
+                result_response(id, set_handle_attrs(self.file(handle)?, reader.attrs()?))
             }
             kind::OPENDIR => {
                 let path = path(reader)?.to_owned();
@@ -143,20 +143,20 @@ impl FileServer {
                 self.keep(id, OpenHandle::Dir { path, entries, dots: false })
             }
             kind::READDIR => self.list_dir(id, read_handle(reader)?),
-            kind::REMOVE => done(id, fs::remove_file(path(reader)?).map_err(SftpError::Io)),
+            kind::REMOVE => result_response(id, fs::remove_file(path(reader)?).map_err(SftpError::Io)),
             kind::MKDIR => {
                 let (path, attrs) = (path(reader)?, reader.attrs()?);
                 let mode = attrs.mode.unwrap_or(0o777) & 0o777;
-                done(id, fs::DirBuilder::new().mode(mode).create(path).map_err(SftpError::Io))
+                result_response(id, fs::DirBuilder::new().mode(mode).create(path).map_err(SftpError::Io))
             }
-            kind::RMDIR => done(id, fs::remove_dir(path(reader)?).map_err(SftpError::Io)),
+            kind::RMDIR => result_response(id, fs::remove_dir(path(reader)?).map_err(SftpError::Io)),
             kind::REALPATH => Ok(name_response(id, &real_path(path(reader)?)?)),
-            kind::RENAME => done(id, rename_no_replace(path(reader)?, path(reader)?)),
+            kind::RENAME => result_response(id, rename_no_replace(path(reader)?, path(reader)?)),
             kind::READLINK => Ok(name_response(id, &fs::read_link(path(reader)?)?)),
             kind::SYMLINK => {
                 // The target comes first: everybody follows OpenSSH here and not the draft.
                 let (target, link) = (path(reader)?, path(reader)?);
-                done(id, std::os::unix::fs::symlink(target, link).map_err(SftpError::Io))
+                result_response(id, std::os::unix::fs::symlink(target, link).map_err(SftpError::Io))
             }
             kind::EXTENDED => self.handle_extended(id, reader),
             _ => Err(SftpError::Unsupported),
@@ -166,16 +166,16 @@ impl FileServer {
     fn handle_extended(&mut self, id: u32, reader: &mut PacketReader<'_>) -> ResponseResult {
         match reader.string()? {
             b"posix-rename@openssh.com" => {
-                done(id, fs::rename(path(reader)?, path(reader)?).map_err(SftpError::Io))
+                result_response(id, fs::rename(path(reader)?, path(reader)?).map_err(SftpError::Io))
             }
             b"hardlink@openssh.com" => {
-                done(id, fs::hard_link(path(reader)?, path(reader)?).map_err(SftpError::Io))
+                result_response(id, fs::hard_link(path(reader)?, path(reader)?).map_err(SftpError::Io))
             }
             b"fsync@openssh.com" => {
-                done(id, self.file(read_handle(reader)?)?.sync_all().map_err(SftpError::Io))
+                result_response(id, self.file(read_handle(reader)?)?.sync_all().map_err(SftpError::Io))
             }
             b"lsetstat@openssh.com" => {
-                done(id, set(path(reader)?, reader.attrs()?, AtFlags::SYMLINK_NOFOLLOW))
+                result_response(id, set_attrs(path(reader)?, reader.attrs()?, AtFlags::SYMLINK_NOFOLLOW))
             }
             b"statvfs@openssh.com" => Ok(space(id, &rustix::fs::statvfs(path(reader)?)?)),
             b"fstatvfs@openssh.com" => {
@@ -283,7 +283,7 @@ fn ok(id: u32) -> Vec<u8> {
     PacketWriter::new(kind::STATUS, id).u32(Status::Ok as u32).string(b"Success").string(b"").done()
 }
 
-fn done(id: u32, result: Result<(), SftpError>) -> ResponseResult {
+fn result_response(id: u32, result: Result<(), SftpError>) -> ResponseResult {
     result.map(|()| ok(id))
 }
 
@@ -343,7 +343,7 @@ fn times(attrs: &Attrs) -> Option<Timestamps> {
 }
 
 /// In this order: a change of owner takes setuid bits away, and every change but the last moves the times.
-fn set(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), SftpError> {
+fn set_attrs(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), SftpError> {
     let follow = !flags.contains(AtFlags::SYMLINK_NOFOLLOW);
     if let (Some(size), true) = (attrs.size, follow) {
         fs::OpenOptions::new().write(true).open(path)?.set_len(size)?;

@@ -19,13 +19,13 @@ use super::{
         PauseAt, ending, files,
         host::HostError,
         late_readers,
-        task::{End, StopRequest, TaskState},
+        task::{StopRequest, TaskEnd, TaskState},
     },
     TaskLifecycle, waits,
 };
 use crate::shim::{
-    journal::Kind,
-    runtime::{Exit, Handle, Lost, Prepared, RuntimeError},
+    journal::JournalEvent,
+    runtime::{Exit, Handle, LossReason, PreparedTask, RuntimeError},
 };
 
 /// Tries to give something back before the task is told to have ended without it; removal tries again.
@@ -37,7 +37,7 @@ const EXIT_STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl TaskLifecycle {
     /// Waits for the end of what runs, or ends it as asked.
-    pub(super) async fn watch(&self, prepared: &Prepared) -> (Event, End) {
+    pub(super) async fn watch(&self, prepared: &PreparedTask) -> (Event, TaskEnd) {
         let handle = self.task.state.lock().container.handle.clone();
         let Some(handle) = handle else { return (Event::Ended, ending::for_vanished()) };
         let mut ask = self.task.ask.subscribe();
@@ -52,7 +52,7 @@ impl TaskLifecycle {
             let code = exit.as_ref().and_then(|exit| exit.code);
             self.record_exited(code);
             let Some(ask) = self.stop_request() else { return (Event::Stopped, ending::for_vanished()) };
-            return (Event::Stopped, ending::stopped(&ask, exit.as_ref()));
+            return (Event::Stopped, ending::for_stop(&ask, exit.as_ref()));
         };
         let exit = match exit {
             Ok(exit) => Ok(self.attribute_engine_stop(exit, &mut ask).await),
@@ -80,13 +80,14 @@ impl TaskLifecycle {
         ask: &mut watch::Receiver<Option<StopRequest>>,
     ) -> Exit {
         let dir = self.task.dir.clone();
-        let left = tokio::task::spawn_blocking(move || files::left(&dir)).await.unwrap_or_default();
+        let left =
+            tokio::task::spawn_blocking(move || files::read_exit_evidence(&dir)).await.unwrap_or_default();
         if ending::is_external_kill(&exit, &left) {
             tokio::select! {
                 biased;
                 _ = ask.wait_for(Option::is_some) => {}
                 is_away = self.tasks.runtime.goes_away(&self.task.spec) => {
-                    exit.lost = is_away.then_some(Lost::EngineRestarted);
+                    exit.lost = is_away.then_some(LossReason::EngineRestarted);
                 }
             }
         }
@@ -94,7 +95,7 @@ impl TaskLifecycle {
     }
 
     /// An engine that is away is waited for: what runs, runs on without it.
-    async fn wait(&self, prepared: &Prepared, handle: &Handle) -> Result<Exit, RuntimeError> {
+    async fn wait(&self, prepared: &PreparedTask, handle: &Handle) -> Result<Exit, RuntimeError> {
         let mut waits = waits();
         loop {
             match self.tasks.runtime.wait(prepared, handle).await {
@@ -108,7 +109,7 @@ impl TaskLifecycle {
     }
 
     /// Ends what runs, politely until the ask's moment. Goes on until it is so.
-    async fn stop(&self, prepared: &Prepared, handle: &Handle) -> Option<Exit> {
+    async fn stop(&self, prepared: &PreparedTask, handle: &Handle) -> Option<Exit> {
         let mut ask = self.task.ask.subscribe();
         let wait = self.wait(prepared, handle);
         tokio::pin!(wait);
@@ -164,32 +165,33 @@ impl TaskLifecycle {
     }
 
     /// What the end comes to, with what the task left on disk.
-    async fn describe_end(&self, mut exit: Exit) -> End {
+    async fn describe_end(&self, mut exit: Exit) -> TaskEnd {
         let dir = self.task.dir.clone();
-        let left = tokio::task::spawn_blocking(move || files::left(&dir)).await.unwrap_or_default();
+        let left =
+            tokio::task::spawn_blocking(move || files::read_exit_evidence(&dir)).await.unwrap_or_default();
         let same_boot = {
             let state = self.task.state.lock();
             state.container.starting.as_ref().is_none_or(|boot| *boot == self.tasks.settings.boot)
         };
         // A host that went down did not let the runner say its last word.
         if !same_boot && exit.lost.is_none() && left.last_word.is_none() {
-            exit.lost = Some(Lost::HostRebooted);
+            exit.lost = Some(LossReason::HostRebooted);
         }
-        ending::exited(&exit, &left)
+        ending::from_exit(&exit, &left)
     }
 
     pub(super) fn record_exited(&self, code: Option<i32>) {
         let mut state = self.task.state.lock();
         if !std::mem::replace(&mut state.container.exited, true) {
-            self.tasks.journal.append(self.task.id, state.epoch, Kind::ContainerExited { code });
+            self.tasks.journal.append(self.task.id, state.epoch, JournalEvent::ContainerExited { code });
         }
     }
 
     /// The one way to the end.
-    pub(super) async fn finish(&self, event: Event, end: End) {
-        let output = late_readers::open(&self.tasks, &self.task, &end).await;
+    pub(super) async fn finish(&self, event: Event, end: TaskEnd) {
+        let output = late_readers::open_output(&self.tasks, &self.task, &end).await;
         self.release().await;
-        let seq = self.append_record(Kind::Terminated { end: end.clone() });
+        let seq = self.append_record(JournalEvent::Terminated { end: end.clone() });
         self.sync_journal(seq, END_ATTEMPTS_MAX).await;
         {
             let mut state = self.task.state.lock();
@@ -217,18 +219,18 @@ impl TaskLifecycle {
         if held.keys {
             let gone =
                 self.give_back("remove the keys of a task", || tasks.host.remove_keys(&task.spec)).await;
-            self.record_released(gone, Kind::KeyRemoved, |state| &mut state.held.keys);
+            self.record_released(gone, JournalEvent::KeyRemoved, |state| &mut state.held.keys);
         }
         if held.mounts {
             let gone =
                 self.give_back("unmount the volumes of a task", || tasks.host.unmount(&task.spec)).await;
-            self.record_released(gone, Kind::Unmounted, |state| &mut state.held.mounts);
+            self.record_released(gone, JournalEvent::Unmounted, |state| &mut state.held.mounts);
         }
         let mut ledger = tasks.ledger.lock();
         let mut state = task.state.lock();
         let gpus = ledger.release(&task.id);
         if !gpus.is_empty() {
-            tasks.journal.append(task.id, state.epoch, Kind::GpuReleased { gpus });
+            tasks.journal.append(task.id, state.epoch, JournalEvent::GpuReleased { gpus });
         }
         state.held.gpus.clear();
     }
@@ -248,7 +250,7 @@ impl TaskLifecycle {
         false
     }
 
-    fn record_released(&self, gone: bool, kind: Kind, what: fn(&mut TaskState) -> &mut bool) {
+    fn record_released(&self, gone: bool, kind: JournalEvent, what: fn(&mut TaskState) -> &mut bool) {
         let mut state = self.task.state.lock();
         if gone && std::mem::replace(what(&mut state), false) {
             self.tasks.journal.append(self.task.id, state.epoch, kind);

@@ -13,21 +13,21 @@ use tokio::time::{sleep, timeout};
 use windlass_api::agent::SSH_PORT;
 use windlass_model::{
     causes::chain,
-    ledger::Want,
+    ledger::DeviceCount,
     machine::Step,
     task::{self as machine, Event, Status},
 };
 
 use super::{
-    Keep, PauseAt, Tasks, ending, files,
+    PauseAt, Storage, Tasks, ending, files,
     host::HostError,
-    task::{Acceptance, End, Removal, StopRequest, Task, TaskState},
+    task::{Acceptance, Removal, StopRequest, Task, TaskEnd, TaskState},
 };
 use crate::{
     clock,
     shim::{
-        journal::Kind,
-        runtime::{FoundState, Handle, Limits, Prepared, RuntimeError},
+        journal::JournalEvent,
+        runtime::{FoundState, Handle, PolicyLimits, PreparedTask, RuntimeError},
     },
 };
 
@@ -53,7 +53,7 @@ pub(super) enum StartFrom {
 /// Why a task did not come to run.
 enum StartAbort {
     StopRequested,
-    Failed(End),
+    Failed(TaskEnd),
 }
 
 type StartResult<T> = Result<T, StartAbort>;
@@ -76,7 +76,7 @@ pub(super) async fn accept_and_run(tasks: Arc<Tasks>, task: Arc<Task>) {
             let (tasks, task) = (&life.tasks, &life.task);
             // Its place is free once its files are gone, or they would be those of the next try.
             life.run_on_disk(|task| files::remove(&task.dir)).await.unwrap_or_default();
-            tasks.journal.append(task.id, 0, Kind::Withdrawn);
+            tasks.journal.append(task.id, 0, JournalEvent::Withdrawn);
             tasks.table.lock().tasks.remove(&task.id);
             task.acceptance.send_replace(Acceptance::Failed(why));
         }
@@ -89,10 +89,10 @@ pub(super) async fn resume(tasks: Arc<Tasks>, task: Arc<Task>, from: StartFrom) 
 }
 
 /// A task whose container is known to be no more.
-pub(super) async fn finish_lost(tasks: Arc<Tasks>, task: Arc<Task>, end: End) {
+pub(super) async fn finish_lost(tasks: Arc<Tasks>, task: Arc<Task>, end: TaskEnd) {
     let life = TaskLifecycle { tasks, task };
     let end = match life.stop_request() {
-        Some(ask) => ending::stopped(&ask, None),
+        Some(ask) => ending::for_stop(&ask, None),
         None => end,
     };
     if life.task.state.lock().container.started {
@@ -112,7 +112,7 @@ pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
     let (tasks, task) = (&life.tasks, &life.task);
     let (seq, epoch) = {
         let state = task.state.lock();
-        (tasks.journal.append(task.id, state.epoch, Kind::Removed), state.epoch)
+        (tasks.journal.append(task.id, state.epoch, JournalEvent::Removed), state.epoch)
     };
     life.sync_journal(seq, REMOVAL_ATTEMPTS_MAX).await;
     life.release().await;
@@ -148,7 +148,7 @@ impl TaskLifecycle {
             files::write_submission(&task.dir, &files::StoredTask::of(task), &task.token, auth.as_ref())
         });
         written.await.map_err(|error| format!("write the task's files: {error}"))?;
-        let seq = self.append_record(Kind::Submitted);
+        let seq = self.append_record(JournalEvent::Submitted);
         self.task.state.lock().epoch_seq = seq;
         self.tasks.journal.settle(seq).await.map_err(|error| chain(&error))
     }
@@ -163,7 +163,7 @@ impl TaskLifecycle {
                     self.remove_container().await;
                 }
                 match (cut, self.stop_request()) {
-                    (StartAbort::StopRequested, Some(ask)) => (Event::Stopped, ending::stopped(&ask, None)),
+                    (StartAbort::StopRequested, Some(ask)) => (Event::Stopped, ending::for_stop(&ask, None)),
                     (StartAbort::StopRequested, None) => (Event::Stopped, ending::for_vanished()),
                     (StartAbort::Failed(end), _) => (Event::Failed, end),
                 }
@@ -173,7 +173,7 @@ impl TaskLifecycle {
     }
 
     /// From wherever it is to a container that was started.
-    async fn begin(&self, from: StartFrom) -> StartResult<Prepared> {
+    async fn begin(&self, from: StartFrom) -> StartResult<PreparedTask> {
         if let StartFrom::Found(found) = from {
             return self.start_from_found(found).await;
         }
@@ -199,7 +199,7 @@ impl TaskLifecycle {
     }
 
     /// The container was started before this shim was. Nothing that fails here may end what runs.
-    async fn start_from_found(&self, found: FoundState) -> StartResult<Prepared> {
+    async fn start_from_found(&self, found: FoundState) -> StartResult<PreparedTask> {
         let prepared = match self.prepare().await {
             Ok(prepared) => prepared,
             Err(StartAbort::Failed(end)) => {
@@ -225,7 +225,7 @@ impl TaskLifecycle {
     }
 
     /// Takes everything the task needs. Not cut short by an ask: half-done mounts are hard to undo.
-    async fn prepare(&self) -> StartResult<Prepared> {
+    async fn prepare(&self) -> StartResult<PreparedTask> {
         let (tasks, task) = (&self.tasks, &self.task);
         let failed = |error: HostError| StartAbort::Failed(ending::for_prepare_error(&error));
         let found = self.status() > Status::Pulling || task.state.lock().container.starting.is_some();
@@ -237,12 +237,12 @@ impl TaskLifecycle {
         let grant = tasks.host.grant(&task.spec).map_err(failed)?;
         let gpus = self.acquire_gpus()?;
         if !task.spec.host_ssh_keys.is_empty() {
-            self.record_held(Kind::KeyAdded, |state| &mut state.held.keys).await;
+            self.record_held(JournalEvent::KeyAdded, |state| &mut state.held.keys).await;
             tasks.host.add_keys(&task.spec).await.map_err(failed)?;
         }
         let mut binds = Vec::new();
         if !task.spec.volume_mounts.is_empty() || !task.spec.instance_mounts.is_empty() {
-            self.record_held(Kind::Mounted, |state| &mut state.held.mounts).await;
+            self.record_held(JournalEvent::Mounted, |state| &mut state.held.mounts).await;
             binds = tasks.host.mount(&task.spec).await.map_err(failed)?;
         }
         if !found {
@@ -254,28 +254,28 @@ impl TaskLifecycle {
             written
                 .map_err(|source| failed(HostError::Io { what: "write runner.json".to_owned(), source }))?;
         }
-        Ok(Prepared {
+        Ok(PreparedTask {
             spec: task.spec.clone(),
             dir: task.dir.clone(),
             gpus: tasks.settings.gpus.iter().filter(|gpu| gpus.contains(&gpu.id)).cloned().collect(),
             binds,
-            publish: files::publish(&tasks.settings, &task.spec),
+            publish: files::published_ports(&tasks.settings, &task.spec),
             limits: grant.limits,
             env: grant.env,
         })
     }
 
     /// Enough to wait for a container that runs.
-    fn minimal_prepared(&self) -> Prepared {
+    fn minimal_prepared(&self) -> PreparedTask {
         let (settings, task) = (&self.tasks.settings, &self.task);
         let held = task.state.lock().gpus.clone();
-        Prepared {
+        PreparedTask {
             spec: task.spec.clone(),
             dir: task.dir.clone(),
             gpus: settings.gpus.iter().filter(|gpu| held.contains(&gpu.id)).cloned().collect(),
             binds: Vec::new(),
-            publish: files::publish(settings, &task.spec),
-            limits: Limits { pids: 0, new_privileges: false, capabilities: Vec::new() },
+            publish: files::published_ports(settings, &task.spec),
+            limits: PolicyLimits { pids: 0, new_privileges: false, capabilities: Vec::new() },
             env: Vec::new(),
         }
     }
@@ -283,8 +283,8 @@ impl TaskLifecycle {
     /// The order of records is the order of the ledger: both are written under its lock.
     fn acquire_gpus(&self) -> StartResult<Vec<String>> {
         let want = match self.task.spec.gpu {
-            count if count < 0 => Want::All,
-            count => Want::Count(usize::try_from(count).unwrap_or(usize::MAX)),
+            count if count < 0 => DeviceCount::All,
+            count => DeviceCount::Count(usize::try_from(count).unwrap_or(usize::MAX)),
         };
         let mut ledger = self.tasks.ledger.lock();
         let mut state = self.task.state.lock();
@@ -292,7 +292,11 @@ impl TaskLifecycle {
         let gpus = ledger.acquire(&self.task.id, want);
         let gpus = gpus.map_err(|error| StartAbort::Failed(ending::for_prepare_error(&error)))?;
         if !known && !gpus.is_empty() {
-            self.tasks.journal.append(self.task.id, state.epoch, Kind::GpuAcquired { gpus: gpus.clone() });
+            self.tasks.journal.append(
+                self.task.id,
+                state.epoch,
+                JournalEvent::GpuAcquired { gpus: gpus.clone() },
+            );
         }
         state.held.gpus.clone_from(&gpus);
         state.gpus.clone_from(&gpus);
@@ -300,7 +304,7 @@ impl TaskLifecycle {
     }
 
     /// Notes on disk that something is held, before it is taken.
-    async fn record_held(&self, kind: Kind, what: fn(&mut TaskState) -> &mut bool) {
+    async fn record_held(&self, kind: JournalEvent, what: fn(&mut TaskState) -> &mut bool) {
         let seq = {
             let mut state = self.task.state.lock();
             if std::mem::replace(what(&mut state), true) {
@@ -312,7 +316,7 @@ impl TaskLifecycle {
     }
 
     /// Brings the image; an ask cancels it.
-    async fn pull(&self, prepared: &Prepared) -> StartResult<()> {
+    async fn pull(&self, prepared: &PreparedTask) -> StartResult<()> {
         let secs_max = self.tasks.settings.pull_secs_max;
         let auth = self.task.auth.lock().clone();
         let (task, runtime) = (Arc::downgrade(&self.task), &self.tasks.runtime);
@@ -334,26 +338,26 @@ impl TaskLifecycle {
         }
     }
 
-    async fn create(&self, prepared: &Prepared) -> StartResult<Handle> {
+    async fn create(&self, prepared: &PreparedTask) -> StartResult<Handle> {
         let runtime = &self.tasks.runtime;
         let handle =
             self.retry_while_unavailable("create the container", || runtime.create(prepared)).await?;
         let mut state = self.task.state.lock();
         if state.container.handle.as_ref() != Some(&handle) {
             state.container.handle = Some(handle.clone());
-            let kind = Kind::ContainerCreated { handle: handle.clone() };
+            let kind = JournalEvent::ContainerCreated { handle: handle.clone() };
             self.tasks.journal.append(self.task.id, state.epoch, kind);
         }
         Ok(handle)
     }
 
     /// The decision to start is on disk first. Whoever finds it without a container never starts a second one.
-    async fn start(&self, prepared: &Prepared, handle: &Handle) -> StartResult<()> {
+    async fn start(&self, prepared: &PreparedTask, handle: &Handle) -> StartResult<()> {
         let boot = self.tasks.settings.boot.clone();
         let seq = {
             let mut state = self.task.state.lock();
             state.container.starting = Some(boot.clone());
-            self.tasks.journal.append(self.task.id, state.epoch, Kind::ContainerStarting { boot })
+            self.tasks.journal.append(self.task.id, state.epoch, JournalEvent::ContainerStarting { boot })
         };
         self.sync_journal(seq, usize::MAX).await;
         if self.task.spec.cluster {
@@ -384,7 +388,7 @@ impl TaskLifecycle {
             let mut state = self.task.state.lock();
             state.container.started = true;
             state.ports = Some(ports.clone());
-            self.tasks.journal.append(self.task.id, state.epoch, Kind::ContainerStarted { ports })
+            self.tasks.journal.append(self.task.id, state.epoch, JournalEvent::ContainerStarted { ports })
         };
         self.sync_journal(seq, usize::MAX).await;
         self.advance(Status::Creating, Event::Started).await;
@@ -398,7 +402,7 @@ impl TaskLifecycle {
             match machine::step(state.status, event) {
                 Step::To(to) if state.status == at => {
                     if to != Status::Running {
-                        self.tasks.journal.append(self.task.id, state.epoch, Kind::Moved { to });
+                        self.tasks.journal.append(self.task.id, state.epoch, JournalEvent::Moved { to });
                     }
                     state.status = to;
                     self.notify_changed(&state);
@@ -455,7 +459,7 @@ impl TaskLifecycle {
         if self.task.ask.borrow().is_some() { Err(StartAbort::StopRequested) } else { Ok(()) }
     }
 
-    fn append_record(&self, kind: Kind) -> u64 {
+    fn append_record(&self, kind: JournalEvent) -> u64 {
         let state = self.task.state.lock();
         self.tasks.journal.append(self.task.id, state.epoch, kind)
     }
@@ -496,7 +500,7 @@ impl TaskLifecycle {
         &self,
         work: impl FnOnce(&Task) -> std::io::Result<()> + Send + 'static,
     ) -> std::io::Result<()> {
-        if self.tasks.settings.keep == Keep::InMemory {
+        if self.tasks.settings.keep == Storage::InMemory {
             return Ok(());
         }
         let task = Arc::clone(&self.task);

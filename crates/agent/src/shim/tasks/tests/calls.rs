@@ -6,7 +6,7 @@ use super::{fake::exit, *};
 
 const CONCURRENT_CALLS: usize = 16;
 
-fn count(kinds: &[Kind], is: impl Fn(&Kind) -> bool) -> usize {
+fn count(kinds: &[JournalEvent], is: impl Fn(&JournalEvent) -> bool) -> usize {
     kinds.iter().filter(|kind| is(kind)).count()
 }
 
@@ -21,7 +21,7 @@ async fn a2_sixteen_submissions_at_once_are_one() {
     stage.fake.end(id(1), exit(0));
     stage.wait_for_status(id(1), TaskStatus::Terminated).await;
     stage.tasks().submit(spec(1), Some(1)).await.unwrap();
-    assert_eq!(count(&stage.kinds(id(1)), |kind| *kind == Kind::Submitted), 1);
+    assert_eq!(count(&stage.kinds(id(1)), |kind| *kind == JournalEvent::Submitted), 1);
     assert_eq!(stage.tasks().info(id(1)).unwrap().status, TaskStatus::Terminated);
     stage.check_empty();
 }
@@ -37,13 +37,13 @@ async fn a2_sixteen_terminates_and_removes_at_once_are_one() {
     assert!(answers.iter().all(|info| *info == answers[0]), "{answers:?}");
     assert_eq!(answers[0].status, TaskStatus::Terminated);
     let kinds = stage.kinds(id);
-    assert_eq!(count(&kinds, |kind| matches!(kind, Kind::TerminateAsked { .. })), 1);
-    assert_eq!(count(&kinds, |kind| matches!(kind, Kind::Terminated { .. })), 1);
+    assert_eq!(count(&kinds, |kind| matches!(kind, JournalEvent::TerminateAsked { .. })), 1);
+    assert_eq!(count(&kinds, |kind| matches!(kind, JournalEvent::Terminated { .. })), 1);
     let calls = (0..CONCURRENT_CALLS).map(|_| stage.tasks().remove(id, Some(1)));
     assert!(join_all(calls).await.iter().all(Result::is_ok));
-    assert_eq!(count(&stage.kinds(id), |kind| *kind == Kind::Removed), 1);
+    assert_eq!(count(&stage.kinds(id), |kind| *kind == JournalEvent::Removed), 1);
     stage.tasks().remove(id, Some(1)).await.unwrap();
-    assert_eq!(count(&stage.kinds(id), |kind| *kind == Kind::Removed), 1);
+    assert_eq!(count(&stage.kinds(id), |kind| *kind == JournalEvent::Removed), 1);
     stage.check_empty();
 }
 
@@ -85,7 +85,7 @@ async fn l2_an_older_epoch_is_refused_and_written_down() {
     assert_eq!(tasks.info(id(1)).unwrap().epoch, 7);
     // A server that knows no epochs is not asked for one.
     tasks.admit(id(1), None).await.unwrap();
-    assert_eq!(count(&stage.kinds(id(1)), |kind| matches!(kind, Kind::RefusedEpoch { .. })), 4);
+    assert_eq!(count(&stage.kinds(id(1)), |kind| matches!(kind, JournalEvent::RefusedEpoch { .. })), 4);
     stage.wait_for_status(id(1), TaskStatus::Running).await;
     tasks.terminate(id(1), ask("x", 0), None).await.unwrap();
     stage.check_empty();
@@ -129,7 +129,7 @@ async fn r7_a_removed_id_is_gone_for_ever() {
 async fn x8_a_refused_specification_is_in_the_journal() {
     let stage = TestHost::new("refused").await;
     stage.tasks().record_refused_spec(id(1), Some(2), "bad signature").await;
-    assert_eq!(stage.kinds(id(1)), [Kind::RefusedSpec { why: "bad signature".to_owned() }]);
+    assert_eq!(stage.kinds(id(1)), [JournalEvent::RefusedSpec { why: "bad signature".to_owned() }]);
     stage.tasks().submit(spec(1), Some(1)).await.unwrap();
     stage.wait_for_status(id(1), TaskStatus::Running).await;
 }

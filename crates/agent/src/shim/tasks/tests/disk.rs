@@ -1,7 +1,7 @@
 //! A task that holds more of the disk than it asked for.
 
 use super::*;
-use crate::shim::disk::look;
+use crate::shim::disk::check_limits;
 
 #[tokio::test]
 async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
@@ -15,7 +15,7 @@ async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
         std::fs::create_dir_all(&scratch).unwrap();
         std::fs::write(scratch.join("results"), vec![7; 2 << 20]).unwrap();
     }
-    look(stage.tasks(), &stage.fake).await;
+    check_limits(stage.tasks(), &stage.fake).await;
     let over = stage.wait_for_status(id(1), TaskStatus::Terminated).await;
     assert_eq!(
         (over.termination_reason.as_str(), over.detail.as_deref()),
@@ -26,6 +26,6 @@ async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
         assert_eq!(stage.tasks().info(id(n)).unwrap().status, TaskStatus::Running);
     }
     // Once is enough, and a shim that starts anew knows it too.
-    look(stage.tasks(), &stage.fake).await;
+    check_limits(stage.tasks(), &stage.fake).await;
     stage.check();
 }

@@ -13,11 +13,11 @@ use tokio::sync::watch;
 use windlass_api::agent::shim::{Port, PullProgress, TaskInfo, TaskSpec};
 use windlass_model::id::SubmissionId;
 
-use super::super::{Done as HostDone, Grant, Host, HostError, Observer};
+use super::super::{Host, HostError, HostFuture as HostDone, Observer, PolicyGrant};
 use crate::{
     shim::runtime::{
-        Bind, Done, Exit, Found, FoundState, Handle, Limits, Prepared, ProgressCallback, RegistryAuth,
-        Runtime, RuntimeError,
+        BindMount, Exit, FoundState, FoundTask, Handle, PolicyLimits, PreparedTask, ProgressCallback,
+        RegistryAuth, Runtime, RuntimeError, RuntimeFuture,
     },
     taskdir::TaskDir,
 };
@@ -106,10 +106,10 @@ impl Runtime for FakeHost {
 
     fn pull<'a>(
         &'a self,
-        task: &'a Prepared,
+        task: &'a PreparedTask,
         auth: Option<&'a RegistryAuth>,
         progress: ProgressCallback,
-    ) -> Done<'a, ()> {
+    ) -> RuntimeFuture<'a, ()> {
         async move {
             self.record_call("pull", task.dir.id)?;
             let script = {
@@ -129,7 +129,7 @@ impl Runtime for FakeHost {
         .boxed()
     }
 
-    fn create<'a>(&'a self, task: &'a Prepared) -> Done<'a, Handle> {
+    fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle> {
         async move {
             let id = task.dir.id;
             self.record_call("create", id)?;
@@ -147,7 +147,7 @@ impl Runtime for FakeHost {
         .boxed()
     }
 
-    fn start<'a>(&'a self, task: &'a Prepared, _: &'a Handle) -> Done<'a, Vec<Port>> {
+    fn start<'a>(&'a self, task: &'a PreparedTask, _: &'a Handle) -> RuntimeFuture<'a, Vec<Port>> {
         async move {
             let id = task.dir.id;
             self.record_call("start", id)?;
@@ -175,7 +175,7 @@ impl Runtime for FakeHost {
         .boxed()
     }
 
-    fn wait<'a>(&'a self, task: &'a Prepared, _: &'a Handle) -> Done<'a, Exit> {
+    fn wait<'a>(&'a self, task: &'a PreparedTask, _: &'a Handle) -> RuntimeFuture<'a, Exit> {
         async move {
             self.record_call("wait", task.dir.id)?;
             let exit = self.0.lock().containers.get(&task.dir.id).map(|container| container.exit.subscribe());
@@ -191,7 +191,7 @@ impl Runtime for FakeHost {
         .boxed()
     }
 
-    fn stop<'a>(&'a self, task: &'a TaskDir, _: &'a Handle, grace: Duration) -> Done<'a, ()> {
+    fn stop<'a>(&'a self, task: &'a TaskDir, _: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()> {
         async move {
             self.record_call("stop", task.id)?;
             let (polite, runs) = {
@@ -211,7 +211,7 @@ impl Runtime for FakeHost {
         .boxed()
     }
 
-    fn remove<'a>(&'a self, task: &'a TaskDir, _: Option<&'a Handle>) -> Done<'a, ()> {
+    fn remove<'a>(&'a self, task: &'a TaskDir, _: Option<&'a Handle>) -> RuntimeFuture<'a, ()> {
         async move {
             self.record_call("remove", task.id)?;
             self.0.lock().containers.remove(&task.id);
@@ -220,24 +220,24 @@ impl Runtime for FakeHost {
         .boxed()
     }
 
-    fn found(&self) -> Done<'_, Vec<Found>> {
+    fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>> {
         async move {
             self.record_call("found", SubmissionId(uuid::Uuid::nil()))?;
             let world = self.0.lock();
             let found = world.containers.iter();
-            Ok(found.map(|(id, c)| Found { task: *id, handle: handle(*id), state: c.state }).collect())
+            Ok(found.map(|(id, c)| FoundTask { task: *id, handle: handle(*id), state: c.state }).collect())
         }
         .boxed()
     }
 }
 
 impl Host for FakeHost {
-    fn grant(&self, _: &TaskSpec) -> Result<Grant, HostError> {
+    fn grant(&self, _: &TaskSpec) -> Result<PolicyGrant, HostError> {
         if self.0.lock().script.refused {
             return Err(HostError::Refused { what: "mount /etc".to_owned(), why: "policy".to_owned() });
         }
-        let limits = Limits { pids: 100, new_privileges: false, capabilities: Vec::new() };
-        Ok(Grant { limits, env: Vec::new() })
+        let limits = PolicyLimits { pids: 100, new_privileges: false, capabilities: Vec::new() };
+        Ok(PolicyGrant { limits, env: Vec::new() })
     }
 
     fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, ()> {
@@ -252,7 +252,7 @@ impl Host for FakeHost {
         async { Ok(()) }.boxed()
     }
 
-    fn mount<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, Vec<Bind>> {
+    fn mount<'a>(&'a self, spec: &'a TaskSpec) -> HostDone<'a, Vec<BindMount>> {
         let mut world = self.0.lock();
         world.mounts.insert(spec.id);
         let failed = world.script.mounts_fail.then(|| failed("mount"));

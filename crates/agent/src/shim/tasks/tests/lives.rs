@@ -1,7 +1,7 @@
 //! Every way a life can go while the shim is up.
 
 use super::{fake::exit, *};
-use crate::shim::runtime::{Exit, Lost};
+use crate::shim::runtime::{Exit, LossReason};
 
 #[tokio::test]
 async fn a_task_lives_and_ends_well() {
@@ -73,7 +73,7 @@ async fn each_failure_on_the_way_has_its_own_reason_and_gives_everything_back() 
         let info = stage.wait_for_status(id, TaskStatus::Terminated).await;
         check_end(&stage, &info, reason, message, detail);
         assert!(stage.fake.0.lock().containers.is_empty(), "{reason}: half-made things stay");
-        assert!(!stage.kinds(id).iter().any(|kind| matches!(kind, Kind::ContainerStarted { .. })));
+        assert!(!stage.kinds(id).iter().any(|kind| matches!(kind, JournalEvent::ContainerStarted { .. })));
     }
 }
 
@@ -101,18 +101,23 @@ async fn an_exit_becomes_the_reason_the_server_knows() {
         (Exit { tail, ..exit(3) }, "container_exited_with_error", "line 3\nline 4", None),
         (Exit { oom_killed: true, ..exit(137) }, "container_exited_with_error", "", Some("oom_killed")),
         (
-            Exit { lost: Some(Lost::EngineRestarted), ..exit(137) },
+            Exit { lost: Some(LossReason::EngineRestarted), ..exit(137) },
             "container_exited_with_error",
             "",
             Some("host_runtime_restart"),
         ),
         (
-            Exit { lost: Some(Lost::HostRebooted), ..exit(255) },
+            Exit { lost: Some(LossReason::HostRebooted), ..exit(255) },
             "instance_unreachable",
             "",
             Some("host_reboot"),
         ),
-        (Exit { lost: Some(Lost::Vanished), code: None, ..exit(0) }, "executor_error", "vanished", None),
+        (
+            Exit { lost: Some(LossReason::Vanished), code: None, ..exit(0) },
+            "executor_error",
+            "vanished",
+            None,
+        ),
         (Exit { code: None, ..exit(0) }, "executor_error", "vanished", None),
     ];
     let stage = TestHost::new("exits").await;
@@ -250,7 +255,7 @@ async fn what_cannot_be_given_back_at_once_is_tried_again() {
 #[tokio::test]
 async fn a_host_that_is_not_real_leaves_no_file() {
     let mut stage = TestHost::stopped("hollow");
-    stage.settings.keep = Keep::InMemory;
+    stage.settings.keep = Storage::InMemory;
     stage.start().await;
     let id = stage.submit(1).await;
     stage.wait_for_status(id, TaskStatus::Running).await;

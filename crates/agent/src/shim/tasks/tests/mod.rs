@@ -31,7 +31,7 @@ pub(super) struct TestHost {
     fake: FakeHost,
     watcher: RecordingObserver,
     tasks: Option<Arc<Tasks>>,
-    settings: Settings,
+    settings: TasksSettings,
 }
 
 impl TestHost {
@@ -45,7 +45,7 @@ impl TestHost {
     fn stopped(name: &str) -> Self {
         let home = temp_dir(name).unwrap();
         let gpus = (0..4).map(gpu).collect();
-        let mut settings = Settings::on_disk(home.path().to_owned(), gpus);
+        let mut settings = TasksSettings::on_disk(home.path().to_owned(), gpus);
         settings.boot = "boot-1".to_owned();
         settings.answer_within = Duration::from_secs(2);
         Self { home, fake: FakeHost::default(), watcher: RecordingObserver::default(), tasks: None, settings }
@@ -105,7 +105,7 @@ impl TestHost {
         journal::read(&self.home.path().join("journal")).unwrap().records
     }
 
-    fn kinds(&self, id: SubmissionId) -> Vec<Kind> {
+    fn kinds(&self, id: SubmissionId) -> Vec<JournalEvent> {
         self.records()
             .into_iter()
             .filter(|record| record.submission == id)

@@ -124,7 +124,7 @@ async fn r7_a_start_that_nobody_saw_is_not_repeated() {
     let (journal, _) = Journal::open(&path).unwrap();
     let kept: Vec<_> = records
         .into_iter()
-        .take_while(|record| !matches!(record.kind, Kind::ContainerStarted { .. }))
+        .take_while(|record| !matches!(record.kind, JournalEvent::ContainerStarted { .. }))
         .collect();
     journal.compact(move |_| kept).await.unwrap();
     journal.close().await;
@@ -208,15 +208,15 @@ fn a_rewritten_journal_keeps_the_living_and_the_graves() {
     let day = 24 * 3600 * 1_000_000;
     let record = |seq, task, at, kind| Record { seq, at, submission: id(task), epoch: 1, kind };
     let records = vec![
-        record(1, 1, 0, Kind::Submitted),
-        record(2, 2, 0, Kind::Submitted),
-        record(3, 3, 0, Kind::Submitted),
-        record(4, 3, 1, Kind::Removed),
-        record(5, 2, 10 * day, Kind::Removed),
-        record(6, 4, 10 * day, Kind::RefusedEpoch { seen: 2 }),
-        record(7, 1, 10 * day, Kind::KeyAdded),
-        record(8, 5, 10 * day, Kind::Submitted),
-        record(9, 5, 10 * day, Kind::Withdrawn),
+        record(1, 1, 0, JournalEvent::Submitted),
+        record(2, 2, 0, JournalEvent::Submitted),
+        record(3, 3, 0, JournalEvent::Submitted),
+        record(4, 3, 1, JournalEvent::Removed),
+        record(5, 2, 10 * day, JournalEvent::Removed),
+        record(6, 4, 10 * day, JournalEvent::RefusedEpoch { seen: 2 }),
+        record(7, 1, 10 * day, JournalEvent::KeyAdded),
+        record(8, 5, 10 * day, JournalEvent::Submitted),
+        record(9, 5, 10 * day, JournalEvent::Withdrawn),
     ];
     let kept = replay::retained_records(records, 31 * day);
     // The grave of 3 is too old, 5 never was.
@@ -294,7 +294,7 @@ async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
 
 #[test]
 fn g2_every_finding_has_its_verdict() {
-    use replay::{Verdict, verdict};
+    use replay::{RecoveryAction, recovery_action};
     let state = |status, starting: bool, started: bool| {
         let mut state = TaskState::new(1);
         state.status = status;
@@ -302,14 +302,14 @@ fn g2_every_finding_has_its_verdict() {
         state.container.started = started;
         state
     };
-    let lost = |verdict: Verdict| match verdict {
-        Verdict::Finish(end) => {
+    let lost = |verdict: RecoveryAction| match verdict {
+        RecoveryAction::Finish(end) => {
             format!("lost {} {}", end.reason, end.detail.map_or("", |detail| detail.as_str()))
         }
-        Verdict::Watch(found) => format!("watch({found:?})").to_lowercase(),
-        Verdict::Keep => "keep".to_owned(),
-        Verdict::RemoveStray => "endagain".to_owned(),
-        Verdict::Resume => "resume".to_owned(),
+        RecoveryAction::Watch(found) => format!("watch({found:?})").to_lowercase(),
+        RecoveryAction::Keep => "keep".to_owned(),
+        RecoveryAction::RemoveStray => "endagain".to_owned(),
+        RecoveryAction::Resume => "resume".to_owned(),
     };
     let rows = [
         // status, starting, started, found, same boot, doubtful
@@ -331,7 +331,7 @@ fn g2_every_finding_has_its_verdict() {
         ((Status::Terminated, true, true, None, false, true), "keep"),
     ];
     for ((status, starting, started, found, same_boot, doubtful), expected) in rows {
-        let said = lost(verdict(&state(status, starting, started), found, same_boot, doubtful));
+        let said = lost(recovery_action(&state(status, starting, started), found, same_boot, doubtful));
         assert_eq!(said, expected, "{status} {starting} {started} {found:?} {same_boot} {doubtful}");
     }
 }

@@ -3,14 +3,14 @@
 use super::TaskPass;
 use crate::{
     decide::managed_jobs::{
-        AttemptAction, Seen, Submit,
-        judge::{Machines, Verdict, judge},
+        AttemptAction, AttemptObservation, SubmitAttempt,
+        judge::{AttemptInstances, AttemptOutcome, classify_end},
         slots::backoff,
     },
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
         plan::RecoveryStrategy,
-        record::{Placement, Standing},
+        record::{AttemptPhase, NodeLocation},
     },
     spot::Market,
     time::Span,
@@ -18,7 +18,7 @@ use crate::{
 
 /// A run that waits longer for nodes gives its launch slot back.
 const QUEUE_TIMEOUT: Span = Span::secs(60);
-const NO_NODES: &str = "no nodes in time";
+const NO_NODES_MESSAGE: &str = "no nodes in time";
 /// Launches in a row that had nodes and could not start on them: then it is the task's own fault.
 const START_ATTEMPTS_MAX: u32 = 3;
 /// Launches for which a lost place is avoided, or sought, in a row.
@@ -29,30 +29,30 @@ impl TaskPass<'_> {
     pub(super) fn plan_launching(&mut self) {
         let has_slot = self.record.schedule == Schedule::Launching;
         match self.record.standing {
-            Standing::Resolved if has_slot => self.submit(),
-            Standing::Resolved => {
+            AttemptPhase::Resolved if has_slot => self.submit(),
+            AttemptPhase::Resolved => {
                 if let Some(at) = self.record.next_retry_at {
                     self.recheck_at(at);
                 }
             }
-            Standing::Superseded | Standing::Withdrawn => self.replace_attempt(has_slot),
-            Standing::Launched if has_slot => self.launched(),
-            Standing::Launched => {}
+            AttemptPhase::Superseded | AttemptPhase::Withdrawn => self.replace_attempt(has_slot),
+            AttemptPhase::Launched if has_slot => self.launched(),
+            AttemptPhase::Launched => {}
         }
     }
 
     /// The old attempt must be gone before there is a new one.
     fn replace_attempt(&mut self, has_slot: bool) {
-        if self.view.seen == Seen::Unclear {
+        if self.view.seen == AttemptObservation::Unclear {
             return;
         }
         if !self.is_attempt_gone() {
             return self.stop(None);
         }
-        let withdrawn = self.record.standing == Standing::Withdrawn;
-        self.record.standing = Standing::Resolved;
+        let withdrawn = self.record.standing == AttemptPhase::Withdrawn;
+        self.record.standing = AttemptPhase::Resolved;
         if withdrawn {
-            let why = self.record.last_failure.clone().unwrap_or_else(|| NO_NODES.to_owned());
+            let why = self.record.last_failure.clone().unwrap_or_else(|| NO_NODES_MESSAGE.to_owned());
             self.refused(&why, false);
         } else if has_slot {
             self.submit();
@@ -61,51 +61,59 @@ impl TaskPass<'_> {
 
     fn launched(&mut self) {
         match &self.view.seen {
-            Seen::Nothing => self.make(),
-            Seen::Queued { since, said } => {
+            AttemptObservation::Nothing => self.make(),
+            AttemptObservation::Queued { since, said } => {
                 if self.now.since(*since) >= QUEUE_TIMEOUT {
                     // Written first, stopped in the next pass: an end that we cause is never taken for another.
-                    self.record.standing = Standing::Withdrawn;
-                    let why = said.as_ref().map(|said| format!("{NO_NODES}: {said}"));
-                    self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES.to_owned()));
+                    self.record.standing = AttemptPhase::Withdrawn;
+                    let why = said.as_ref().map(|said| format!("{NO_NODES_MESSAGE}: {said}"));
+                    self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES_MESSAGE.to_owned()));
                     self.recheck_at(self.now);
                 } else {
                     self.recheck_at(*since + QUEUE_TIMEOUT);
                 }
             }
-            Seen::Running { placement } => self.attempt_started(placement.clone()),
-            Seen::Over { ends, placement } => {
-                let verdict = judge(ends);
+            AttemptObservation::Running { placement } => self.attempt_started(placement.clone()),
+            AttemptObservation::Over { ends, placement } => {
+                let verdict = classify_end(ends);
                 let placement = placement.clone();
                 match verdict {
-                    Verdict::Success | Verdict::UserFailure { .. } => {
+                    AttemptOutcome::Success | AttemptOutcome::UserFailure { .. } => {
                         self.attempt_started(placement);
                         self.over(verdict);
                     }
-                    Verdict::NodesLost { machines, message } => {
+                    AttemptOutcome::NodesLost { machines, message } => {
                         self.lost_at_launch(placement, machines, message)
                     }
-                    Verdict::NoCapacity { message } => self.refused(&message, false),
-                    Verdict::NotStarted { message } => self.refused(&message, true),
+                    AttemptOutcome::NoCapacity { message } => self.refused(&message, false),
+                    AttemptOutcome::NotStarted { message } => self.refused(&message, true),
                     // It may be the place that nothing fits in.
-                    Verdict::NeverFits { .. } if self.has_location_constraints() => {
+                    AttemptOutcome::NeverFits { .. } if self.has_location_constraints() => {
                         self.lift_location_constraints()
                     }
-                    Verdict::NeverFits { message } => self.never_fits(&message),
-                    Verdict::Stopped { message } => self.run_stopped(&message),
+                    AttemptOutcome::NeverFits { message } => self.never_fits(&message),
+                    AttemptOutcome::Stopped { message } => self.run_stopped(&message),
                 }
             }
-            Seen::Provisioning | Seen::Ending | Seen::Unclear | Seen::Impossible { .. } => {}
+            AttemptObservation::Provisioning
+            | AttemptObservation::Ending
+            | AttemptObservation::Unclear
+            | AttemptObservation::Impossible { .. } => {}
         }
     }
 
     /// Nodes were lost before the task was handed to them, or while nobody looked.
-    fn lost_at_launch(&mut self, placement: Option<Placement>, machines: Machines, message: String) {
+    fn lost_at_launch(
+        &mut self,
+        placement: Option<NodeLocation>,
+        machines: AttemptInstances,
+        message: String,
+    ) {
         if self.record.status == Status::Recovering {
             // Whoever may not be launched again ends the way a running one does.
             if self.plan.recovery.strategy == RecoveryStrategy::None {
                 self.attempt_started(placement);
-                return self.over(Verdict::NodesLost { machines, message });
+                return self.over(AttemptOutcome::NodesLost { machines, message });
             }
             self.transition(Event::Lost, Some(RecoverySource::Failure), format!("nodes lost: {message}"));
             let known = placement.or_else(|| self.record.placement.clone());
@@ -120,11 +128,11 @@ impl TaskPass<'_> {
         }
         self.record.launch_tries = tries;
         self.record.waiting_since = self.record.waiting_since.or(Some(self.now));
-        self.record.standing = Standing::Resolved;
+        self.record.standing = AttemptPhase::Resolved;
         self.submit();
     }
 
-    fn attempt_started(&mut self, placement: Option<Placement>) {
+    fn attempt_started(&mut self, placement: Option<NodeLocation>) {
         let recovering = self.record.status == Status::Recovering;
         let event = if recovering { Event::Recovered } else { Event::Started };
         self.record.placement = placement.or_else(|| self.record.placement.clone());
@@ -149,7 +157,7 @@ impl TaskPass<'_> {
         self.record.candidate = self.next_candidate().unwrap_or_default();
         // The number is written before the run is made: whoever comes next knows what to look for and to stop.
         self.record.attempt += 1;
-        self.record.standing = Standing::Launched;
+        self.record.standing = AttemptPhase::Launched;
         self.record.market = market.or(self.requested_market());
         self.recheck_at(self.now);
     }
@@ -157,7 +165,7 @@ impl TaskPass<'_> {
     /// Makes the run of the newest attempt, or finds it where it was made before.
     fn make(&mut self) {
         let market = self.plan.deadline.and(self.record.market);
-        self.act = Some(AttemptAction::Submit(Submit {
+        self.act = Some(AttemptAction::Submit(SubmitAttempt {
             attempt: self.record.attempt,
             candidate: self.record.candidate,
             market,
@@ -187,7 +195,7 @@ impl TaskPass<'_> {
 
     /// A launch came to nothing: the next candidate, another place, or a wait that gives the slot back.
     fn refused(&mut self, message: &str, broken: bool) {
-        self.record.standing = Standing::Resolved;
+        self.record.standing = AttemptPhase::Resolved;
         if !broken {
             self.mark_candidate_tried();
             if self.next_candidate().is_some() {
@@ -255,7 +263,7 @@ impl TaskPass<'_> {
         let is_last = !self.has_other_candidate();
         self.record.ruled_out.push(self.record.candidate);
         if is_last {
-            self.record.standing = Standing::Resolved;
+            self.record.standing = AttemptPhase::Resolved;
             return self.end(Event::PrechecksFailed, message);
         }
         self.refused(message, false);
@@ -288,7 +296,7 @@ impl TaskPass<'_> {
     fn lift_location_constraints(&mut self) {
         self.record.sought = None;
         self.record.blocked.clear();
-        self.record.standing = Standing::Resolved;
+        self.record.standing = AttemptPhase::Resolved;
         self.submit();
     }
 }

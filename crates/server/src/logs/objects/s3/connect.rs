@@ -10,14 +10,14 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use windlass_dial::{Endpoint, TlsRoots};
 
-use super::Place;
+use super::S3Location;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) type Sender = SendRequest<Full<Bytes>>;
 
 /// Where the store answers.
-pub(super) fn peer(place: &Place) -> io::Result<Endpoint> {
+pub(super) fn store_endpoint(place: &S3Location) -> io::Result<Endpoint> {
     if !place.tls {
         return Ok(Endpoint::plain(&place.host, place.port));
     }

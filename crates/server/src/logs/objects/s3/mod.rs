@@ -15,12 +15,12 @@ use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use windlass_dial::Endpoint;
 
-pub use self::sign::Identity;
+pub use self::sign::S3Credentials;
 use self::{
     connect::Sender,
     sign::{CanonicalRequest, authorization, percent_encode, query, sha256_hex},
 };
-use super::{Ask, Bucket, HEADER_BYTES, OBJECT_BYTES_MAX, Page};
+use super::{Bucket, BucketFuture, HEADER_BYTES, OBJECT_BYTES_MAX, ObjectPage};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Of one answer. A list of a thousand names takes about half a megabyte.
@@ -33,7 +33,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Where a bucket is.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct S3Location {
     pub bucket: String,
     /// Before every name; empty, or with a slash at the end.
     pub prefix: String,
@@ -45,9 +45,9 @@ pub struct Place {
     pub roots: Option<String>,
 }
 
-pub struct S3 {
-    place: Place,
-    identity: Identity,
+pub struct S3Bucket {
+    place: S3Location,
+    identity: S3Credentials,
     peer: Endpoint,
     idle: Mutex<Vec<Sender>>,
 }
@@ -61,9 +61,9 @@ struct S3Call<'a> {
     body: Bytes,
 }
 
-impl S3 {
-    pub fn new(place: Place, identity: Identity) -> io::Result<Self> {
-        let peer = connect::peer(&place)?;
+impl S3Bucket {
+    pub fn new(place: S3Location, identity: S3Credentials) -> io::Result<Self> {
+        let peer = connect::store_endpoint(&place)?;
         Ok(Self { place, identity, peer, idle: Mutex::default() })
     }
 
@@ -191,8 +191,8 @@ fn between<'a>(text: &'a str, tag: &str) -> impl Iterator<Item = &'a str> + use<
     })
 }
 
-impl Bucket for S3 {
-    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> Ask<'a, bool> {
+impl Bucket for S3Bucket {
+    fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool> {
         Box::pin(async move {
             let name = self.full_name(name);
             let headers = vec![("if-none-match", "*".to_owned())];
@@ -207,7 +207,7 @@ impl Bucket for S3 {
         })
     }
 
-    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> Ask<'a, Option<Vec<u8>>> {
+    fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> BucketFuture<'a, Option<Vec<u8>>> {
         Box::pin(async move {
             let name = self.full_name(name);
             let limit = limit.unwrap_or(HEADER_BYTES + OBJECT_BYTES_MAX);
@@ -223,7 +223,7 @@ impl Bucket for S3 {
         })
     }
 
-    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> Ask<'a, Page> {
+    fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> BucketFuture<'a, ObjectPage> {
         Box::pin(async move {
             let pair = |name: &str, value: String| (name.to_owned(), value);
             let mut query = vec![
@@ -247,11 +247,11 @@ impl Bucket for S3 {
                     Some((name.to_owned(), between(object, "Size").next()?.parse().ok()?))
                 })
                 .collect();
-            Ok(Page { objects, more: between(text, "IsTruncated").next() == Some("true") })
+            Ok(ObjectPage { objects, more: between(text, "IsTruncated").next() == Some("true") })
         })
     }
 
-    fn delete<'a>(&'a self, name: &'a str) -> Ask<'a, ()> {
+    fn delete<'a>(&'a self, name: &'a str) -> BucketFuture<'a, ()> {
         Box::pin(async move {
             let name = self.full_name(name);
             let call =
@@ -263,7 +263,7 @@ impl Bucket for S3 {
         })
     }
 
-    fn check(&self) -> Ask<'_, ()> {
+    fn check(&self) -> BucketFuture<'_, ()> {
         Box::pin(self.check_conditional_writes())
     }
 
@@ -273,7 +273,7 @@ impl Bucket for S3 {
     }
 }
 
-impl std::fmt::Debug for S3 {
+impl std::fmt::Debug for S3Bucket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("S3").field("place", &self.place).finish_non_exhaustive()
     }

@@ -7,14 +7,14 @@ use sha2::{Digest as _, Sha256};
 
 /// Who asks. Never logged.
 #[derive(Clone)]
-pub struct Identity {
+pub struct S3Credentials {
     pub key: String,
     pub secret: String,
     /// With keys that were lent for a while.
     pub session: Option<String>,
 }
 
-impl std::fmt::Debug for Identity {
+impl std::fmt::Debug for S3Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
@@ -31,7 +31,7 @@ pub(super) struct CanonicalRequest<'a> {
 
 /// The value of `Authorization`. `time` is `20130524T000000Z`.
 pub(super) fn authorization(
-    identity: &Identity,
+    identity: &S3Credentials,
     region: &str,
     time: &str,
     asked: &CanonicalRequest<'_>,
@@ -94,7 +94,7 @@ pub(super) fn percent_encode(text: &str, keep_slashes: bool) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{CanonicalRequest, Identity, authorization, percent_encode, sha256_hex};
+    use super::{CanonicalRequest, S3Credentials, authorization, percent_encode, sha256_hex};
 
     const TIME: &str = "20130524T000000Z";
     const HOST: (&str, &str) = ("host", "examplebucket.s3.amazonaws.com");
@@ -107,7 +107,7 @@ mod tests {
         more: &[(&str, &str)],
         body: &[u8],
     ) -> String {
-        let identity = Identity {
+        let identity = S3Credentials {
             key: "AKIAIOSFODNN7EXAMPLE".into(),
             secret: "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY".into(),
             session: None,
@@ -146,7 +146,8 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown_by_debug() {
-        let identity = Identity { key: "k".into(), secret: "canary".into(), session: Some("canary".into()) };
+        let identity =
+            S3Credentials { key: "k".into(), secret: "canary".into(), session: Some("canary".into()) };
         assert!(!format!("{identity:?}").contains("canary"));
     }
 }
