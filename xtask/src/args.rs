@@ -1,4 +1,4 @@
-//! Command-line words, taken one by one. Whatever nobody took is refused by name.
+//! Command-line arguments, consumed one by one. Remaining arguments are rejected by name.
 
 use std::str::FromStr;
 
@@ -11,7 +11,7 @@ impl Args {
         Self(words.collect())
     }
 
-    /// The next word that is not an option.
+    /// Returns the next argument that is not an option.
     pub(crate) fn word(&mut self) -> Option<String> {
         match self.0.first() {
             Some(first) if !first.starts_with("--") => Some(self.0.remove(0)),
@@ -25,7 +25,7 @@ impl Args {
         self.0.len() < before
     }
 
-    /// `--name VALUE` or `--name=VALUE`.
+    /// Parses `--name VALUE` or `--name=VALUE`.
     pub(crate) fn value<T: FromStr>(&mut self, name: &str) -> Result<Option<T>>
     where
         T::Err: std::error::Error + Send + Sync + 'static,
@@ -43,7 +43,7 @@ impl Args {
         text.parse().map(Some).with_context(|| format!("read `{text}` as the value of `{name}`"))
     }
 
-    /// All that is left, for a program that reads its own options.
+    /// Returns the remaining arguments, for a program that parses its own options.
     pub(crate) fn rest(self) -> Vec<String> {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Benchmarks: an optimised build of `windlass-bench`, with a private Postgres and container engine beside it.
+//! Benchmarks: builds `windlass-bench` with optimisation and starts a private Postgres and container engine for it.
 
 use std::{path::Path, process::Command};
 
@@ -30,7 +30,7 @@ const BENCHMARKS: &[&str] = &[
     "report",
     "all",
 ];
-/// What the page about performance is made of, in this order. The last one writes it.
+/// Benchmarks of the performance page, in this order. The last one writes the page.
 const REPORT_BENCHMARKS: &[&str] = &[
     "api",
     "runs",
@@ -46,22 +46,22 @@ const REPORT_BENCHMARKS: &[&str] = &[
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let name = args.word().with_context(|| format!("name a benchmark: {}", BENCHMARKS.join(", ")))?;
-    // Before minutes of building.
+    // Checked before a build of several minutes.
     ensure!(
         BENCHMARKS.contains(&name.as_str()),
         "no benchmark `{name}`: there are {}",
         BENCHMARKS.join(", ")
     );
-    // `sim` is optimised too, and built in a third of the time.
+    // `sim` is optimised too, and builds in a third of the time.
     let profile = args.value::<String>("--profile")?.unwrap_or_else(|| "release".to_owned());
     let rest = args.rest();
-    // Server and agent are measured as people run them: their own binaries, in their own processes.
+    // Server and agent are measured as users run them: as separate binaries in separate processes.
     let mut build = workspace.cargo();
     build.args(["build", "--profile", &profile]);
     for (package, binary) in
         [("windlass-bench", BINARY), ("windlass-cli", "windlass"), ("windlass-agent", "windlass-agent")]
     {
-        // By name: linking is most of an optimised build, and the simulation would be linked too.
+        // Selected by name: linking dominates an optimised build, and the simulation would be linked too.
         build.args(["-p", package, "--bin", binary]);
     }
     process::run(&mut build)?;
@@ -73,7 +73,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     run_one(workspace, &program, &words)
 }
 
-/// Each with a database of its own. What fails is named at the end, and does not keep the others from running.
+/// Runs all benchmarks, each with a separate database. Failures are listed at the end and do not stop the others.
 fn run_all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result<()> {
     let mut failed = Vec::new();
     for line in REPORT_BENCHMARKS {
@@ -99,7 +99,7 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
     let mut command = Command::new(program);
     command.current_dir(&workspace.root).args(words);
     command.env("WINDLASS_BENCH_RESULTS", workspace.target()?.join("bench"));
-    // Kept until the benchmark has ended: dropping it stops the database.
+    // Held until the benchmark has ended: dropping it stops the database.
     let _postgres = match std::env::var_os("WINDLASS_BENCH_DATABASE_URL") {
         Some(_) => None,
         None if is("report") || is("spot") || is("proxy") || has("--peer") => None,
@@ -114,7 +114,7 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
         let (variable, home) = venv::ensure_for_peer(workspace)?;
         command.env(variable, home);
     }
-    // Likewise; only some benchmarks start containers.
+    // Held as well; only some benchmarks start containers.
     let _engine = match std::env::var_os(engine::SOCKET_VARIABLE) {
         None if is("agent") || (is("runs") && !has("--peer")) => {
             let engine = Engine::start()?;

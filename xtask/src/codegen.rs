@@ -1,7 +1,7 @@
 //! Generated files: JSON Schema, transition tables, OpenAPI, snapshots of the command line.
 //!
-//! Each is written by the test that compares it, so generator and check cannot drift apart. Such a test
-//! reads `UPDATE` from the environment; the crates that have one are found by that.
+//! Each is written by the test that compares it, so generator and check cannot diverge. Such a test reads `UPDATE` from
+//! the environment, which is how the crates that contain one are found.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::{out, process, workspace::Workspace};
 
-/// How a test asks whether it should write instead of compare.
+/// Expression with which a test checks whether to write instead of compare.
 const UPDATE_MARKER: &str = "var_os(\"UPDATE\")";
 
 pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {

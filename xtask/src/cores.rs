@@ -1,18 +1,18 @@
-//! How busy the processor cores were, as the kernel counts it.
+//! CPU utilisation, from the kernel's counters.
 
 use std::time::{Duration, Instant};
 
-/// A moment, from which time is measured.
+/// Start of a measurement.
 pub(crate) struct CoreMeter {
     started: Instant,
     before: Option<CpuTicks>,
 }
 
-/// A stretch of time, and how much of it the cores stood idle.
+/// A period, with the share of idle CPU time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CoreUsage {
     pub(crate) wall: Duration,
-    /// Of all cores together, between 0 and 1. Unknown where the kernel does not say.
+    /// Idle share of all cores, between 0 and 1. `None` if the kernel does not report it.
     pub(crate) idle: Option<f64>,
 }
 
@@ -37,7 +37,7 @@ fn read_ticks() -> Option<CpuTicks> {
     parse(&std::fs::read_to_string("/proc/stat").ok()?)
 }
 
-/// The first line: `cpu user nice system idle iowait irq softirq steal …`.
+/// Parses the first line: `cpu user nice system idle iowait irq softirq steal …`.
 fn parse(stat: &str) -> Option<CpuTicks> {
     let numbers = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
     let numbers: Vec<u64> = numbers.map(str::parse).collect::<Result<_, _>>().ok()?;

@@ -1,7 +1,7 @@
-//! The first five minutes: both binaries, a server on SQLite, one task on this machine.
+//! `cargo xtask demo`: builds both binaries and runs one task on a local server with SQLite.
 //!
-//! It does what a new user does, with the same commands. Everything is in a directory of its own, which goes
-//! away at the end with the server; the binaries stay.
+//! It runs the commands of a new user. All files are in a separate directory, which is deleted at the end, after the
+//! server has stopped; the binaries stay.
 
 use std::{
     path::{Path, PathBuf},
@@ -45,7 +45,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Commands that work when they are pasted.
+/// Commands that work when pasted.
 fn next_steps(windlass: &Path) -> String {
     let windlass = windlass.display();
     format!(
@@ -79,7 +79,7 @@ impl Demo {
             .current_dir(&self.root)
             .env("WINDLASS_HOME", self.home.path())
             .stdin(Stdio::null());
-        // A login of the user is not the demo's.
+        // The demo ignores the user's login.
         for name in ["WINDLASS_URL", "WINDLASS_TOKEN", "WINDLASS_PROJECT", "WINDLASS_PROFILE"] {
             command.env_remove(name);
         }
@@ -91,14 +91,14 @@ impl Demo {
     }
 }
 
-/// Nothing of the demo goes on, also when it failed.
+/// Stops everything that the demo started, also on failure.
 impl Drop for Demo {
     fn drop(&mut self) {
         let quiet = |args: &[&str]| {
             let mut command = self.command(args);
             let _ = command.stdout(Stdio::null()).stderr(Stdio::null()).status();
         };
-        // A server that stops ends an agent that has nothing to do.
+        // A server that stops also ends an idle agent.
         if self.home.path().join("server/running.json").exists() {
             quiet(&["stop", "-x", "-y", "--wait", "hello"]);
             quiet(&["server", "stop"]);

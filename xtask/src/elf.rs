@@ -1,10 +1,10 @@
-//! Whether a binary asks for a dynamic loader. A static one runs inside any image.
+//! Checks whether a binary needs a dynamic loader. A static one runs inside any image.
 
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The program header that names the loader.
+/// Type of the program header that names the loader.
 const PT_INTERP: u32 = 3;
 
 /// Fails unless `path` is a 64-bit little-endian ELF file without a loader.

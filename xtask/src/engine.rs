@@ -1,7 +1,7 @@
-//! A private container engine: own directories, own socket, gone with its guard.
+//! A private container engine with separate directories and a separate socket, stopped by its guard.
 //!
-//! containerd runs beside dockerd, not below it: only then do containers survive a restart of dockerd, as they
-//! do on real hosts. Both are tied to our life by `setpriv`: when this process dies in whatever way, they stop.
+//! containerd runs next to dockerd, not as its child: only then do containers survive a restart of dockerd, as on real
+//! hosts. `setpriv` ties both to this process: they stop when it ends for any reason.
 
 use std::{
     os::unix::net::UnixStream,
@@ -18,17 +18,17 @@ use crate::{
 };
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// `docker network ls` takes milliseconds, also on a loaded machine.
+/// `docker network ls` takes milliseconds, even on a loaded machine.
 const HANG_TIMEOUT: &str = "30";
 const STACKS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Functions that lock each other out in Docker before 20.10.27 (moby issue 46661): no container starts from then on.
+/// Functions that deadlock in Docker before 20.10.27 (moby issue 46661): no container starts after that.
 const DEADLOCK_FUNCTIONS: [&str; 2] = ["processEndpointDelete", "getSvcRecords"];
-/// How tests and benchmarks learn where the engine listens.
+/// Variable with the engine's socket, for tests and benchmarks.
 pub(crate) const SOCKET_VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 
 pub(crate) struct Engine {
     pub(crate) socket: PathBuf,
-    // Order matters: dockerd stops before containerd, both before their directory goes.
+    // Drop order: dockerd stops before containerd, both before their directory is deleted.
     _dockerd: ChildGuard,
     _containerd: ChildGuard,
     home: ScratchDir,
@@ -58,10 +58,10 @@ impl Engine {
         dockerd.arg("--containerd").arg(at("containerd.sock")).arg("--data-root").arg(at("data"));
         dockerd.arg("--exec-root").arg(at("exec")).arg("--pidfile").arg(at("docker.pid"));
         dockerd.arg("--host").arg(format!("unix://{}", socket.display()));
-        // The default bridge belongs to the machine's own engine, if it has one.
+        // The default bridge belongs to the engine of the machine, if there is one.
         dockerd.args(["--bridge", "none", "--default-address-pool", "base=10.209.0.0/16,size=24"]);
         // Debian's Docker 20.10.24 can deadlock between containers that start and others that end at the same time.
-        // Both sides hold their locks for less than a microsecond: on one thread they practically never meet.
+        // Both sides hold their locks for less than a microsecond: on one thread they practically never conflict.
         dockerd.env("GOMAXPROCS", "1").args(options);
         let mut dockerd = ChildGuard::spawn(redirect_to_log(&mut dockerd, &at("dockerd.log"))?, "TERM")?;
         process::wait_until(&mut dockerd, READY_TIMEOUT, "dockerd listens", || answers(&socket))
@@ -69,7 +69,7 @@ impl Engine {
         Ok(Self { socket, _dockerd: dockerd, _containerd: containerd, home })
     }
 
-    /// Explains an engine that no longer answers: a reason for failed tests that is none of theirs.
+    /// Explains why the engine no longer responds: a cause of failed tests that is not a bug in them.
     pub(crate) fn hang(&self) -> Option<String> {
         let host = format!("unix://{}", self.socket.display());
         if process::succeeds("timeout", &[HANG_TIMEOUT, "docker", "--host", &host, "network", "ls"]) {
@@ -81,7 +81,7 @@ impl Engine {
         Some(format!("the container engine does not answer: {why}\n{stacks}"))
     }
 
-    /// The stacks of all goroutines, which dockerd writes when asked by a signal.
+    /// Returns the stacks of all goroutines, which dockerd writes on a signal.
     fn stacks(&self) -> Option<String> {
         let pid = std::fs::read_to_string(self.home.path().join("docker.pid")).ok()?;
         let began = Instant::now();
@@ -105,7 +105,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A container still running here is one that a test left behind; its mounts would outlive the directory.
+        // A container that is still running was left behind by a test; its mounts would outlive the directory.
         let docker = |args: &[&str]| {
             let mut command = Command::new("docker");
             command.arg("--host").arg(format!("unix://{}", self.socket.display())).args(args);
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_private_docker_engine_answers_shows_its_stacks_and_leaves_nothing_behind() {
-        // Two engines that set up one firewall at the same time fail: the other tests' engine has it.
+        // Two engines that set up one firewall at the same time fail: the engine of the other tests has it.
         let engine = Engine::start_with(&["--iptables=false", "--ip6tables=false"]).unwrap();
         assert_eq!(engine.hang(), None);
         assert!(engine.stacks().unwrap().contains("goroutine 1 "));

@@ -1,5 +1,5 @@
-//! The fault matrix: builds server, agent and `windlass-faults`, and gives it an engine of its own. Rows that
-//! want a Postgres start one themselves.
+//! The fault matrix: builds server, agent and `windlass-faults`, and starts a private container engine. Rows that need
+//! a Postgres start one themselves.
 
 use std::{path::Path, process::Command};
 
@@ -13,27 +13,27 @@ use crate::{
 };
 
 const BINARY: &str = "windlass-faults";
-/// The same ways each time: whoever changes something must not fail for a way that nobody tried before.
+/// Fixed seed, so that a change does not fail because of a variant that was never tried before.
 const SEED: &str = "7";
-/// Of each bound, in continuous integration: its two cores do everything at once, and a bound is not a race.
+/// Multiplier of all bounds in continuous integration: its two cores are shared, and bounds do not measure speed.
 const BOUND_FACTOR: &str = "3";
-/// These only look; nothing has to run for them.
+/// Flags that only print; nothing is started for them.
 const QUERY_FLAGS: [&str; 1] = ["--list"];
 
-/// Builds with the feature `testing`: only they know the places at which an agent can be paused.
+/// Builds with the feature `testing`, which contains the points at which an agent can be paused.
 pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     let packages = ["-p", "windlass-faults", "-p", "windlass-cli", "-p", "windlass-agent"];
     process::run(workspace.cargo().args(["build", "--quiet", "--bins"]).args(packages))?;
     run_matrix(workspace, &args.rest())
 }
 
-/// Each row once, but for those that say why not; with the programs and the engine of the tests.
+/// Runs each row once, except those that state a reason why not, with the binaries and the engine of the tests.
 pub(crate) fn run_each_once(workspace: &Workspace, engine: &Path) -> Result<()> {
     let args = ["--daily", "--slack", BOUND_FACTOR, "--seed", SEED].map(str::to_owned);
     process::run(faults_command(workspace, &args)?.env(engine::SOCKET_VARIABLE, engine))
 }
 
-/// Every row five times, each with other seeds and in its long form.
+/// Runs every row five times, with different seeds and in its long form.
 pub(crate) fn run_five_times(workspace: &Workspace, engine: &Path) -> Result<()> {
     let args = ["--times", "5", "--long", "--slack", BOUND_FACTOR].map(str::to_owned);
     process::run(faults_command(workspace, &args)?.env(engine::SOCKET_VARIABLE, engine))
@@ -48,7 +48,7 @@ fn faults_command(workspace: &Workspace, args: &[String]) -> Result<Command> {
 fn run_matrix(workspace: &Workspace, args: &[String]) -> Result<()> {
     let mut command = faults_command(workspace, args)?;
     let is_idle = args.iter().any(|arg| QUERY_FLAGS.contains(&arg.as_str()));
-    // Kept until the last row has ended: dropping it stops the engine.
+    // Held until the last row has ended: dropping it stops the engine.
     let _engine = match std::env::var_os(engine::SOCKET_VARIABLE) {
         None if !is_idle => {
             let engine = Engine::start()?;

@@ -1,4 +1,4 @@
-//! Bad input from outside: requests made from the OpenAPI document by schemathesis, sent to a server of our own.
+//! Fuzzing of the API: schemathesis generates requests from the OpenAPI document and sends them to a private server.
 
 use std::{
     fs,
@@ -12,17 +12,17 @@ use serde_json::Value;
 
 use crate::{args::Args, out, process, venv, workspace::Workspace};
 
-/// Requests of the long form, of both callers together.
+/// Number of requests of the long form, for both callers together.
 const CASES: u32 = 20_000;
-/// Requests of the short form, which is a level of the tests.
+/// Number of requests of the short form, which is a test level.
 const CASES_SHORT: u32 = 1_000;
-/// Named, so that a failure of the level can be repeated.
+/// Fixed, so that a failure of the level can be reproduced.
 const SEED_SHORT: u64 = 17;
 const DOCUMENT: &str = "docs/api/openapi.json";
-/// Callers, one after the other.
+/// Runs both callers, one after the other.
 const BOTH_CALLERS: &str = "both";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
-/// Nobody else reaches this server, and it is gone at the end.
+/// The server is private and deleted at the end.
 const TOKEN: &str = "fuzz-only-0123456789abcdef0123456789abcdef";
 
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
@@ -43,17 +43,17 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     run_schemathesis(workspace, cases, seed, &caller)
 }
 
-/// The standard library's own hashes start at random.
+/// Uses the random start value of the standard library's hasher.
 fn random_seed() -> u64 {
     RandomState::new().hash_one(std::process::id()) >> 32
 }
 
-/// The short form, with the program that the tests were built with.
+/// Runs the short form with the binary that was built for the tests.
 pub(crate) fn run_short(workspace: &Workspace) -> Result<()> {
     run_schemathesis(workspace, CASES_SHORT, SEED_SHORT, BOTH_CALLERS)
 }
 
-/// The long form, with a seed of its own.
+/// Runs the long form with a new seed.
 pub(crate) fn run_long(workspace: &Workspace) -> Result<()> {
     run_schemathesis(workspace, CASES, random_seed(), BOTH_CALLERS)
 }
@@ -90,7 +90,7 @@ fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) 
     server.check_alive().context("the server did not live through it")?;
     drop(server);
     let log = fs::read_to_string(&log)?;
-    // Whatever was sent, nobody can write a line of their own into the log: each is one record.
+    // No request may inject a line into the log: each line must be one record.
     let said = |line: &&str| !line.starts_with("windlass is ready at ");
     let forged = log.lines().filter(said).find(|line| serde_json::from_str::<Value>(line).is_err());
     let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();

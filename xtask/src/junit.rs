@@ -1,13 +1,13 @@
-//! The report that nextest leaves: each test with its time and how it ended.
+//! The report of nextest: each test with its duration and result.
 
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// One test of a run.
+/// The result of one test.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TestResult {
-    /// Package and binary, as nextest names them: `windlass-server::it`.
+    /// Package and binary in nextest's notation: `windlass-server::it`.
     pub(crate) binary: String,
     pub(crate) name: String,
     pub(crate) secs: f64,
@@ -15,7 +15,7 @@ pub(crate) struct TestResult {
 }
 
 impl TestResult {
-    /// The command that runs this test again, with everything that it needs beside it.
+    /// Returns the command that repeats this test with everything that it needs.
     pub(crate) fn repeat(&self) -> String {
         format!("cargo xtask test --only {}", self.name)
     }

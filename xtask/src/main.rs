@@ -1,7 +1,7 @@
-//! The project's own chores. `cargo xtask help` lists them.
+//! Development tasks. `cargo xtask help` lists them.
 //!
-//! `test` is what continuous integration runs and what a person runs before a push. It installs what
-//! it needs, runs every level in order and never skips one silently.
+//! `test` is what continuous integration runs and what a developer runs before a push. It installs its requirements,
+//! runs every level in order and never skips one silently.
 
 mod args;
 mod bench;

@@ -1,4 +1,4 @@
-//! The only place of xtask that prints. Answers go to stdout, talk goes to stderr.
+//! The only module of xtask that prints. Results go to stdout, messages to stderr.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the one output module of this program")]
 
@@ -10,7 +10,7 @@ pub(crate) fn print_message(text: &str) {
     eprintln!("{text}");
 }
 
-/// The start of a level or step. On stderr, where cargo and nextest write too, so the order stays right.
+/// Prints the start of a level or step. On stderr, like cargo and nextest, so that the order is right.
 pub(crate) fn print_heading(text: &str) {
     eprintln!("\n── {text}");
 }

@@ -1,8 +1,7 @@
-//! A private Postgres: own data directory, unix socket only, gone with its guard.
+//! A private Postgres: separate data directory, unix socket only, stopped by its guard.
 //!
-//! Postgres refuses to run as root, so root hands it to the user `postgres`. `setpriv` also ties its
-//! life to ours: when this process dies in whatever way, Ctrl-C and kill -9 included, the database
-//! stops too.
+//! Postgres refuses to run as root, so root runs it as the user `postgres`. `setpriv` also ties it to this process:
+//! when this process ends for any reason, including Ctrl-C and kill -9, the database stops too.
 
 use std::{
     os::unix::net::UnixStream,
@@ -23,12 +22,12 @@ const USER: &str = "postgres";
 
 pub(crate) struct Postgres {
     pub(crate) url: String,
-    // Order matters: the server stops before its directory goes.
+    // Drop order: the server stops before its directory is deleted.
     _server: ChildGuard,
     _home: ScratchDir,
 }
 
-/// The directory of `initdb` and `postgres`; the newest version wins.
+/// Returns the directory of `initdb` and `postgres`, of the newest version.
 pub(crate) fn find_programs() -> Result<PathBuf> {
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let installed = std::fs::read_dir("/usr/lib/postgresql").context("find /usr/lib/postgresql")?;
@@ -53,7 +52,7 @@ impl Postgres {
         command.arg("-D").arg(&data).arg("-k").arg(home.path()).args(["-c", "listen_addresses="]);
         command.args(["-c", "max_connections=200"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // INT is what Postgres calls a fast shutdown.
+        // SIGINT requests a fast shutdown.
         let mut server = ChildGuard::spawn(&mut command, "INT")?;
         let socket = home.path().join(".s.PGSQL.5432");
         process::wait_until(&mut server, READY_TIMEOUT, "Postgres listens", || {

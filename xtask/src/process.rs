@@ -1,4 +1,4 @@
-//! Child processes: run, capture, and stop by pid.
+//! Child processes: run, capture and stop.
 
 use std::{
     ffi::OsStr,
@@ -10,18 +10,18 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// How long a child gets between the polite signal and the last one.
+/// Time between the stop signal and SIGKILL.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
-/// The command as a person would type it.
+/// The command line for messages.
 fn line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(program).chain(command.get_args());
     words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }
 
-/// Runs to the end with our own stdin, stdout and stderr.
+/// Runs a command to its end with inherited stdin, stdout and stderr.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("start `{}`", line(command)))?;
     if !status.success() {
@@ -30,7 +30,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs to the end and gives back stdout.
+/// Runs a command to its end and returns its stdout.
 pub(crate) fn run_for_stdout(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("start `{}`", line(command)))?;
@@ -41,27 +41,27 @@ pub(crate) fn run_for_stdout(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("read the output of `{}`", line(command)))
 }
 
-/// Whether a program exists and answers with success.
+/// Returns whether a program exists and succeeds.
 pub(crate) fn succeeds(program: impl AsRef<OsStr>, args: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A child that is stopped when its guard goes, also on an error in between.
+/// A child that is stopped on drop, also after an error.
 pub(crate) struct ChildGuard {
     child: Child,
     signal: &'static str,
 }
 
 impl ChildGuard {
-    /// `signal` asks the child to end, e.g. `TERM`.
+    /// `signal` stops the child, such as `TERM`.
     pub(crate) fn spawn(command: &mut Command, signal: &'static str) -> Result<Self> {
         let child = command.spawn().with_context(|| format!("start `{}`", line(command)))?;
         Ok(Self { child, signal })
     }
 
-    /// Fails when the child is no longer there.
+    /// Fails if the child has ended.
     pub(crate) fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
@@ -97,7 +97,7 @@ impl Drop for ChildGuard {
     }
 }
 
-/// Asks until the answer is yes, the child is gone, or the time is over.
+/// Polls a condition until it holds, the child has ended, or the time limit has passed.
 pub(crate) fn wait_until(
     child: &mut ChildGuard,
     limit: Duration,
@@ -115,11 +115,11 @@ pub(crate) fn wait_until(
     Ok(start.elapsed())
 }
 
-/// A directory that goes when its guard goes.
+/// A directory that is deleted on drop.
 pub(crate) struct ScratchDir(PathBuf);
 
 impl ScratchDir {
-    /// `/tmp/windlass-NAME-PID`. Directories left by dead processes of the same name are removed first.
+    /// Creates `/tmp/windlass-NAME-PID`. Directories of ended processes with the same name are removed first.
     pub(crate) fn new(name: &str) -> Result<Self> {
         let parent = std::env::temp_dir();
         let prefix = format!("windlass-{name}-");
@@ -131,7 +131,7 @@ impl ScratchDir {
             }
         }
         let path = parent.join(format!("{prefix}{}", std::process::id()));
-        // It must not exist: in a shared /tmp somebody else may have put it there.
+        // The directory must be new: in a shared `/tmp` another user may have created it.
         std::fs::create_dir(&path).with_context(|| format!("make `{}`", path.display()))?;
         Ok(Self(path))
     }
@@ -147,8 +147,8 @@ impl Drop for ScratchDir {
     }
 }
 
-/// Removes a directory and, before it, what programs mounted below it and forgot: an engine leaves the network of
-/// containers that had none of their own.
+/// Removes a directory, after unmounting what programs left mounted below it: an engine leaves the network namespaces
+/// of containers without a network.
 fn remove_with_mounts(dir: &Path) {
     let mounts = std::fs::read_to_string("/proc/mounts").unwrap_or_default();
     let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));

@@ -1,7 +1,7 @@
-//! The files of a release: both binaries without symbols, and their symbols beside them.
+//! The files of a release: both binaries without symbols, and their symbols in separate files.
 //!
-//! `windlass` names `windlass.debug` in its section `.gnu_debuglink`. A backtrace, gdb and perf read lines and names from
-//! that file when it lies in the same directory, so it can be copied to a host when it is needed.
+//! `windlass` references `windlass.debug` in its section `.gnu_debuglink`. A backtrace, gdb and perf read lines and
+//! names from that file if it is in the same directory, so it can be copied to a host when needed.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use crate::{elf, out, process, workspace::Workspace};
 struct Artifact {
     package: &'static str,
     binary: &'static str,
-    /// The agent is copied to every host.
+    /// Size limit in megabytes: the agent is copied to every host.
     max_megabytes: u64,
 }
 
@@ -24,7 +24,7 @@ const ARTIFACTS: &[Artifact] = &[
     Artifact { package: "windlass-agent", binary: "windlass-agent", max_megabytes: 10 },
 ];
 
-/// Builds both binaries and leaves four files in `target/dist`.
+/// Builds both binaries and writes four files to `target/dist`.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut build = workspace.cargo();
     build.args(["build", "--release", "--locked"]);
@@ -49,11 +49,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     if too_large.is_empty() { Ok(()) } else { bail!("{}", too_large.join("; ")) }
 }
 
-/// Copies `built` to `dir` without symbols, and its symbols to a file beside it that the copy names.
+/// Copies `built` to `dir` without symbols, and its symbols to a file that the copy references.
 fn split_symbols(built: &Path, dir: &Path) -> Result<(PathBuf, PathBuf)> {
     let name = built.file_name().and_then(|name| name.to_str()).context("find the name of the binary")?;
     let (stripped, symbols) = (dir.join(name), dir.join(format!("{name}.debug")));
-    // Zlib, because the standard library's backtraces read no other compression.
+    // zlib, because the standard library's backtraces support no other compression.
     objcopy(&["--only-keep-debug", "--compress-debug-sections=zlib"], built, &symbols)?;
     let link = format!("--add-gnu-debuglink={}", symbols.display());
     objcopy(&["--strip-all", &link], built, &stripped)?;

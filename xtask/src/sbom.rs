@@ -1,4 +1,4 @@
-//! The bill of materials: every crate that both binaries are made of, as CycloneDX JSON.
+//! Bill of materials: every crate that the binaries contain, as CycloneDX JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{out, workspace::Workspace};
 
-/// What is shipped.
+/// Packages of the shipped binaries.
 const BINARIES: &[&str] = &["windlass-cli", "windlass-agent"];
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
@@ -30,7 +30,7 @@ fn document(metadata: &Value, lock: &str) -> Result<Value> {
     Ok(json!({ "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components }))
 }
 
-/// Whatever the binaries are built from; what only tests or build scripts use is no part of them.
+/// Returns the packages that the binaries are built from, without those that only tests or build scripts use.
 fn shipped_packages<'a>(metadata: &'a Value, by_id: &BTreeMap<&str, &Value>) -> Result<BTreeSet<&'a str>> {
     let nodes = metadata["resolve"]["nodes"].as_array().context("find the graph in cargo's metadata")?;
     let edges: BTreeMap<&str, &Value> =
@@ -72,7 +72,7 @@ fn component(package: &Value, checksums: &BTreeMap<(String, String), String>) ->
     component
 }
 
-/// By name and version, as `Cargo.lock` has them.
+/// Checksums of `Cargo.lock`, by name and version.
 fn checksums(lock: &str) -> BTreeMap<(String, String), String> {
     let mut found = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {

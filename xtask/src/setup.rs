@@ -1,4 +1,4 @@
-//! What the levels need from this machine, and how a Debian machine gets it.
+//! Requirements of the test levels, and their installation on Debian.
 
 use std::process::Command;
 
@@ -6,14 +6,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::{out, postgres, process, workspace::Workspace};
 
-/// One thing a level needs: how to see that it is here, and the Debian packages that bring it.
+/// One requirement: how to detect it, and the Debian packages that provide it.
 struct Requirement {
     what: &'static str,
     here: fn() -> bool,
     packages: &'static [&'static str],
 }
 
-/// Extend here: a line, and `cargo xtask test` installs it everywhere.
+/// To add a requirement, add a line: `cargo xtask test` installs it everywhere.
 const TEST_REQUIREMENTS: &[Requirement] = &[
     Requirement { what: "git", here: || process::succeeds("git", &["--version"]), packages: &["git"] },
     Requirement {
@@ -70,7 +70,7 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
     },
     Requirement {
         what: "Slurm",
-        // Its commands answer nothing without a cluster, not even their version.
+        // Its commands fail without a cluster, even for their version.
         here: || {
             ["slurmctld", "slurmd", "slurmrestd", "munged"]
                 .iter()
@@ -92,7 +92,7 @@ const TEST_REQUIREMENTS: &[Requirement] = &[
     Requirement { what: "rsync", here: || process::succeeds("rsync", &["--version"]), packages: &["rsync"] },
 ];
 
-/// What the benchmark of the proxy needs beside; no test does.
+/// Additional requirements of the proxy benchmark; no test needs them.
 const PROXY_REQUIREMENTS: &[Requirement] = &[
     Requirement {
         what: "nginx, which the proxy is measured beside",
@@ -101,7 +101,7 @@ const PROXY_REQUIREMENTS: &[Requirement] = &[
     },
     Requirement {
         what: "wrk, which calls both",
-        // It prints its version and then how it is used, as if that were an error.
+        // It prints its version and usage with an error status.
         here: || std::path::Path::new("/usr/bin/wrk").exists(),
         packages: &["wrk"],
     },
@@ -133,7 +133,7 @@ fn install(missing: &[&Requirement]) -> Result<()> {
     process::run(run_apt().args(["-qq", "-y", "--no-install-recommends", "install"]).args(&packages))
 }
 
-/// What to install, or why this program cannot do it.
+/// Returns the packages to install, or the reason why this program cannot install them.
 fn packages(missing: &[&Requirement], is_root: bool, has_apt: bool) -> Result<Vec<&'static str>> {
     let packages: Vec<&str> = missing.iter().flat_map(|need| need.packages).copied().collect();
     let whats = missing.iter().map(|need| need.what).collect::<Vec<_>>().join("; ");

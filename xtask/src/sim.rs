@@ -1,4 +1,4 @@
-//! The simulation: builds its program and passes the seeds on.
+//! Builds the simulation and passes the seeds on.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::{args::Args, process, workspace::Workspace};
 const PACKAGE: &str = "windlass-sim";
 const BINARY: &str = "windlass-sim";
 const DEFAULT_SEEDS: u64 = 1_000;
-/// Seeds between one day and the next.
+/// Distance between the first seeds of two days.
 const SEEDS_PER_DAY: u64 = 10_000;
 const SECS_PER_DAY: u64 = 24 * 60 * 60;
 
@@ -34,13 +34,13 @@ pub(crate) struct SimOptions {
     pub(crate) seeds: u64,
     pub(crate) from: u64,
     pub(crate) jobs: Option<usize>,
-    /// Where the databases of seeds with violations are kept.
+    /// Directory for the databases of seeds with violations.
     pub(crate) keep: Option<String>,
-    /// The container queue and its dispatchers, not runs.
+    /// Simulate the container queue and its dispatchers, instead of runs.
     pub(crate) queue: bool,
 }
 
-/// The first seed of this day (UTC). Days are counted from 1970, so no two share a seed.
+/// Returns the first seed of the current day (UTC). Days are counted from 1970, so no two share a seed.
 #[expect(clippy::disallowed_methods, reason = "the day is what is asked for")]
 pub(crate) fn todays_first_seed() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -52,7 +52,7 @@ pub(crate) fn play(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     run_built(workspace, play)
 }
 
-/// The same with the program as the tests were built.
+/// Runs the simulation with the binary that was built for the tests.
 pub(crate) fn run_built(workspace: &Workspace, play: &SimOptions) -> Result<()> {
     let jobs = match play.jobs {
         Some(jobs) => jobs,

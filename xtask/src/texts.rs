@@ -1,7 +1,8 @@
-//! The texts of the product: every string that users or operators can see, with its place, and every name and doc comment.
+//! The texts of the product: every string that users or operators can see, with its location, and every name and doc
+//! comment.
 //!
-//! `cargo xtask texts` prints the strings for review; [`crate::tidy`] checks words in all of them. Sources are read as tokens, so
-//! that comments, names and literals cannot be confused.
+//! `cargo xtask texts` prints the strings for review; [`crate::tidy`] checks the words in all of them. Sources are read
+//! as tokens, so that comments, names and literals cannot be confused.
 
 use std::fmt;
 
@@ -10,14 +11,14 @@ use proc_macro2::{Delimiter, Group, Literal, TokenStream, TokenTree};
 
 use crate::{args::Args, out, workspace::Workspace};
 
-/// Where a text appears.
+/// The kind of a text, by where it appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `--help` of a command or an option.
     Help,
-    /// The description of a configuration field, in the JSON Schema and the reference.
+    /// Description of a configuration field, in the JSON Schema and the reference.
     Schema,
-    /// The `Display` of an error type.
+    /// `Display` of an error type.
     Error,
     /// A `tracing` event.
     Log,
@@ -25,7 +26,7 @@ pub(crate) enum Kind {
     Message,
     /// A doc comment that only developers read.
     Doc,
-    /// The name of a type or a module.
+    /// Name of a type or a module.
     Name,
 }
 
@@ -73,7 +74,7 @@ const CLI_DERIVES: &[&str] = &["Parser", "Args", "Subcommand", "ValueEnum"];
 /// Macros that define configuration types: their doc comments are the descriptions of fields.
 const SCHEMA_MACROS: &[&str] = &["config_struct", "config_enum", "table", "fields"];
 
-/// `cargo xtask texts [WORD]`: prints all texts that people other than developers see, or those that contain the word.
+/// `cargo xtask texts [WORD]`: prints all texts that users or operators see, or those that contain the word.
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let word = args.word();
     args.finish()?;
@@ -91,7 +92,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     Ok(())
 }
 
-/// All texts of the crates that users run.
+/// Returns all texts of the product crates.
 pub(crate) fn product(workspace: &Workspace) -> Result<Vec<Text>> {
     let test_crates = crate::workspace::TEST_CRATES;
     let is_product = |path: &String| {
@@ -108,21 +109,21 @@ pub(crate) fn product(workspace: &Workspace) -> Result<Vec<Text>> {
     Ok(texts)
 }
 
-/// The texts of one source file, without those of its `#[cfg(test)]` items.
+/// Returns the texts of one source file, without those of its `#[cfg(test)]` items.
 pub(crate) fn of_source(path: &str, source: &str) -> Result<Vec<Text>> {
     let tokens: TokenStream = source.parse().ok().with_context(|| format!("read the tokens of `{path}`"))?;
     let mut reader = Reader { path, texts: Vec::new() };
-    // SQL is not prose, and an executable's usage text is Help by its place.
+    // SQL is not prose, and the usage text of a binary is classified as `Help` by its position.
     let literals = (!path.contains("/src/db/")).then_some(Kind::Message);
     reader.read(tokens, Surroundings { docs: Kind::Doc, literals });
     Ok(reader.texts)
 }
 
-/// The kinds that doc comments and literals have at some place.
+/// The kinds of doc comments and literals in the current context.
 #[derive(Clone, Copy)]
 struct Surroundings {
     docs: Kind,
-    /// `None` where literals are not shown to anyone.
+    /// `None` where literals are not visible to users.
     literals: Option<Kind>,
 }
 
@@ -239,7 +240,7 @@ impl Reader<'_> {
 }
 
 enum Attribute {
-    /// The item is compiled for tests only.
+    /// The item is compiled only for tests.
     Test,
     /// Doc comments of the item are of this kind.
     Docs(Kind),
@@ -258,7 +259,7 @@ fn inside_macro(name: &str, around: Surroundings) -> Surroundings {
     }
 }
 
-/// The index behind the item at `at`: after its braces or its semicolon.
+/// Returns the index after the item at `at`: after its braces or its semicolon.
 fn skip_item(tokens: &[TokenTree], at: usize) -> usize {
     let ends = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
@@ -277,7 +278,7 @@ fn words(group: &Group) -> Vec<String> {
     idents.flatten().collect()
 }
 
-/// The text of a string literal as it is printed; empty for other literals.
+/// Returns the text of a string literal as it is printed; empty for other literals.
 fn unquoted(literal: &str) -> String {
     if let Some(raw) = literal.strip_prefix('r') {
         let inner = raw.trim_matches('#');

@@ -1,5 +1,5 @@
-//! Python environments with programs of others, which tests and benchmarks run beside ours. Each is made once from
-//! its file in `xtask/venvs`, below `target`, and made anew when that file changes.
+//! Python environments with third-party programs for tests and benchmarks. Each is created once below `target` from its
+//! file in `xtask/venvs`, and recreated when that file changes.
 
 use std::{
     fs,
@@ -12,15 +12,15 @@ use anyhow::{Context, Result};
 use crate::{out, process, workspace::Workspace};
 
 pub(crate) struct Venv {
-    /// Its directory.
+    /// Name of its directory.
     name: &'static str,
-    /// What it is for, in words.
+    /// Purpose, for messages.
     purpose: &'static str,
-    /// What pip installs, every version pinned.
+    /// Requirements for pip, with every version pinned.
     requirements: &'static str,
-    /// What Python must be able to import once it is whole.
+    /// Modules that Python must be able to import when it is complete.
     imports: &'static str,
-    /// How others learn where it is.
+    /// Environment variable for its directory.
     variable: &'static str,
 }
 
@@ -45,7 +45,7 @@ const ARVADOS: Venv = Venv {
     imports: "arvados.api, arvados.events",
     variable: "WINDLASS_TEST_ARVADOS",
 };
-/// With dstack's own server in it: a test sends it the requests that ours gets, and benchmarks measure both.
+/// Contains the dstack server: a test sends it the same requests as the windlass server, and benchmarks measure both.
 const DSTACK_SERVER: Venv = Venv {
     name: "dstack-server",
     purpose: "dstack's server, to compare ours with",
@@ -54,7 +54,7 @@ const DSTACK_SERVER: Venv = Venv {
     variable: "WINDLASS_BENCH_DSTACK",
 };
 
-/// What sends requests made from a document.
+/// Generates requests from an OpenAPI document.
 pub(crate) const SCHEMATHESIS: Venv = Venv {
     name: "schemathesis",
     purpose: "schemathesis, which makes requests from an OpenAPI document",
@@ -63,21 +63,21 @@ pub(crate) const SCHEMATHESIS: Venv = Venv {
     variable: "WINDLASS_TEST_SCHEMATHESIS",
 };
 
-/// What the tests need.
+/// Environments that the tests need.
 const TEST_VENVS: &[Venv] = &[MOTO, DSTACK, ARVADOS, DSTACK_SERVER];
 
-/// Makes what the tests need, and gives the variables that say where it is.
+/// Creates the environments of the tests, and returns the variables with their directories.
 pub(crate) fn ensure_for_tests(workspace: &Workspace) -> Result<Vec<(&'static str, PathBuf)>> {
     TEST_VENVS.iter().map(|venv| Ok((venv.variable, venv.ensure(workspace)?))).collect()
 }
 
-/// Makes the environment of the peer that we are measured beside, and gives the variable that says where it is.
+/// Creates the environment of the server that benchmarks compare with, and returns its variable with its directory.
 pub(crate) fn ensure_for_peer(workspace: &Workspace) -> Result<(&'static str, PathBuf)> {
     Ok((DSTACK_SERVER.variable, DSTACK_SERVER.ensure(workspace)?))
 }
 
 impl Venv {
-    /// The directory of the environment, made if it is not there.
+    /// Returns the directory of the environment; creates it if necessary.
     pub(crate) fn ensure(&self, workspace: &Workspace) -> Result<PathBuf> {
         let home = workspace.target()?.join("tools").join(self.name);
         if self.is_complete(&home) {
@@ -100,7 +100,7 @@ impl Venv {
         Ok(())
     }
 
-    /// The file is the last thing written: an environment without it was left half made.
+    /// The marker file is written last: an environment without it is incomplete.
     fn is_complete(&self, home: &Path) -> bool {
         fs::read_to_string(marker_file(home)).is_ok_and(|text| text == self.requirements)
             && process::succeeds(home.join("bin/python"), &["-c", &format!("import {}", self.imports)])

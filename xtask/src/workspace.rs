@@ -1,4 +1,4 @@
-//! The workspace as cargo and git see it.
+//! The workspace as cargo and git report it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,16 +16,16 @@ pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
 }
 
-/// One member, without its dependencies on other people's crates.
+/// A workspace member, without its external dependencies.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// Members it depends on in earnest; development dependencies are not edges of the map.
+    /// Members that it depends on, without development dependencies.
     pub(crate) uses: BTreeSet<String>,
     /// Members that only its tests use.
     pub(crate) uses_in_tests: BTreeSet<String>,
 }
 
-/// Crates that only tests and benchmarks use. Rules for what people run do not hold for them.
+/// Crates that only tests and benchmarks use. Rules for the product do not apply to them.
 pub(crate) const TEST_CRATES: [&str; 5] =
     ["crates/sim/", "crates/testkit/", "crates/testenv/", "crates/faults/", "crates/bench/"];
 
@@ -33,20 +33,20 @@ const OWN_VARIABLES: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_
 
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
-        // Cargo and nextest set this at run time; the compiled-in value serves a binary started by hand.
+        // Cargo and nextest set this at run time; the compiled-in value is for a binary started manually.
         let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest.parent().context("find the folder above xtask")?.to_owned();
         Ok(Self { root })
     }
 
-    /// A cargo command in the root.
+    /// Returns a cargo command in the root.
     pub(crate) fn cargo(&self) -> Command {
         let program = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
         let mut command = Command::new(program);
         command.current_dir(&self.root);
-        // What cargo tells this program of itself: scripts of dependencies watch it, and all that is built on those
-        // would be built again whenever cargo is called by hand in between.
+        // Variables that cargo sets for this program. Build scripts of dependencies track them, so a later manual cargo
+        // call would rebuild those dependencies and everything that uses them.
         for (name, _) in std::env::vars_os() {
             if name.to_str().is_some_and(|name| OWN_VARIABLES.iter().any(|part| name.starts_with(part))) {
                 command.env_remove(name);
@@ -59,7 +59,7 @@ impl Workspace {
         std::fs::read_to_string(self.root.join(path)).with_context(|| format!("read `{path}`"))
     }
 
-    /// `cargo metadata`. Packages that nothing has needed so far are downloaded. `extra` narrows it, e.g. `--no-deps`.
+    /// Runs `cargo metadata`. Missing packages are downloaded. `extra` limits the result, for example `--no-deps`.
     pub(crate) fn metadata(&self, extra: &[&str]) -> Result<Value> {
         let mut command = self.cargo();
         command.args(["metadata", "--format-version", "1", "--locked"]).args(extra);
@@ -72,24 +72,24 @@ impl Workspace {
         Ok(parse_members(packages))
     }
 
-    /// Where cargo puts what a plain build of `profile` makes.
+    /// Returns the path of a binary built with `profile`.
     pub(crate) fn built(&self, profile: &str, binary: &str) -> Result<PathBuf> {
         let said = process::run_for_stdout(Command::new("rustc").arg("-vV").current_dir(&self.root))?;
         let host = said.lines().find_map(|line| line.strip_prefix("host: ")).context("find rustc's host")?;
         Ok(self.target()?.join(host).join(profile).join(binary))
     }
 
-    /// Where everything goes that is made and not kept.
+    /// Returns the target directory.
     pub(crate) fn target(&self) -> Result<PathBuf> {
         let metadata = self.metadata(&["--no-deps"])?;
         let target = metadata["target_directory"].as_str().context("find cargo's target directory")?;
         Ok(PathBuf::from(target))
     }
 
-    /// Tracked files and new ones that git does not ignore, as paths from the root.
+    /// Returns tracked files and new ones that git does not ignore, as paths from the root.
     pub(crate) fn files(&self) -> Result<Vec<String>> {
         let mut command = Command::new("git");
-        // A checkout owned by another user (containers, CI) is still ours to read.
+        // A checkout owned by another user (containers, CI) is readable as well.
         command.current_dir(&self.root).args([
             "-c",
             "safe.directory=*",

@@ -1,7 +1,7 @@
-//! Files below a directory that somebody else may write: opened by handle, never by a path that could lead out.
+//! Safe access to files below a directory that another user may write: by handle, never by a path that could escape.
 //!
-//! The code of a job is root in its container and owns what is below the task's `run` directory. The shim is
-//! root on the host and reads there. So no name is followed through a link, and only plain files are read.
+//! The code of a job is root in its container and owns everything below the task's `run` directory. The shim is root on
+//! the host and reads there. Therefore no symbolic link is followed, and only regular files are read.
 
 use std::{
     fs::File,
@@ -17,7 +17,7 @@ use landlock::{
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
 use serde::{Deserialize, Serialize};
 
-/// A directory handle under which names are looked up without leaving it.
+/// Directory handle below which names are resolved without leaving it.
 #[derive(Debug)]
 pub struct DirHandle {
     dir: rustix::fd::OwnedFd,
@@ -29,9 +29,9 @@ impl DirHandle {
         Ok(Self { dir: open(path, flags, Mode::empty())? })
     }
 
-    /// A plain file below, for reading.
+    /// Opens a regular file below the directory for reading.
     ///
-    /// Looked at before it is opened: to open a device that somebody put there may already do something.
+    /// The type is checked before the file is opened: opening a device that a job created may already have an effect.
     pub fn file(&self, name: &str) -> io::Result<File> {
         let fd = self.lookup(name, OFlags::PATH)?;
         expect_type(&fd, FileType::RegularFile, "not a plain file")?;
@@ -39,7 +39,7 @@ impl DirHandle {
         Ok(File::from(open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?))
     }
 
-    /// A handle on a socket below: connect to its `/proc/self/fd` path.
+    /// Returns a handle of a socket below the directory. Connect to its `/proc/self/fd` path.
     pub fn socket(&self, name: &str) -> io::Result<rustix::fd::OwnedFd> {
         let fd = self.lookup(name, OFlags::PATH)?;
         expect_type(&fd, FileType::Socket, "not a socket")?;
@@ -47,7 +47,7 @@ impl DirHandle {
     }
 
     fn lookup(&self, name: &str, flags: OFlags) -> io::Result<rustix::fd::OwnedFd> {
-        // A name of one component cannot lead out, and the filters of older container engines know no `openat2`.
+        // A name of one component cannot escape, and the filters of older container engines do not allow `openat2`.
         if !matches!(name, "." | "..") && !name.contains('/') {
             return Ok(openat(&self.dir, name, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty())?);
         }
@@ -63,21 +63,21 @@ fn expect_type(fd: &rustix::fd::OwnedFd, expected: FileType, otherwise: &'static
     Err(io::Error::new(io::ErrorKind::InvalidInput, otherwise))
 }
 
-/// How far the kernel holds this process in.
+/// Degree to which the kernel enforces the Landlock rules of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LandlockStatus {
-    /// Nothing but the given directory can be opened.
+    /// Only the directory can be opened.
     Whole,
-    /// The same, but for what this kernel cannot refuse yet (truncation or device calls, for instance).
+    /// As `Whole`, except for operations that this kernel cannot deny yet (truncation or device calls, for instance).
     Partial,
     /// This kernel has no Landlock.
     Absent,
 }
 
-/// From now on, and for good, this process opens and makes files below `dir` only. Handles it has keep working.
+/// Permanently restricts this process to opening and creating files below `dir`. Handles that are open keep working.
 ///
-/// This is a second fence. Whoever relies on it alone is wrong: a kernel without Landlock is not an error.
+/// This is a second line of defence. Do not rely on it alone: a kernel without Landlock is not an error.
 pub fn restrict_to_dir(dir: BorrowedFd<'_>) -> LandlockStatus {
     match apply_ruleset(dir) {
         Ok(RulesetStatus::FullyEnforced) => LandlockStatus::Whole,
@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// Landlock holds the thread that asked for it, so a thread can stand for the child process.
+    /// Landlock restricts the calling thread, so a thread can stand in for the child process.
     #[test]
     fn nothing_but_the_directory_can_be_opened_once_fenced_in() {
         let dir = windlass_testkit::temp_dir("fence").unwrap();
@@ -120,7 +120,7 @@ mod tests {
             LandlockStatus::Whole | LandlockStatus::Partial => {
                 assert_eq!(outside.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
             }
-            // An honest answer is all that can be asked of a kernel without it.
+            // On a kernel without Landlock only the reported status can be checked.
             LandlockStatus::Absent => outside.unwrap(),
         }
     }

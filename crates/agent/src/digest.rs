@@ -1,8 +1,8 @@
-//! Hashes as text: how credentials, tokens and copies of the agent are named.
+//! Hex digests, which identify credentials, tokens and copies of the agent.
 
 use sha2::{Digest as _, Sha256};
 
-/// SHA-256, as hex.
+/// Returns the SHA-256 digest as hex.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }

@@ -1,9 +1,9 @@
-//! HTTP as both agents speak it: HTTP/1.1 and HTTP/2 without TLS, on unix sockets and on TCP, with bounds on
-//! everything a stranger may send, and errors as plain text.
+//! HTTP server of shim and runner: HTTP/1.1 and HTTP/2 without TLS, on unix sockets and TCP, with limits on everything
+//! that a client may send, and errors as plain text.
 //!
 //! ```text
 //! let listener = http::bind_unix(&path)?;                    // or tokio's TcpListener
-//! http::serve(listener, router, stop.clone()).await;         // returns after `stop` and a short grace
+//! http::serve(listener, router, stop.clone()).await;         // returns after `stop` and a short grace period
 //!
 //! async fn submit(http::Json(body): http::Json<Submit>) -> Result<(), http::Refusal> {
 //!     Err(http::Refusal::conflict("the job was started"))    // 409, text/plain
@@ -50,28 +50,28 @@ use tokio_util::sync::CancellationToken;
 
 use crate::digest::sha256_hex;
 
-/// Longest body of a call that is not an upload.
+/// Maximum size in bytes of the body of a request that is not an upload.
 pub const BODY_BYTES_MAX: usize = 1 << 20;
 const HEADERS_MAX: usize = 100;
 const HEAD_BYTES_MAX: usize = 32 * 1024;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(15);
-/// A body that is read whole must be here by then.
+/// Time limit for receiving a body that is read whole.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECTIONS_MAX: usize = 1024;
-/// Calls at once on one HTTP/2 connection.
+/// Maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 512;
-/// One slow reader must not take what the others on its connection need.
+/// Flow-control window per stream. One slow reader must not use up the window of its connection.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 4 * 1024 * 1024;
-/// A peer that answers no ping for this long is gone.
+/// Interval of HTTP/2 pings. A peer that does not answer one within `PING_TIMEOUT` is disconnected.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
-/// Calls in flight get this long at the end.
+/// Time that requests in flight have to finish when the server stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-/// When no connection can be accepted (no file descriptors), trying at once again is no use.
+/// Delay after a failed accept. When no file descriptors are left, retrying at once does not help.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Something that brings connections.
+/// Source of connections.
 pub trait Listener: Send + 'static {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
     fn accept(&mut self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
@@ -88,13 +88,13 @@ impl Listener for TcpListener {
     type Stream = TcpStream;
     async fn accept(&mut self) -> io::Result<TcpStream> {
         let (stream, _) = Self::accept(self).await?;
-        // Small answers must not wait for more; a socket that refuses is about to fail anyway.
+        // Small responses must not wait for more data; a socket that refuses the option is about to fail anyway.
         let _ = stream.set_nodelay(true);
         Ok(stream)
     }
 }
 
-/// Answers until `stop`, then lets calls in flight finish, but not for long.
+/// Serves until `stop`, then lets requests in flight finish within `SHUTDOWN_GRACE`.
 pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: CancellationToken) {
     let router = router.layer(DefaultBodyLimit::max(BODY_BYTES_MAX));
     let builder = builder();
@@ -102,7 +102,7 @@ pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: Cancellat
     let mut connections = JoinSet::new();
     loop {
         let next = async {
-            // A place first: what cannot be served waits in the kernel's queue.
+            // A permit comes first: connections that cannot be served yet wait in the kernel's queue.
             let place = Arc::clone(&places).acquire_owned().await.map_err(io::Error::other)?;
             Ok((place, listener.accept().await?))
         };
@@ -115,7 +115,7 @@ pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: Cancellat
             Ok(accepted) => accepted,
             Err(error) => {
                 if !is_transient(&error) {
-                    tracing::warn!(%error, "accept a connection");
+                    tracing::warn!(%error, "failed to accept connection");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 continue;
@@ -130,11 +130,11 @@ pub async fn serve<L: Listener>(mut listener: L, router: Router, stop: Cancellat
     drop(listener);
     let rest = async { while connections.join_next().await.is_some() {} };
     if timeout(SHUTDOWN_GRACE, rest).await.is_err() {
-        tracing::debug!("calls still in flight were cut off");
+        tracing::debug!("requests in flight were cancelled");
     }
 }
 
-/// Answers on one connection that came some other way than by a listener.
+/// Serves one connection that did not come from a listener.
 pub async fn serve_stream(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
@@ -161,7 +161,7 @@ async fn serve_connection(
         }
     };
     if let Err(error) = served {
-        tracing::debug!(%error, "serve a connection");
+        tracing::debug!(%error, "connection failed");
     }
 }
 
@@ -186,17 +186,17 @@ fn builder() -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// Gives up on a peer that does not begin to speak.
+/// Disconnects a peer that sends nothing.
 ///
-/// Which version of HTTP it speaks is told by its first bytes, and until those are here no timeout of that
-/// version's counts: without this, whoever connects and says nothing has a place for ever.
+/// The version of HTTP is detected from the first bytes, and until those have arrived no timeout of either version
+/// applies: without this, a peer that connects and sends nothing would occupy a connection slot without limit.
 struct FirstBytesTimeout<S> {
     stream: S,
-    /// Until when, and how many bytes are missing; nothing once it has spoken.
+    /// Deadline, and the number of bytes still missing; `None` once they have arrived.
     silent: Option<(Pin<Box<Sleep>>, usize)>,
 }
 
-/// What tells the version: the opening words of HTTP/2.
+/// Length of the HTTP/2 connection preface, which determines the version.
 const PREFACE_BYTES: usize = 24;
 
 impl<S> FirstBytesTimeout<S> {
@@ -266,8 +266,8 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// A unix socket at `path`, which may be longer than the kernel takes. What a dead process left there is
-/// replaced; a living one is not.
+/// Binds a unix socket at `path`, which may be longer than the kernel's limit. Replaces the socket of a dead process,
+/// but not that of a living one.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "a socket needs a directory and a name");
     let parent = path.parent().ok_or_else(wrong)?;
@@ -288,7 +288,7 @@ pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// A socket nobody listens on. Anything else of that name is left alone.
+/// Returns whether the path is a socket without a listener. Any other file of that name is left alone.
 fn is_stale_socket(path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::FileTypeExt;
     if !fs::symlink_metadata(path)?.file_type().is_socket() {
@@ -300,12 +300,12 @@ fn is_stale_socket(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Connects to the socket behind a handle (see `confine::Beneath::socket`).
+/// Connects to the socket of a handle (see `confine::DirHandle::socket`).
 pub async fn connect_unix(socket: &OwnedFd) -> io::Result<UnixStream> {
     UnixStream::connect(Path::new("/proc/self/fd").join(socket.as_raw_fd().to_string())).await
 }
 
-/// A "no": a status and a sentence, sent as plain text.
+/// Error response: a status and a message, sent as plain text.
 #[derive(Clone, Debug)]
 pub struct ErrorResponse {
     pub status: StatusCode,
@@ -354,7 +354,7 @@ impl IntoResponse for ErrorResponse {
     }
 }
 
-/// A JSON body: 413 when longer than [`BODY_BYTES_MAX`], 415 for another content type, 400 when it does not read.
+/// JSON body: 413 if longer than [`BODY_BYTES_MAX`], 415 for another content type, 400 if it cannot be parsed.
 #[derive(Clone, Debug)]
 pub struct Json<T>(pub T);
 
@@ -366,7 +366,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     }
 }
 
-/// The very bytes of a JSON body, with the same bounds.
+/// Unparsed bytes of a JSON body, with the same limits.
 #[derive(Clone, Debug)]
 pub struct RawJson(pub Bytes);
 
@@ -381,7 +381,7 @@ impl<S: Send + Sync> FromRequest<S> for RawJson {
     }
 }
 
-/// Reads a JSON body that was taken as bytes.
+/// Parses a JSON body that was received as bytes.
 pub fn parse_json<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ErrorResponse> {
     serde_json::from_slice(bytes)
         .map_err(|error| ErrorResponse::bad_request(format!("read the body: {error}")))
@@ -395,7 +395,7 @@ fn body_error(rejection: BytesRejection) -> ErrorResponse {
     ErrorResponse::bad_request("the body ended early")
 }
 
-/// Absent is fine; anything but JSON is not.
+/// Accepts JSON and a missing content type; refuses any other.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     let Some(kind) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
     let kind = kind.to_str().unwrap_or_default();
@@ -407,13 +407,13 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     Err(ErrorResponse::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, text))
 }
 
-/// The token of an `Authorization: Bearer …` header.
+/// Returns the token of an `Authorization: Bearer …` header.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Whether `secret` has one of these hashes. Takes the same time whichever it is, and if none.
+/// Returns whether `secret` has one of these hashes, in the same time for every result.
 pub fn matches_hash<'a>(secret: &str, hashes: impl IntoIterator<Item = &'a str>) -> bool {
     use subtle::ConstantTimeEq;
     let given = sha256_hex(secret.as_bytes());
@@ -424,7 +424,7 @@ pub fn matches_hash<'a>(secret: &str, hashes: impl IntoIterator<Item = &'a str>)
     found.into()
 }
 
-/// Nothing of that name here; as plain text, like every other error.
+/// Responds 404 for an unknown route; as plain text, like every other error.
 pub async fn unknown_route() -> ErrorResponse {
     ErrorResponse::not_found("no such call")
 }

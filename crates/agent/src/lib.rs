@@ -1,8 +1,9 @@
-//! What runs on machines: the shim on a host, the runner in each task.
+//! The agent: the shim on a host, the runner in each task, and the executor of queued containers.
 //!
-//! One static binary plays all parts. The shim keeps tasks: it prepares what a task needs, starts it through a
-//! runtime and takes everything back at its end. The runner is the first process inside the task: it runs the
-//! job's commands, keeps their output and lets people in. Both meet in the task's directory ([`taskdir`]).
+//! One static binary contains all of them. The shim manages tasks: it prepares what a task needs, starts it through a
+//! runtime and releases every resource when the task ends. The runner is the first process inside the task: it runs the
+//! job's commands, stores their output and serves SSH sessions. They exchange files in the task's directory
+//! ([`taskdir`]).
 
 pub mod cgroup;
 pub mod clock;

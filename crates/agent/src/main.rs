@@ -1,4 +1,4 @@
-//! `windlass-agent`: what runs on machines.
+//! `windlass-agent`: shim, runner and executor in one binary.
 
 use std::process::ExitCode;
 
@@ -14,18 +14,18 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum AgentCommand {
-    /// Keep the tasks of this host
+    /// Manage the tasks of this host
     Shim(shim::cli::Args),
     /// Run the job of one task (started by the shim)
     Runner(runner::cli::Args),
     /// Run one attempt of a container of the queue (started by a dispatcher)
     Exec(exec::Args),
-    /// Keep the program of an attempt (started by the executor)
+    /// Supervise the program of an attempt (started by the executor)
     #[command(hide = true)]
     ExecGuard(exec::GuardArgs),
-    /// Print what this machine has and whether all is well, as JSON
+    /// Print the hardware and the health of this host as JSON
     Host(host::cli::Args),
-    /// What a runner starts for itself
+    /// Run a helper process (started by the runner)
     #[command(hide = true)]
     Child(runner::child::Args),
 }

@@ -1,7 +1,7 @@
-//! Other processes, read from `/proc` and held by handle.
+//! Other processes, read from `/proc` and referenced by handle.
 //!
-//! A pid alone names nothing for long: the kernel gives it to somebody else once its process was reaped. A process
-//! is named here by pid and start time, and a signal goes through a handle that was checked against both.
+//! A pid alone does not identify a process for long: the kernel reuses it once the process was reaped. Here a process
+//! is identified by pid and start time, and a signal is sent through a handle that was checked against both.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// More environment than this is not looked through.
+/// Maximum number of bytes of an environment that are searched.
 const ENVIRONMENT_MAX: u64 = 1 << 20;
 
-/// One process for as long as the host is up: the pid, and when it started in clock ticks since boot.
+/// Identity of a process until the host reboots: the pid, and the start time in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
     pub pid: i32,
@@ -52,7 +52,7 @@ impl FromStr for ProcessId {
     }
 }
 
-/// What `/proc/PID/stat` says, as far as it matters here.
+/// Fields of `/proc/PID/stat` that are used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     pub name: ProcessId,
@@ -63,11 +63,11 @@ pub struct Stat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessState {
     Alive,
-    /// Ended; its parent has not asked yet.
+    /// Exited; its parent has not reaped it yet.
     Zombie,
 }
 
-/// `None` when there is no such process.
+/// Reads the state of a process. Returns `None` if there is no such process.
 pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
     match fs::read(format!("/proc/{pid}/stat")) {
         Ok(text) => parse(&text)
@@ -78,14 +78,15 @@ pub fn stat(pid: i32) -> io::Result<Option<Stat>> {
     }
 }
 
-/// The program's name is in parentheses and may itself contain them, spaces and line ends: the last `)` counts.
+/// Parses `/proc/PID/stat`. The program's name is in parentheses and may itself contain parentheses, spaces and line
+/// ends: the last `)` counts.
 fn parse(text: &[u8]) -> Option<Stat> {
     let open = text.iter().position(|&byte| byte == b'(')?;
     let close = text.iter().rposition(|&byte| byte == b')')?;
     let pid = std::str::from_utf8(text.get(..open)?).ok()?.trim().parse().ok()?;
     let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    // Fields are counted from the state, which `proc(5)` calls the third.
+    // Fields are counted from the state, which is the third field in `proc(5)`.
     let state = match *fields.first()? {
         "Z" | "X" | "x" => ProcessState::Zombie,
         _ => ProcessState::Alive,
@@ -99,7 +100,7 @@ fn is_no_process(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(Errno::SRCH.raw_os_error())
 }
 
-/// Every process that can be seen. One that ends meanwhile is left out.
+/// Lists every visible process. One that exits meanwhile is left out.
 pub fn all() -> io::Result<Vec<Stat>> {
     let mut seen = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -112,7 +113,7 @@ pub fn all() -> io::Result<Vec<Stat>> {
     Ok(seen)
 }
 
-/// Everything below `root` that lives, children before grandchildren.
+/// Lists all living descendants of `root`, children before grandchildren.
 pub fn descendants(root: i32) -> io::Result<Vec<Stat>> {
     Ok(descendants_in(root, &all()?))
 }
@@ -125,7 +126,7 @@ fn descendants_in(root: i32, all: &[Stat]) -> Vec<Stat> {
     let mut found = Vec::new();
     let mut visited = BTreeSet::from([root]);
     let mut next = vec![root];
-    // The snapshot is not of one moment, so a reused pid could close a circle: each pid is visited once.
+    // The snapshot is not atomic, so a reused pid could form a cycle: each pid is visited once.
     while let Some(parent) = next.pop() {
         for stat in children.get(&parent).into_iter().flatten() {
             if visited.insert(stat.name.pid) {
@@ -139,13 +140,14 @@ fn descendants_in(root: i32, all: &[Stat]) -> Vec<Stat> {
     found
 }
 
-/// Whether a process was started with these variables, each `NAME=VALUE`. One we may not look at was not.
+/// Returns whether a process was started with these variables, each `NAME=VALUE`. False if its environment cannot be
+/// read.
 pub fn was_started_with(pid: i32, variables: &[&str]) -> bool {
     let environment = environment(pid);
     variables.iter().all(|wanted| environment.split(|&byte| byte == 0).any(|one| one == wanted.as_bytes()))
 }
 
-/// The value a variable had when the process was started.
+/// Returns the value that a variable had when the process was started.
 pub fn environment_variable(pid: i32, name: &str) -> Option<String> {
     let environment = environment(pid);
     let mut all = environment.split(|&byte| byte == 0);
@@ -154,7 +156,7 @@ pub fn environment_variable(pid: i32, name: &str) -> Option<String> {
     })
 }
 
-/// Whether a process ignores a signal. One that is gone does not.
+/// Returns whether a process ignores a signal. False if the process does not exist.
 pub fn ignores_signal(pid: i32, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -171,12 +173,12 @@ fn environment(pid: i32) -> Vec<u8> {
     environment
 }
 
-/// Changes with every boot of the host.
+/// Identifier that changes with every boot of the host.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// A process held by handle: what is sent reaches it or nobody.
+/// Process handle. A signal reaches exactly this process or none.
 #[derive(Debug)]
 pub struct ProcessHandle {
     name: ProcessId,
@@ -184,7 +186,7 @@ pub struct ProcessHandle {
 }
 
 impl ProcessHandle {
-    /// `None` when that process is gone, also when somebody else has its pid now.
+    /// Opens a handle. Returns `None` if that process has ended, also if another process has its pid now.
     pub fn open(name: ProcessId) -> io::Result<Option<Self>> {
         let Some(pid) = Pid::from_raw(name.pid) else { return Ok(None) };
         let fd = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -192,7 +194,7 @@ impl ProcessHandle {
             Err(Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // The handle is on whoever had the pid a moment ago; only now can it not change any more.
+        // The handle refers to the process that had the pid when it was opened; from here on that cannot change.
         Ok(stat(name.pid)?.filter(|stat| stat.name == name).map(|_| Self { name, fd }))
     }
 
@@ -200,7 +202,7 @@ impl ProcessHandle {
         self.name
     }
 
-    /// `false` when it had ended already.
+    /// Sends a signal. Returns `false` if the process had already ended.
     pub fn signal(&self, signal: Signal) -> io::Result<bool> {
         match pidfd_send_signal(&self.fd, signal) {
             Ok(()) => Ok(true),
@@ -209,7 +211,7 @@ impl ProcessHandle {
         }
     }
 
-    /// Whether it has ended, waiting at most `patience`. A zombie has ended.
+    /// Returns whether the process has ended, waiting at most `patience`. A zombie has ended.
     pub fn ended(&self, patience: Duration) -> io::Result<bool> {
         let timeout = Timespec::try_from(patience).map_err(|_| io::ErrorKind::InvalidInput)?;
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
@@ -220,14 +222,14 @@ impl ProcessHandle {
         }
     }
 
-    /// The handle in the reactor, where it becomes readable once the process has ended.
+    /// Registers the handle with the reactor, where it becomes readable once the process has ended.
     #[expect(unsafe_code, reason = "the reactor keeps a file descriptor and must be sure that it stays open")]
     pub fn watch(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: `Held` owns its descriptor, never changes it and closes it only when dropped.
         Ok(unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }?)
     }
 
-    /// Takes the exit status, if this process is our own child and ended. One that was killed said nothing.
+    /// Returns the exit status if this process is our child and exited. `None` if it was killed by a signal.
     pub fn reap(&self) -> Option<i32> {
         let id = WaitId::PidFd(self.fd.as_fd());
         waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok()??.exit_status()
@@ -282,7 +284,7 @@ mod tests {
         assert!(ProcessHandle::open(name).unwrap().is_none());
     }
 
-    /// On a full disk that is all an init can leave of a job that was killed.
+    /// On a full disk the exit status of the init process is the only record of a job that was killed.
     #[test]
     fn f11_what_a_process_says_of_a_killed_one_is_told_from_its_being_killed_itself() {
         for (command, said) in [("exit 137", Some(137)), ("kill -9 $$", None)] {

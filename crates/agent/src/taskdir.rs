@@ -1,22 +1,22 @@
-//! Where a task keeps its files, and what shim and runner tell each other there.
+//! Layout of a task's directory, and the files that shim and runner exchange there.
 //!
 //! ```text
 //! HOME/tasks/ID/            0700, the shim's; 0711 where unconfined processes of other users must pass through
-//!   task.json               what was asked for and what became of it, without credentials
-//!   registry.json           0600, the registry's credential, gone once the image is here
-//!   token                   0600, what the shim says to the runner
+//!   task.json               the request and the state of the task, without credentials
+//!   registry.json           0600, the registry's credential, removed once the image is present
+//!   token                   0600, the token with which the shim calls the runner
 //!   run/                    mounted at /windlass/run in a container; the job may write here, so the
 //!     │                     shim reads it through `confine` only
-//!     runner.json           how the runner is to listen and whom to let in
-//!     image.json            what the image itself would have run (`ImageConfig`); only in a container
-//!     ports.json            its ports on this machine (`TaskPorts`); only for a plain process that has some
-//!     runner.sock           the runner's HTTP
-//!     job.log job.idx       the job's output and when it came (see `spool`)
+//!     runner.json           the runner's listeners and authorized keys (`RunnerConfig`)
+//!     image.json            entry point and command of the image (`ImageConfig`); only in a container
+//!     ports.json            its ports on this host (`TaskPorts`); only for a plain process that has some
+//!     runner.sock           the runner's HTTP API
+//!     job.log job.idx       the job's output and its timestamps (see `spool`)
 //!     runner.log runner.idx
 //!     states.jsonl          the job's states, one `JobState` a line, each synced
-//!     exit.json             the runner's last word (`LastWord`)
-//!   scratch/                0700, where a plain process starts; the runner gives it to the job's user
-//!   private/                what else a confined plain process has: `home`, `python`, `tmp`, `var-tmp`
+//!     exit.json             the exit record of the runner (`LastWord`)
+//!   scratch/                0700, working directory of a plain process; the runner changes its owner to the job's user
+//!   private/                other directories of a confined plain process: `home`, `python`, `tmp`, `var-tmp`
 //! ```
 
 use std::{
@@ -31,20 +31,20 @@ use windlass_model::id::SubmissionId;
 
 use crate::{cgroup::ports::PortMap, confine::DirHandle};
 
-/// Where the `run` directory appears inside a container.
+/// Path of the `run` directory inside a container.
 pub const RUN_DIR_IN_CONTAINER: &str = "/windlass/run";
-/// Where the agent's binary appears inside a container, read-only.
+/// Path of the agent's binary inside a container, read-only.
 pub const AGENT_IN_CONTAINER: &str = "/windlass/agent";
 
 pub const RUNNER_CONFIG: &str = "runner.json";
 pub const IMAGE_CONFIG: &str = "image.json";
-/// Beside it, for a plain process that has ports: which they are on this machine (`TaskPorts`).
+/// Ports on this host (`TaskPorts`). Written next to the runner's configuration for a plain process that has ports.
 pub const PORTS: &str = "ports.json";
 pub const RUNNER_SOCKET: &str = "runner.sock";
 pub const STATES: &str = "states.jsonl";
 pub const EXIT_RECORD: &str = "exit.json";
 
-/// Files of a runner that are read whole are not longer than this.
+/// Maximum size in bytes of a runner's file that is read whole.
 const SMALL_FILE_MAX: u64 = 64 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl TaskDir {
     pub fn run(&self) -> PathBuf {
         self.root.join("run")
     }
-    /// Directories of a confined plain process beside `scratch`: its home, its temporary files.
+    /// Directories of a confined plain process other than `scratch`: its home, its temporary files.
     pub fn private(&self) -> PathBuf {
         self.root.join("private")
     }
@@ -81,7 +81,7 @@ impl TaskDir {
         self.root.join("scratch")
     }
 
-    /// A short text in `run`, read with distrust; nothing where it cannot be read.
+    /// Reads a short text file in `run` as untrusted input. Returns `None` if it cannot be read.
     pub fn read_small_file(&self, name: &str) -> Option<String> {
         let mut text = String::new();
         let file = DirHandle::open(&self.run()).ok()?.file(name).ok()?;
@@ -93,12 +93,12 @@ impl TaskDir {
         serde_json::from_str(&self.read_small_file(RUNNER_CONFIG)?).ok()
     }
 
-    /// The port of the SSH server, once the runner says it.
+    /// Port of the SSH server, once the runner has written it.
     pub fn ssh_port(&self) -> Option<u16> {
         self.port(SSH_PORT_FILE)
     }
 
-    /// The port of the runner's HTTP API, once the runner says it. It does where it took any.
+    /// Port of the runner's HTTP API, once the runner has written it. The runner writes it if it may use any port.
     pub fn http_port(&self) -> Option<u16> {
         self.port(HTTP_PORT_FILE)
     }
@@ -108,82 +108,84 @@ impl TaskDir {
     }
 }
 
-/// How a runner is to listen and whom it lets in. Written by the shim before the runner starts; no secrets.
+/// Listeners of a runner and the keys that it accepts. Written by the shim before the runner starts; contains no
+/// secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunnerConfig {
     pub task: SubmissionId,
-    /// SHA-256 (hex) of the token that calls on the runner's socket carry.
+    /// SHA-256 (hex) of the token that authenticates calls on the runner's socket.
     pub token_sha256: String,
-    /// Where the HTTP API listens beside the socket, as a dstack server expects; it asks for no token there.
-    /// Port 0 is any, and the real one is written to `http.port`.
+    /// Address where the HTTP API listens in addition to the socket, as a dstack server expects; no token is required
+    /// there. Port 0 means any port, and the actual one is written to `http.port`.
     pub compat_http: Option<String>,
-    /// Where the SSH server listens, `ADDRESS:PORT`; port 0 is any, and the real one is written to `ssh.port`.
+    /// Address where the SSH server listens, `ADDRESS:PORT`. Port 0 means any port, and the actual one is written to
+    /// `ssh.port`.
     pub ssh_listen: Option<String>,
-    /// Where somebody else has that port, any other of the same address will do.
+    /// True if any other port of the same address may be used when that port is occupied.
     #[serde(default)]
     pub ssh_any_port_if_taken: bool,
     pub ssh_authorized_keys: Vec<String>,
-    /// UUIDs of the GPUs this task holds, for its metrics.
+    /// UUIDs of the GPUs that this task holds, for its metrics.
     pub gpus: Vec<String>,
-    /// How long to wait for the job, and for the last reader of its logs.
+    /// Maximum time to wait for the job, and for the last reader of its logs.
     pub wait_secs: u64,
 }
 
-/// The ports of a plain process: those that its program names, and those of the machine.
+/// Ports of a plain process: from those that its program uses to those of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskPorts {
     pub map: PortMap,
-    /// The kernel turns the first into the second. Otherwise the program must look at `PORT`.
+    /// True if the kernel rewrites the ports. Otherwise the program must use the variable `PORT`.
     pub is_rewritten: bool,
 }
 
 impl TaskPorts {
-    /// None where the task has none, or is no plain process.
+    /// Reads the ports of a task. Empty if the task has none or is not a plain process.
     pub fn read(run: &Path) -> Self {
         let text = fs::read(run.join(PORTS)).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// The port of the machine for what a program calls `port`.
+    /// Returns the host's port for the port that a program uses.
     pub fn own(&self, port: u16) -> u16 {
         self.map.get(&port).copied().unwrap_or(port)
     }
 }
 
 impl RunnerConfig {
-    /// Whether the HTTP API takes any port, and says which.
+    /// Returns whether the HTTP API may use any port and must write which one.
     pub fn has_any_http_port(&self) -> bool {
         self.compat_http.as_deref().is_some_and(|address| address.ends_with(":0"))
     }
 }
 
-/// What the image says about itself. Written before the container is started, because the runner takes the
-/// place of the image's own entry point and needs it when the job names no commands. The image's working
-/// directory and variables are also those the runner itself is started with.
+/// Entry point and related settings of the image. Written before the container is started, because the runner replaces
+/// the image's entry point and needs them when the job has no commands. The runner itself is also started with the
+/// image's working directory and variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
     #[serde(default)]
     pub entrypoint: Vec<String>,
     #[serde(default)]
     pub cmd: Vec<String>,
-    /// Empty is `/`.
+    /// Empty means `/`.
     #[serde(default)]
     pub workdir: String,
-    /// As written in the image: `NAME`, `UID`, `NAME:GROUP`, …; empty is root.
+    /// User as written in the image: `NAME`, `UID`, `NAME:GROUP`, …; empty means root.
     #[serde(default)]
     pub user: String,
 }
 
-/// The file with the port the SSH server really listens on.
+/// File with the port that the SSH server actually listens on.
 pub const SSH_PORT_FILE: &str = "ssh.port";
-/// The file with the port the runner's HTTP API really listens on.
+/// File with the port that the runner's HTTP API actually listens on.
 pub const HTTP_PORT_FILE: &str = "http.port";
 
-/// What a runner leaves when it ends of itself.
+/// Record that a runner writes when it exits by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
-    /// What the job's main process exited with; 128 + signal when it was killed.
+    /// Exit status of the job's main process; 128 + signal if it was killed.
     pub exit_status: Option<i32>,
-    /// The kernel killed something of the job for want of memory.
+    /// True if the kernel killed a process of the job for lack of memory.
     pub oom_killed: bool,
 }

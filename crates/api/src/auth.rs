@@ -1,4 +1,4 @@
-//! Logging in by other means than a token.
+//! Login by other means than a token.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,10 +1,10 @@
-//! Where machines come from, as clients name it.
+//! Backends, by the names that clients use.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Closed on the wire: a client refuses a whole answer with a name it does not know. Own hosts and
-/// this machine are `remote`.
+/// Type of a backend. The set is closed: a client rejects a whole response with a type it does not know. SSH hosts and
+/// the server's own machine are `remote`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BackendType {
@@ -17,7 +17,7 @@ pub enum BackendType {
 }
 
 impl BackendType {
-    /// The word for a backend by its own name. What clients have no word for is a machine of one's own.
+    /// Returns the type for a backend's own name. A backend for which clients have no type is `remote`.
     pub fn from_name(name: &str) -> Self {
         match name {
             "kubernetes" => Self::Kubernetes,
@@ -47,7 +47,7 @@ pub struct Backend {
     pub config: serde_json::Value,
 }
 
-/// A backend by its own name (`local`, `slurm`), for one project.
+/// Grant of a backend to a project. The backend is referred to by its own name (`local`, `slurm`).
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GrantRequest {
     pub project_name: String,

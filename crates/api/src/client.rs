@@ -1,6 +1,6 @@
-//! One typed HTTP client: operations are called by type, over TCP or a unix socket.
+//! Typed HTTP client: calls operations by type, over TCP or a unix socket.
 //!
-//! Connections are kept and used again ([`wire`]).
+//! Connections are pooled ([`wire`]).
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 
 /// Longer than any operation of the table may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often a request with a key is sent before its failure counts.
+/// Maximum number of attempts for a request with an idempotency key.
 const ATTEMPTS_MAX: u32 = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
@@ -51,7 +51,7 @@ pub enum CallError {
     LineTooLong,
     #[error("{}", .0.msg)]
     Refused(error::BadRequest),
-    /// 403, 404, 409 and the like, with a reason.
+    /// Status 403, 404, 409 and similar, with a reason.
     #[error("{msg}")]
     Denied { status: u16, msg: String },
     #[error("the server answered {status}: {body}")]
@@ -59,12 +59,12 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// True when the server says that the thing asked for does not exist.
+    /// True if the server reports that the requested object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused(refusal) if refusal.code == error::ApiErrorCode::ResourceNotExists)
     }
 
-    /// True when it is not known whether the server got it: nobody answered.
+    /// True if there was no response, so that it is unknown whether the server received the request.
     pub fn is_unconfirmed(&self) -> bool {
         matches!(self, Self::Exchange(_) | Self::TimedOut | Self::Dial(_))
     }
@@ -82,7 +82,7 @@ impl From<HttpPoolError> for CallError {
 #[derive(Clone)]
 pub struct ApiClient {
     connections: Arc<HttpPool>,
-    /// Path before every operation, without a slash at the end.
+    /// Path prefix of every operation, without a trailing slash.
     base: String,
     authority: String,
     token: Option<String>,
@@ -95,13 +95,13 @@ impl std::fmt::Debug for ApiClient {
 }
 
 impl ApiClient {
-    /// A server that this machine trusts, if it is one with TLS.
+    /// Client for a server whose certificate, if it uses TLS, is trusted by this machine.
     pub fn new(url: &str, token: Option<&str>) -> Result<Self, CallError> {
         Self::with_certificate(url, token, None)
     }
 
-    /// `http://host:port[/base]`, the same with `https`, or `http+unix://` followed by a percent-encoded socket path.
-    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    /// Accepts `http://host:port[/base]`, the same with `https`, or `http+unix://` followed by a percent-encoded socket
+    /// path. `certificate` identifies an `https` server that the machine does not trust by itself.
     pub fn with_certificate(
         url: &str,
         token: Option<&str>,
@@ -127,7 +127,7 @@ impl ApiClient {
         Ok(Self { connections: Arc::new(HttpPool::new(ServerAddress::Tcp(peer))), base, authority, token })
     }
 
-    /// Calls an operation. `path` gives a value to each parameter of its path, in order.
+    /// Calls an operation. `path` contains the value of each parameter of its path, in order.
     pub async fn call<O: Operation>(
         &self,
         path: &[&str],
@@ -136,7 +136,7 @@ impl ApiClient {
         self.call_keyed::<O>(path, request, None).await
     }
 
-    /// Calls an operation that the server does once for each key: what got lost on the way is sent again.
+    /// Calls an operation that the server performs once per key. A request without a response is sent again.
     pub async fn call_once<O: Operation>(
         &self,
         path: &[&str],
@@ -189,7 +189,7 @@ impl ApiClient {
         name: &str,
         content: &[u8],
     ) -> Result<O::Response, CallError> {
-        // The name of the boundary only has to be absent from the content; a hash is not needed for it.
+        // The boundary only has to be absent from the content, so a hash is not needed.
         let mut boundary = String::from("windlass-part");
         while content.windows(boundary.len()).any(|window| window == boundary.as_bytes()) {
             boundary.push('x');
@@ -215,7 +215,7 @@ impl ApiClient {
         serde_json::from_slice(&answer).map_err(CallError::Decode)
     }
 
-    /// Follows a log, on a connection of its own.
+    /// Follows a log, on a separate connection.
     pub async fn stream_logs(
         &self,
         project: &str,
@@ -242,7 +242,7 @@ impl ApiClient {
         Ok(LogStream::new(response.into_body(), request.offset))
     }
 
-    /// Connects to a port of a job, on a connection of its own. It goes away with what is returned.
+    /// Connects to a port of a job, on a separate connection, which is closed when the returned stream is dropped.
     pub async fn connect_job(
         &self,
         project: &str,
@@ -311,7 +311,6 @@ impl ApiClient {
     }
 }
 
-/// One request.
 struct OutgoingRequest<'a> {
     method: &'a str,
     uri: &'a str,
@@ -334,7 +333,7 @@ fn error_from_response(status: StatusCode, body: &[u8]) -> CallError {
     CallError::Status { status: status.as_u16(), body: String::from_utf8_lossy(body).into_owned() }
 }
 
-/// Appends the fields that are set as a query.
+/// Appends the fields that are set, as a query string.
 fn append_query<T: Serialize>(uri: &mut String, request: &T) -> Result<(), CallError> {
     let value = serde_json::to_value(request).map_err(CallError::Encode)?;
     let mut separator = '?';

@@ -1,20 +1,20 @@
-//! What machines cost: price by time.
+//! Costs of instances: price multiplied by time.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
-/// What costs are added up by.
+/// Grouping of costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CostGrouping {
-    /// What each run's jobs had of their instances, while they had it.
+    /// By run: the share of the instances that the run's jobs held, while they held it.
     #[default]
     Run,
-    /// The same, by who submitted the run.
+    /// By the user who submitted the run: the same costs as by run.
     User,
-    /// What each fleet's instances cost while they existed, idle time included.
+    /// By fleet: the cost of the fleet's instances while they existed, idle time included.
     Fleet,
 }
 
@@ -22,15 +22,15 @@ pub enum CostGrouping {
 pub struct ListRequest {
     #[serde(default)]
     pub by: CostGrouping,
-    /// From the beginning if not given.
+    /// Start of the period. Default: the beginning.
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub since: Option<Timestamp>,
-    /// Until now if not given.
+    /// End of the period. Default: now.
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub until: Option<Timestamp>,
-    /// From 1 to 1000.
+    /// Maximum number of items, from 1 to 1000.
     #[serde(default = "limit")]
     pub limit: i64,
 }
@@ -39,19 +39,19 @@ fn limit() -> i64 {
     100
 }
 
-/// What one of them came to.
+/// Cost of one run, user or fleet.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CostItem {
     pub id: Uuid,
     pub name: String,
-    /// Who submitted the run; only by run.
+    /// User who submitted the run; only when grouped by run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// Submissions of jobs, or instances.
+    /// Number of job submissions, or of instances.
     pub count: i64,
-    /// Hours of instances; a part of an instance counts as that part.
+    /// Instance hours; a share of an instance counts as that share.
     pub hours: f64,
-    /// Dollars.
+    /// Cost in dollars.
     pub cost: f64,
 }
 
@@ -62,7 +62,7 @@ pub struct CostTotal {
     pub cost: f64,
 }
 
-/// The dearest first. The total is of all, shown or not.
+/// Costs over a period, the highest first. The total includes items beyond the limit.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CostReport {
     #[schemars(with = "crate::document::DateTime")]

@@ -1,7 +1,7 @@
-//! A JSON document that travels untouched.
+//! JSON documents that are passed through unchanged.
 //!
-//! Configurations, run and job specs are stored as text and returned byte for byte: clients compare
-//! them field by field, where an absent key and a null differ.
+//! Configurations, run and job specs are stored as text and returned byte for byte: clients compare them field by
+//! field, where an absent key and a null differ.
 
 use std::{borrow::Cow, marker::PhantomData, sync::Arc};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, value::RawValue};
 pub struct Document(Box<RawValue>);
 
 impl Document {
-    /// Text that is JSON already, such as a column of the database.
+    /// Wraps text that is JSON already, such as a column of the database.
     pub fn from_text(text: String) -> Result<Self, serde_json::Error> {
         RawValue::from_string(text).map(Self)
     }
@@ -27,13 +27,13 @@ impl Document {
         self.0.get()
     }
 
-    /// Reads the document; a document is valid JSON by construction, so only depth can fail.
+    /// Parses the document. It is valid JSON by construction, so only its depth can make this fail.
     pub fn value(&self) -> Result<Value, serde_json::Error> {
         serde_json::from_str(self.0.get())
     }
 }
 
-/// What a `T` looks like on the wire, made once and shown often.
+/// JSON text of a `T`, rendered once and returned many times.
 #[derive(Debug)]
 pub struct RenderedJson<T> {
     text: Arc<RawValue>,
@@ -76,7 +76,7 @@ impl JsonSchema for Document {
     }
 }
 
-/// Stands in for `Timestamp` in schemas: RFC 3339, UTC.
+/// Schema of a `Timestamp`: RFC 3339, UTC.
 pub(crate) struct DateTime;
 
 impl JsonSchema for DateTime {

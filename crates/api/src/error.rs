@@ -1,13 +1,13 @@
-//! Refusals as clients read them.
+//! Error responses.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Closed on the wire: a client raises its own error for each.
+/// Error code. The set is closed: clients map each code to one of their errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ApiErrorCode {
-    /// Nothing more precise.
+    /// Any other error.
     Error,
     ResourceExists,
     ResourceNotExists,
@@ -17,7 +17,7 @@ pub enum ApiErrorCode {
     GatewayError,
 }
 
-/// One entry of a 400. Clients know no other keys and want exactly one entry.
+/// One entry of a 400 response. Clients know no other keys and expect exactly one entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct BadRequest {
     pub code: ApiErrorCode,
@@ -26,14 +26,14 @@ pub struct BadRequest {
     pub fields: Option<Vec<Vec<String>>>,
 }
 
-/// The detail of a 403 and of the other plain refusals.
+/// Detail of a 403 response and of other plain errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorDetail {
     pub code: Option<ApiErrorCode>,
     pub msg: String,
 }
 
-/// One entry of a 422: a request that is not shaped as its schema says.
+/// One entry of a 422 response: the request does not match its schema.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ValidationError {
     pub loc: Vec<String>,
@@ -41,7 +41,7 @@ pub struct ValidationError {
     pub r#type: String,
 }
 
-/// The body of every refusal.
+/// Body of every error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody<T> {
     pub detail: T,

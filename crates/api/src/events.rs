@@ -1,4 +1,4 @@
-//! What happened, to what, by whom.
+//! Events: what happened, to which objects and by whom.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,7 +33,7 @@ pub struct Event {
     pub targets: Vec<Target>,
 }
 
-/// At most one `target_*` and one `within_*` filter, each of 1 to 16 ids.
+/// Filter of events. At most one `target_*` and one `within_*` filter, each with 1 to 16 ids.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ListRequest {
     #[serde(default)]
@@ -70,7 +70,7 @@ pub struct ListRequest {
     pub within_gateways: Option<Vec<Uuid>>,
     #[serde(default)]
     pub include_target_types: Option<Vec<String>>,
-    /// Null stands for the system.
+    /// Users who acted; null stands for the system.
     #[serde(default)]
     pub actors: Option<Vec<Option<Uuid>>>,
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Sharing between projects. Nothing is shared yet: the lists are empty.
+//! Sharing between projects. Not supported yet: the lists are empty.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

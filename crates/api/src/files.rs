@@ -1,4 +1,4 @@
-//! Archives of files that configurations mention.
+//! Archives of files that configurations refer to.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -95,7 +95,7 @@ pub struct FleetPlan {
     pub action: Option<ApplyAction>,
 }
 
-/// Of the fleet that was seen, only what tells whether it changed since.
+/// Expected state of the fleet: only the fields that show whether it has changed since.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ExpectedFleet {
     pub id: Uuid,
@@ -119,7 +119,7 @@ pub struct ApplyRequest {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct DeleteRequest {
     pub names: Vec<String>,
-    /// Lets SSH hosts that do not answer go as they are, after one try.
+    /// Releases SSH hosts that do not respond after one attempt, without cleaning them up.
     #[serde(default)]
     pub force: bool,
 }

@@ -1,4 +1,4 @@
-//! Gateways: where services meet the outside.
+//! Gateways, which receive requests for services.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -87,7 +87,7 @@ pub struct GatewayPlan {
     pub action: ApplyAction,
 }
 
-/// Of the gateway that was seen, only what tells whether it changed since.
+/// Expected state of the gateway: only the fields that show whether it has changed since.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ExpectedGateway {
     pub id: Uuid,
@@ -132,34 +132,34 @@ pub struct SetWildcardDomainRequest {
     pub wildcard_domain: Option<String>,
 }
 
-/// What the processes of a gateway show to the server.
+/// Token with which the processes of a gateway authenticate to the server.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayToken {
     pub token: String,
 }
 
-/// One process of a gateway asks for its routes.
+/// Request of a gateway process for its routes.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct RoutesRequest {
-    /// The process: drawn anew at each start.
+    /// Random id of the process, new at each start.
     pub node: Uuid,
-    /// Where people find it.
+    /// Public address of the process.
     #[serde(default)]
     pub address: Option<String>,
-    /// The version that it has.
+    /// Version of the routes that the process has.
     #[serde(default)]
     pub version: Option<String>,
-    /// How long to wait for another version.
+    /// Time to wait for a different version, in milliseconds.
     #[serde(default)]
     pub wait_ms: u64,
 }
 
-/// The routes of a gateway. They hold what opens its hosts: never to be logged.
+/// Routes of a gateway. They contain credentials for its hosts and must never be logged.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GatewayRoutes {
-    /// Tells two contents apart.
+    /// Version of the contents. Different contents have different versions.
     pub version: String,
-    /// Absent when the asker has them already.
+    /// Absent if the caller has this version already.
     #[serde(default)]
     pub routes: Option<Document>,
 }
@@ -169,14 +169,15 @@ pub struct TrafficReport {
     pub project: String,
     pub run: String,
     pub requests: u64,
-    /// How long requests were on their way, all of them together, and how long of that they waited for a replica.
+    /// Total time that requests were in flight, in microseconds. `waiting_us` is the part of it that they waited for a
+    /// replica.
     #[serde(default)]
     pub in_flight_us: u64,
     #[serde(default)]
     pub waiting_us: u64,
     #[serde(default)]
     pub answers: Option<ResponseCounts>,
-    /// There was no replica for them.
+    /// True if there was no replica for the requests.
     #[serde(default)]
     pub asleep: bool,
 }
@@ -186,10 +187,10 @@ pub struct GatewayReport {
     pub node: Uuid,
     #[serde(default)]
     pub address: Option<String>,
-    /// Requests that were let through since the last report.
+    /// Requests that were admitted since the last report.
     #[serde(default)]
     pub came: Vec<TrafficReport>,
-    /// Replicas whose last request was answered.
+    /// Replicas whose last request has been answered.
     #[serde(default)]
     pub left: Vec<Uuid>,
 }
@@ -208,14 +209,14 @@ impl std::fmt::Debug for TokenCheckRequest {
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TokenCheck {
-    /// It opens the services of the project.
+    /// True if the token permits requests to the services of the project.
     pub allowed: bool,
-    /// It is a token of this server, whatever it opens: no service may be shown it.
+    /// True if it is a token of this server, whatever it permits. Such a token must not be forwarded to a service.
     #[serde(default = "known")]
     pub known: bool,
 }
 
-/// Who does not say so is in doubt.
+/// A server that does not report it leaves this unknown; the safe assumption is true.
 fn known() -> bool {
     true
 }

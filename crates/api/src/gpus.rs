@@ -1,4 +1,4 @@
-//! GPUs on offer.
+//! Available GPUs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Instances: machines that belong to fleets.
+//! Instances, the members of fleets.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ pub struct Instance {
     pub hostname: Option<String>,
     #[schemars(extend("enum" = ["pending", "provisioning", "idle", "busy", "terminating", "terminated"]))]
     pub status: String,
-    /// Where it stands on its way, or what is wrong with it.
+    /// Progress of the instance, or the problem that it has.
     #[serde(default)]
     pub status_message: Option<String>,
     #[serde(default)]
@@ -62,7 +62,7 @@ pub struct Instance {
     pub busy_blocks: i64,
     #[serde(default)]
     pub gpu_driver: Option<GpuDriver>,
-    /// When its agent last answered.
+    /// Time of the last response of its agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub seen_at: Option<Timestamp>,

@@ -1,7 +1,7 @@
-//! The wire: request and response types, the operation table, one typed HTTP client.
+//! Wire types of the API: requests, responses, the operation table and the typed HTTP client.
 //!
-//! No logic lives here. The table in `operations` is the one list of what the server answers: the
-//! router, the OpenAPI document, the client and the authorisation tests are all made from it.
+//! Contains no logic. The table in `operations` is the only list of what the server answers: the router, the OpenAPI
+//! document, the client and the authorisation tests are all generated from it.
 
 pub mod agent;
 pub mod auth;

@@ -1,4 +1,4 @@
-//! A log as it grows, read from the server's event stream.
+//! Log that is followed as it grows, over the server's event stream.
 
 use std::time::Duration;
 
@@ -10,13 +10,14 @@ use windlass_model::time::Timestamp;
 
 use crate::{client::CallError, logs::StreamEvent};
 
-/// Longest line of a stream; the server's are far shorter.
+/// Maximum length of a line of a stream; the server's lines are far shorter.
 const LINE_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// A server that has nothing to tell says so every few seconds; one that is silent for this long is gone.
+/// Maximum silence on a stream. The server sends a keep-alive every few seconds, so a longer silence means that it is
+/// gone.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a stream brings.
+/// Item of a log stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogStreamEvent {
     Bytes {
@@ -24,7 +25,7 @@ pub enum LogStreamEvent {
         at: Timestamp,
         bytes: Vec<u8>,
     },
-    /// Nothing follows. `status` is the job's.
+    /// Last item. `status` is that of the job.
     End {
         status: String,
         exit_status: Option<i64>,
@@ -32,7 +33,7 @@ pub enum LogStreamEvent {
     },
 }
 
-/// An open stream. Dropping it closes its connection.
+/// Open log stream. Dropping it closes its connection.
 #[derive(Debug)]
 pub struct LogStream {
     body: Incoming,
@@ -45,12 +46,12 @@ impl LogStream {
         Self { body, parser: SseParser::default(), offset }
     }
 
-    /// After the last byte that was given: where to go on if the connection breaks.
+    /// Offset after the last returned byte: where to resume if the connection breaks.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next news; `None` when the server closed the stream without an end. Then the caller asks again from
+    /// Returns the next item; `None` if the server closed the stream without an end. The caller then resumes from
     /// [`LogStream::offset`].
     pub async fn next(&mut self) -> Result<Option<LogStreamEvent>, CallError> {
         loop {
@@ -78,24 +79,23 @@ impl LogStream {
     }
 }
 
-/// Bytes that become lines, and lines that become events.
+/// Incremental parser of server-sent events.
 #[derive(Debug, Default)]
 struct SseParser {
     buffer: Vec<u8>,
-    /// How much of `rest` holds no line end.
+    /// Number of bytes of `buffer` that are known to contain no line end.
     scanned: usize,
     data: Vec<u8>,
 }
 
 impl SseParser {
-    /// False: a line is too long.
+    /// Appends bytes. Returns false if a line is too long.
     fn push(&mut self, bytes: &[u8]) -> bool {
         self.buffer.extend_from_slice(bytes);
         self.buffer.len() <= LINE_BYTES_MAX && self.data.len() <= LINE_BYTES_MAX
     }
 
-    /// The data of the next whole event. Names and ids are in the data too; comments only show that the server
-    /// lives.
+    /// Returns the data of the next complete event. Names and ids are also in the data; comments are keep-alives only.
     fn next_event(&mut self) -> Option<Vec<u8>> {
         while let Some(found) = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.buffer.drain(..=self.scanned + found).collect();

@@ -1,4 +1,4 @@
-//! What a job wrote.
+//! Logs of jobs.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use windlass_model::time::Timestamp;
 pub struct PollRequest {
     pub run_name: String,
     pub job_submission_id: Uuid,
-    /// Exclusive.
+    /// Returns entries after this time (exclusive).
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub start_time: Option<Timestamp>,
@@ -22,10 +22,10 @@ pub struct PollRequest {
     pub next_token: Option<String>,
     #[serde(default = "limit")]
     pub limit: i64,
-    /// The runner's own log instead of the job's.
+    /// Returns the log of the runner instead of that of the job.
     #[serde(default)]
     pub diagnose: bool,
-    /// Every byte as it was written; else terminal codes are left out, as dstack's clients expect.
+    /// Returns every byte as it was written. Otherwise terminal codes are removed, as dstack's clients expect.
     #[serde(default)]
     pub raw: bool,
 }
@@ -49,27 +49,27 @@ pub struct Page {
     pub logs: Vec<LogEvent>,
     #[serde(default)]
     pub external_url: Option<String>,
-    /// Null: the end of what exists now.
+    /// Token of the next page; null at the end of what exists now.
     #[serde(default)]
     pub next_token: Option<String>,
 }
 
-/// Which log to follow, and from where. A client that comes back sends `Last-Event-ID` instead of `offset`.
+/// Log to follow, and the position to start from. A client that reconnects sends `Last-Event-ID` instead of `offset`.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct StreamRequest {
     pub run_name: String,
     pub job_submission_id: Uuid,
-    /// The first byte that is wanted.
+    /// Offset of the first byte to return.
     #[serde(default)]
     pub offset: u64,
-    /// Exclusive; what came before is left out.
+    /// Skips everything up to this time (exclusive).
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub start_time: Option<Timestamp>,
-    /// Whether to wait for more until the job is over, or to end with what there is.
+    /// True: waits for more output until the job has ended. False: ends with the output that exists now.
     #[serde(default = "yes")]
     pub follow: bool,
-    /// The runner's own log instead of the job's.
+    /// Returns the log of the runner instead of that of the job.
     #[serde(default)]
     pub diagnose: bool,
 }
@@ -78,11 +78,11 @@ fn yes() -> bool {
     true
 }
 
-/// One event of a stream (`text/event-stream`): its name is the `type`, its id the offset after it.
+/// One event of a stream (`text/event-stream`). Its name is the `type`, its id the offset after it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum StreamEvent {
-    /// Bytes that came together, or a part of them.
+    /// Bytes that were written together, or a part of them.
     Log {
         offset: u64,
         #[schemars(with = "crate::document::DateTime")]
@@ -90,7 +90,7 @@ pub enum StreamEvent {
         /// Base64 of the raw bytes.
         message: String,
     },
-    /// The last event. If the job is over, nothing will ever be added to the log.
+    /// Last event. If the job has ended, nothing will be appended to the log.
     End {
         offset: u64,
         /// Status of the job.
@@ -103,7 +103,7 @@ pub enum StreamEvent {
 }
 
 impl StreamEvent {
-    /// The name of the event.
+    /// Returns the name of the event.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Log { .. } => "log",

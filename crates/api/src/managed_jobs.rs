@@ -1,4 +1,4 @@
-//! Managed jobs: work that outlives the machines it runs on.
+//! Managed jobs: work that survives the loss of its instances.
 
 use std::collections::BTreeMap;
 
@@ -9,35 +9,35 @@ use windlass_model::time::Timestamp;
 
 use crate::Document;
 
-/// A file, and what is given beside it.
+/// Task file to launch, with overrides.
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
 pub struct LaunchRequest {
-    /// The text of a task file, with all its documents.
+    /// Text of a task file, with all its documents.
     pub text: String,
-    /// Instead of the name in the file.
+    /// Name to use instead of the name in the file.
     #[serde(default)]
     pub name: Option<String>,
-    /// Variables, over those of the file.
+    /// Environment variables; they override those of the file.
     #[serde(default)]
     pub envs: BTreeMap<String, String>,
-    /// Values of secrets, over those of the file. They are kept sealed and never shown.
+    /// Values of secrets; they override those of the file. They are stored encrypted and never returned.
     #[serde(default)]
     pub secrets: BTreeMap<String, String>,
-    /// From -1000 to 1000; higher is launched first.
+    /// Priority from -1000 to 1000. Jobs with a higher priority are launched first.
     #[serde(default)]
     pub priority: Option<i32>,
-    /// So many jobs of the same file, all or none.
+    /// Number of jobs to launch from the file, all or none.
     #[serde(default)]
     pub num_jobs: Option<u32>,
     /// Archives that were uploaded for its tasks.
     #[serde(default)]
     pub files: Vec<TaskFile>,
-    /// Over what the file says, for every task of it.
+    /// Overrides of the file, for each of its tasks.
     #[serde(default)]
     pub overrides: Overrides,
 }
 
-/// What is given stands instead of the file's; written as the file would have it.
+/// Values that replace those of the file, in the syntax of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Overrides {
     #[serde(default)]
@@ -52,10 +52,10 @@ pub struct Overrides {
     pub use_spot: Option<bool>,
     #[serde(default)]
     pub infra: Option<String>,
-    /// A strategy, or a map of one line.
+    /// Strategy, or a one-line map.
     #[serde(default)]
     pub job_recovery: Option<String>,
-    /// A duration, or a map of one line.
+    /// Duration, or a one-line map.
     #[serde(default)]
     pub deadline: Option<String>,
 }
@@ -67,14 +67,14 @@ impl From<Overrides> for windlass_model::sky::Overrides {
     }
 }
 
-/// Without the values of variables and secrets.
+/// Omits the values of variables and secrets.
 impl std::fmt::Debug for LaunchRequest {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("LaunchRequest").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// An archive for a task, and where its content goes.
+/// Archive for a task, and the path to unpack it to.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct TaskFile {
     pub task: u32,
@@ -84,34 +84,34 @@ pub struct TaskFile {
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct LaunchResponse {
-    /// In the order of their ranks.
+    /// Launched jobs, in the order of their ranks.
     pub jobs: Vec<LaunchedJob>,
-    /// What of the file has no effect here.
+    /// Parts of the file that have no effect.
     pub warnings: Vec<String>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct LaunchedJob {
     pub id: Uuid,
-    /// What people call it by.
+    /// Number that users refer to the job by.
     pub job_id: i64,
     pub name: String,
 }
 
-/// Which jobs, the newest first.
+/// Filter of managed jobs. The newest are returned first.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ListRequest {
-    /// Only these.
+    /// Only jobs with these numbers.
     #[serde(default)]
     pub job_ids: Option<Vec<i64>>,
     #[serde(default)]
     pub name: Option<String>,
-    /// Only jobs that show one of these statuses.
+    /// Only jobs with one of these statuses.
     #[serde(default)]
     pub statuses: Vec<String>,
     #[serde(default)]
     pub skip_finished: bool,
-    /// Everybody's, not the caller's alone.
+    /// Jobs of all users instead of the caller's only.
     #[serde(default)]
     pub all_users: bool,
     #[serde(default)]
@@ -120,7 +120,7 @@ pub struct ListRequest {
     /// Only jobs older than this one.
     #[serde(default)]
     pub prev_job_id: Option<i64>,
-    /// At most so many; 100 if not given.
+    /// Maximum number of jobs. Default: 100.
     #[serde(default)]
     pub limit: Option<i64>,
 }
@@ -130,37 +130,37 @@ pub struct ReadRequest {
     pub job_id: i64,
 }
 
-/// Exactly one of the first four says which jobs.
+/// Jobs to cancel, selected by exactly one of the first four fields.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct CancelRequest {
     #[serde(default)]
     pub job_ids: Option<Vec<i64>>,
     #[serde(default)]
     pub name: Option<String>,
-    /// All of the caller's.
+    /// All jobs of the caller.
     #[serde(default)]
     pub all: bool,
-    /// Everybody's.
+    /// All jobs of all users.
     #[serde(default)]
     pub all_users: bool,
-    /// Let pending output be written.
+    /// Lets pending output be written before the jobs end.
     #[serde(default)]
     pub graceful: bool,
-    /// For so many seconds; then they are ended at once.
+    /// Seconds to wait for pending output; then the jobs are ended at once.
     #[serde(default)]
     pub graceful_timeout: Option<i64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct CancelResponse {
-    /// Those that had not ended, by age.
+    /// Jobs that had not ended, the oldest first.
     pub job_ids: Vec<i64>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ManagedJob {
     pub id: Uuid,
-    /// What people call it by.
+    /// Number that users refer to the job by.
     pub job_id: i64,
     pub name: String,
     pub project_name: String,
@@ -168,18 +168,18 @@ pub struct ManagedJob {
     #[schemars(extend("enum" = ["single", "pipeline", "dag", "group"]))]
     pub shape: String,
     pub priority: i64,
-    /// Its position among the copies of one call, and how many there are.
+    /// Position among the jobs of one launch, of which there are `num_jobs`.
     pub rank: i64,
     pub num_jobs: i64,
     pub status: String,
     pub schedule_state: String,
-    /// Why it waits, recovers, failed or was cancelled: what the first of its tasks says.
+    /// Reason why it waits, recovers, failed or was cancelled: that of the first of its tasks that has one.
     #[serde(default)]
     pub reason: Option<String>,
     pub cancel_asked: bool,
     #[schemars(with = "crate::document::DateTime")]
     pub created_at: Timestamp,
-    /// When the first of its tasks was first given a launch slot.
+    /// Time at which the first of its tasks first got a launch slot.
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub submitted_at: Option<Timestamp>,
@@ -189,7 +189,7 @@ pub struct ManagedJob {
     /// Seconds from the first launch slot to the end, or to now.
     #[serde(default)]
     pub total_duration: Option<i64>,
-    /// Seconds in which its tasks ran.
+    /// Seconds during which its tasks ran.
     pub job_duration: i64,
     pub recovery_count: u32,
     pub tasks: Vec<Task>,
@@ -199,21 +199,21 @@ pub struct ManagedJob {
 pub struct Task {
     pub task_id: u32,
     pub name: String,
-    /// What it asks for, in words.
+    /// Requested resources, as text.
     pub resources: String,
     pub status: String,
     pub schedule_state: String,
-    /// What a task that is pending waits for.
+    /// Kind of wait of a pending task: `queued`, `launch_backoff` or `recovery_backoff`.
     #[serde(default)]
     pub pending_kind: Option<String>,
-    /// Why it waits, recovers, failed or was cancelled, in one sentence.
+    /// Reason why it waits, recovers, failed or was cancelled, in one sentence.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Why a launch last came to nothing, or nodes were last lost.
+    /// Reason of the last failed launch, or of the last loss of nodes.
     #[serde(default)]
     pub last_failure: Option<String>,
-    /// Where the newest attempt did not fit, nearest miss first: `{refusals: [{place, count, shortfalls}], left_out}`.
-    /// Only of a job that is read by itself.
+    /// Reasons why the newest attempt did not fit, nearest miss first: `{refusals: [{place, count, shortfalls}],
+    /// left_out}`. Only when a single job is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Document>,
     #[serde(default)]
@@ -236,11 +236,11 @@ pub struct Task {
     pub job_duration: i64,
     pub recovery_count: u32,
     pub restarts_on_errors: u32,
-    /// Where it runs, or ran last.
+    /// Location where it runs or last ran.
     #[serde(default)]
     pub placement: Option<String>,
-    /// The newest attempt; 0 before the first.
+    /// Number of the newest attempt; 0 before the first.
     pub attempt: u32,
-    /// The runs of its attempts, the first first. Their logs are those of the task.
+    /// Names of the runs of its attempts, the oldest first. Their logs are those of the task.
     pub runs: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! What a job used, as series.
+//! Metrics of jobs and services.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,20 +35,20 @@ pub struct Metric {
     pub values: Vec<serde_json::Value>,
 }
 
-/// How requests to a service were answered.
+/// Responses of a service to its requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResponseCounts {
-    /// By the class of the status, from 1xx to 5xx.
+    /// Number of responses by status class, from 1xx to 5xx.
     pub classes: Vec<u64>,
-    /// By the time they took, in steps that the server knows.
+    /// Number of responses by latency, in buckets defined by the server.
     pub buckets: Vec<u64>,
-    /// That time, all of it together.
+    /// Sum of the latencies, in microseconds.
     pub latency_us: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceQuery {
-    /// How far back: up to five minutes.
+    /// Length of the period in seconds, up to five minutes.
     #[serde(default = "minute")]
     pub seconds: i64,
 }
@@ -57,18 +57,18 @@ fn minute() -> i64 {
     60
 }
 
-/// What a service was asked lately, over all servers and gateways.
+/// Recent requests to a service, over all servers and gateways.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ServiceMetrics {
     pub seconds: i64,
-    /// Requests that were let through.
+    /// Admitted requests per second.
     pub requests_per_second: f64,
-    /// Requests on their way at once, on average, and those of them that waited for a replica.
+    /// Average number of requests in flight. `waiting` is the number of those that waited for a replica.
     pub in_flight: f64,
     pub waiting: f64,
-    /// Answers by the class of their status, from 1xx to 5xx.
+    /// Number of responses by status class, from 1xx to 5xx.
     pub classes: Vec<u64>,
-    /// Time to answer in full; absent without answers.
+    /// Average time to the end of the response; like the percentiles below, absent without responses.
     #[serde(default)]
     pub average_ms: Option<f64>,
     #[serde(default)]
@@ -77,7 +77,7 @@ pub struct ServiceMetrics {
     pub p99_ms: Option<f64>,
 }
 
-/// Newest first; empty with fewer than two samples.
+/// Samples, newest first; empty with fewer than two samples.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct JobMetrics {
     pub metrics: Vec<Metric>,

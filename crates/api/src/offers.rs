@@ -1,4 +1,4 @@
-//! What an instance is and what one would cost.
+//! Offers: resources and price of an instance.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

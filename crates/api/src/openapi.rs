@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document, made from the operation table.
+//! OpenAPI 3.1 document, generated from the operation table.
 
 use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
@@ -9,13 +9,13 @@ use crate::{
     operations,
 };
 
-/// The whole document. The same input gives the same bytes.
+/// Returns the whole document. Deterministic: the same input results in the same bytes.
 pub fn document() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
     settings.meta_schema = None;
-    // Types of different modules share names (`ListRequest`): each operation's own types are written in
-    // place, and what they share is written in place too.
+    // Types of different modules share names (`ListRequest`), so the types of each operation are inlined, and those
+    // that they share are inlined too.
     settings.inline_subschemas = true;
     let mut schemas = settings.into_generator();
     let mut paths = Map::new();
@@ -34,7 +34,7 @@ pub fn document() -> Value {
     })
 }
 
-/// The document as it is kept in the repository.
+/// Returns the document as it is stored in the repository.
 pub fn text() -> String {
     format!("{:#}\n", document())
 }

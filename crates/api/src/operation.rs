@@ -1,4 +1,4 @@
-//! What an operation is: a name, a place, who may call it, what goes in and what comes out.
+//! Definition of an operation: name, path, access, request and response.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Serialize, de::DeserializeOwned};
@@ -18,28 +18,28 @@ impl Method {
     }
 }
 
-/// Who may call an operation. The router checks it before the handler runs; handlers may only narrow
-/// it further.
+/// Callers who may call an operation. The router checks it before the handler runs; handlers may only narrow it
+/// further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nobody has to say who they are.
+    /// No authentication.
     Open,
-    /// Any valid token. Handlers narrow the answer to what the caller may see.
+    /// Any valid token. Handlers narrow the response to what the caller may see.
     Token,
     /// The user named in the body, or a global admin. Checked by the handler, which reads the body.
     SelfOrAdmin,
     GlobalAdmin,
-    /// A member of the project in the path, or anybody with a token if that project is public.
+    /// A member of the project in the path, or any caller with a token if that project is public.
     ProjectPublic,
     /// Any member of the project in the path.
     ProjectUser,
-    /// Any member, for what they made themselves; managers for what others made. The handler finds the creator.
+    /// Any member for their own objects; managers for those of other users. The handler finds the creator.
     ProjectOwnerOrManager,
     /// Managers; others may only add or remove themselves. Checked by the handler.
     ProjectSelfOrManager,
     ProjectManager,
     ProjectAdmin,
-    /// The process of a gateway, by the gateway's own token. No user's token will do.
+    /// A gateway process, by the gateway's own token. User tokens are rejected.
     Gateway,
 }
 
@@ -58,7 +58,7 @@ impl Access {
         Self::Gateway,
     ];
 
-    /// The word written as `x-access` in the OpenAPI document.
+    /// Returns the value of `x-access` in the OpenAPI document.
     pub fn name(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -75,7 +75,7 @@ impl Access {
         }
     }
 
-    /// True where the path names a project whose members decide.
+    /// True if the path names a project and the caller's role in it decides.
     pub const fn in_project(self) -> bool {
         match self {
             Self::Open | Self::Token | Self::SelfOrAdmin | Self::GlobalAdmin | Self::Gateway => false,
@@ -88,8 +88,8 @@ impl Access {
         }
     }
 
-    /// Whether a caller with this role may apply the operation to their own object, or to one of another user. The
-    /// server's checks and `docs/reference/rights.md` both read this. A public project admits more callers to
+    /// Returns whether a caller with this role may apply the operation to their own object, or to one of another user.
+    /// The server's checks and `docs/reference/rights.md` both use this. A public project admits more callers to
     /// `project-public` and `project-self-or-manager`.
     pub fn admits(self, role: CallerRole, object: Ownership) -> bool {
         let foreign = object == Ownership::Foreign;
@@ -114,24 +114,24 @@ impl Access {
             }
             Self::ProjectManager => CallerRole::Manager,
             Self::ProjectAdmin => CallerRole::ProjectAdmin,
-            // Gateways have tokens of their own, and no user has one of them.
+            // Gateways have separate tokens, which no user has.
             Self::Gateway => return false,
         };
         role >= least
     }
 
-    /// Whether it makes a difference who made the object.
+    /// Returns whether access depends on the creator of the object.
     pub const fn depends_on_owner(self) -> bool {
         matches!(self, Self::SelfOrAdmin | Self::ProjectOwnerOrManager | Self::ProjectSelfOrManager)
     }
 }
 
-/// What a caller is, in the project that the operation is about. Each role may do what those before it may.
+/// Role of a caller in the project of the operation. Each role includes the rights of those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CallerRole {
-    /// Without a token.
+    /// No token.
     Anonymous,
-    /// A user who is no member of the project.
+    /// A user who is not a member of the project.
     Outsider,
     User,
     Manager,
@@ -144,7 +144,7 @@ impl CallerRole {
         [Self::Anonymous, Self::Outsider, Self::User, Self::Manager, Self::ProjectAdmin, Self::GlobalAdmin];
 }
 
-/// Who made the object of an operation.
+/// Creator of the object of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
     /// The caller.
@@ -153,29 +153,29 @@ pub enum Ownership {
     Foreign,
 }
 
-/// How the request travels.
+/// Encoding of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// A JSON object. An empty body means every default.
+    /// JSON object. An empty body means all defaults.
     Json,
     /// `multipart/form-data` with one part `file`; the request type is read from the query.
     File,
     /// No body: the request type is read from the query.
     Query,
-    /// As `Query`, and the answer is plain text instead of JSON.
+    /// As `Query`, with a response in plain text instead of JSON.
     Text,
-    /// As `Query`, and the answer is a stream of events that lasts; the response type is one of them.
+    /// As `Query`, with a long-lived stream of events as the response; the response type is one event.
     Events,
-    /// As `Query`, asked for with `Upgrade: tcp`: the connection becomes a stream of bytes both ways.
+    /// As `Query`, sent with `Upgrade: tcp`: the connection becomes a bidirectional stream of bytes.
     Stream,
 }
 
 pub trait Operation: 'static {
-    /// `verb_noun`; unique.
+    /// Unique id, as `verb_noun`.
     const ID: &'static str;
     const SUMMARY: &'static str;
     const METHOD: Method;
-    /// With `{name}` for each parameter.
+    /// Path, with `{name}` for each parameter.
     const PATH: &'static str;
     const ACCESS: Access;
     const BODY: Body;
@@ -210,13 +210,13 @@ impl Entry {
         }
     }
 
-    /// The names in braces, in order.
+    /// Returns the names of the path parameters, in order.
     pub fn parameters(&self) -> impl Iterator<Item = &'static str> {
         self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
     }
 }
 
-/// Declares operations and the table of all of them.
+/// Declares operations and the table of all operations.
 macro_rules! operations {
     ($( #[doc = $summary:literal] $name:ident = $id:literal:
         $method:ident $body:ident $path:literal $access:ident ($request:ty) -> $response:ty; )*) => {
@@ -237,7 +237,7 @@ macro_rules! operations {
             }
         )*
 
-        /// Every operation there is, in the order of the source.
+        /// Returns all operations, in the order of the source.
         pub fn table() -> Vec<$crate::operation::Entry> {
             vec![$( $crate::operation::Entry::of::<$name>(), )*]
         }

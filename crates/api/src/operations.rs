@@ -1,7 +1,7 @@
-//! The operation table.
+//! Operation table.
 //!
-//! Adding an endpoint starts here: a line, its two types, a handler. What other servers of this API
-//! answer and this one does not is listed with the reason in `docs/api/missing.md`.
+//! A new endpoint starts here: a line, its two types, a handler. `docs/api/missing.md` lists the operations that other
+//! servers of this API answer and this one does not, with the reasons.
 
 use crate::{
     auth, backends, costs, events, exports, files, fleets, gateways, gpus, instances, logs, managed_jobs,
@@ -9,211 +9,211 @@ use crate::{
 };
 
 operations! {
-    /// Says that the server runs.
+    /// Reports that the server is running.
     CheckHealth = "check_health": Get Query "/healthcheck" Open (server::EmptyRequest) -> server::Health;
-    /// Counters and gauges of the server, for Prometheus.
+    /// Returns counters and gauges of the server, for Prometheus.
     ReadMetrics = "read_metrics": Get Text "/metrics" GlobalAdmin (server::EmptyRequest) -> String;
-    /// The version of the API this server speaks.
+    /// Returns the version of the API.
     ReadServerInfo = "read_server_info": Post Json "/api/server/get_info" Open (server::EmptyRequest) -> server::Info;
-    /// How each pipeline of the replica that answers is doing.
+    /// Returns the state of each pipeline of the server replica that answers.
     ListPipelines = "list_pipelines": Post Json "/api/server/pipelines" GlobalAdmin (server::EmptyRequest) -> Vec<server::Pipeline>;
 
-    /// Ways to log in beside a token.
+    /// Lists the login methods other than a token.
     ListAuthProviders = "list_auth_providers": Post Json "/api/auth/list_providers" Open (server::EmptyRequest) -> Vec<auth::Provider>;
-    /// Where a browser goes next in a login.
+    /// Returns the next redirect of a browser login.
     ReadNextRedirect = "read_next_redirect": Post Json "/api/auth/get_next_redirect" Open (auth::NextRedirectRequest) -> auth::NextRedirect;
 
-    /// Users the caller may see: everyone for a global admin, else the caller.
+    /// Lists the users that the caller may see: all users for a global admin, otherwise the caller only.
     ListUsers = "list_users": Post Json "/api/users/list" Token (users::ListRequest) -> users::UserList;
-    /// The caller, with credentials.
+    /// Returns the caller, with credentials.
     ReadMyUser = "read_my_user": Post Json "/api/users/get_my_user" Token (server::EmptyRequest) -> users::UserWithCreds;
-    /// One user, with credentials.
+    /// Returns one user, with credentials.
     ReadUser = "read_user": Post Json "/api/users/get_user" SelfOrAdmin (users::NameRequest) -> users::UserWithCreds;
-    /// Adds a user. The answer holds the token, which is never shown again.
+    /// Creates a user. The response contains the token, which is never returned again.
     CreateUser = "create_user": Post Json "/api/users/create" GlobalAdmin (users::CreateRequest) -> users::UserWithCreds;
-    /// Changes role, address and activity of a user.
+    /// Updates the role, email address and activity of a user.
     UpdateUser = "update_user": Post Json "/api/users/update" GlobalAdmin (users::CreateRequest) -> users::User;
-    /// Replaces the token; the old one dies at once.
+    /// Replaces the token of a user. The old token becomes invalid at once.
     RefreshToken = "refresh_token": Post Json "/api/users/refresh_token" SelfOrAdmin (users::NameRequest) -> users::UserWithCreds;
-    /// Replaces the SSH key pair that attaching uses.
+    /// Replaces the SSH key pair that is used to attach to runs.
     RefreshSshKey = "refresh_ssh_key": Post Json "/api/users/refresh_ssh_key" SelfOrAdmin (users::NameRequest) -> users::UserWithCreds;
-    /// Removes users.
+    /// Deletes users.
     DeleteUsers = "delete_users": Post Json "/api/users/delete" GlobalAdmin (users::DeleteRequest) -> ();
-    /// The caller's additional SSH public keys.
+    /// Lists the caller's additional SSH public keys.
     ListPublicKeys = "list_public_keys": Post Json "/api/users/public_keys/list" Token (server::EmptyRequest) -> Vec<users::PublicKey>;
     /// Adds an SSH public key to the caller.
     AddPublicKey = "add_public_key": Post Json "/api/users/public_keys/add" Token (users::AddPublicKeyRequest) -> users::PublicKey;
-    /// Removes SSH public keys from the caller.
+    /// Deletes SSH public keys of the caller.
     DeletePublicKeys = "delete_public_keys": Post Json "/api/users/public_keys/delete" Token (users::DeletePublicKeysRequest) -> ();
 
-    /// The caller's tokens beside the first one.
+    /// Lists the caller's named tokens.
     ListTokens = "list_tokens": Post Json "/api/users/tokens/list" Token (server::EmptyRequest) -> Vec<users::NamedToken>;
-    /// Makes a token with a name, a scope and an expiry. The answer holds it, and it is never shown again.
+    /// Creates a token with a name, a scope and an expiry. The response contains it, and it is never returned again.
     CreateToken = "create_token": Post Json "/api/users/tokens/create" Token (users::CreateTokenRequest) -> users::NewToken;
-    /// Ends tokens by their names, at once.
+    /// Revokes tokens by name, at once.
     RevokeTokens = "revoke_tokens": Post Json "/api/users/tokens/revoke" Token (users::RevokeTokensRequest) -> ();
 
-    /// Projects the caller may see.
+    /// Lists the projects that the caller may see.
     ListProjects = "list_projects": Post Json "/api/projects/list" Token (projects::ListRequest) -> projects::ProjectList;
-    /// The caller's projects that have no fleet.
+    /// Lists the caller's projects that have no fleet.
     ListProjectsWithoutFleets = "list_projects_without_fleets": Post Json "/api/projects/list_only_no_fleets" Token (server::EmptyRequest) -> Vec<projects::Project>;
-    /// Adds a project owned by the caller.
+    /// Creates a project that is owned by the caller.
     CreateProject = "create_project": Post Json "/api/projects/create" Token (projects::CreateRequest) -> projects::Project;
-    /// Removes projects the caller administers.
+    /// Deletes projects that the caller administers.
     DeleteProjects = "delete_projects": Post Json "/api/projects/delete" Token (projects::DeleteRequest) -> ();
-    /// One project with its members.
+    /// Returns one project with its members.
     ReadProject = "read_project": Post Json "/api/projects/{project_name}/get" ProjectPublic (server::EmptyRequest) -> projects::Project;
-    /// Replaces the list of members.
+    /// Replaces the list of members of a project.
     SetMembers = "set_members": Post Json "/api/projects/{project_name}/set_members" ProjectManager (projects::MembersRequest) -> projects::Project;
-    /// Adds members, or joins a public project.
+    /// Adds members to a project, or joins a public project.
     AddMembers = "add_members": Post Json "/api/projects/{project_name}/add_members" ProjectSelfOrManager (projects::MembersRequest) -> projects::Project;
-    /// Removes members, or leaves.
+    /// Removes members from a project, or leaves it.
     RemoveMembers = "remove_members": Post Json "/api/projects/{project_name}/remove_members" ProjectSelfOrManager (projects::RemoveMembersRequest) -> projects::Project;
-    /// Changes a project's visibility and templates.
+    /// Updates the visibility and the templates of a project.
     UpdateProject = "update_project": Post Json "/api/projects/{project_name}/update" ProjectAdmin (projects::UpdateRequest) -> projects::Project;
 
-    /// Gives a member the right to manage SSH fleets in a project, or takes it away.
+    /// Grants or revokes the right of a member to manage SSH fleets in a project.
     SetMemberRights = "set_member_rights": Post Json "/api/projects/set_member_rights" GlobalAdmin (projects::MemberRightsRequest) -> projects::Project;
 
-    /// Lets a project use a backend of the server.
+    /// Grants a backend of the server to a project.
     GrantBackend = "grant_backend": Post Json "/api/backends/grant" GlobalAdmin (backends::GrantRequest) -> projects::Project;
-    /// No longer lets a project use a backend. Instances that it has there stay.
+    /// Revokes a backend from a project. Its existing instances on that backend stay.
     RevokeBackend = "revoke_backend": Post Json "/api/backends/revoke" GlobalAdmin (backends::GrantRequest) -> projects::Project;
-    /// Kinds of backends this server can use.
+    /// Lists the types of backends that this server can use.
     ListBackendTypes = "list_backend_types": Post Json "/api/backends/list_types" Open (server::EmptyRequest) -> Vec<backends::BackendType>;
 
-    /// Names of the project's secrets.
+    /// Lists the names of the project's secrets.
     ListSecrets = "list_secrets": Post Json "/api/project/{project_name}/secrets/list" ProjectManager (server::EmptyRequest) -> Vec<secrets::Secret>;
-    /// One secret with its value.
+    /// Returns one secret with its value.
     ReadSecret = "read_secret": Post Json "/api/project/{project_name}/secrets/get" ProjectManager (secrets::NameRequest) -> secrets::Secret;
     /// Stores a secret, encrypted.
     SetSecret = "set_secret": Post Json "/api/project/{project_name}/secrets/create_or_update" ProjectManager (secrets::SetRequest) -> secrets::Secret;
-    /// Removes secrets.
+    /// Deletes secrets.
     DeleteSecrets = "delete_secrets": Post Json "/api/project/{project_name}/secrets/delete" ProjectManager (secrets::DeleteRequest) -> ();
 
-    /// What happened, newest first.
+    /// Lists events, newest first.
     ListEvents = "list_events": Post Json "/api/events/list" Token (events::ListRequest) -> Vec<events::Event>;
 
-    /// The project's repos.
+    /// Lists the project's repos.
     ListRepos = "list_repos": Post Json "/api/project/{project_name}/repos/list" ProjectUser (server::EmptyRequest) -> Vec<repos::RepoHead>;
-    /// One repo, with the caller's credentials if asked.
+    /// Returns one repo, with the caller's credentials if requested.
     ReadRepo = "read_repo": Post Json "/api/project/{project_name}/repos/get" ProjectUser (repos::ReadRequest) -> repos::RepoHeadWithCreds;
-    /// Makes a repo known and stores the caller's credentials for it.
+    /// Registers a repo and stores the caller's credentials for it.
     InitRepo = "init_repo": Post Json "/api/project/{project_name}/repos/init" ProjectUser (repos::InitRequest) -> ();
-    /// Removes repos.
+    /// Deletes repos.
     DeleteRepos = "delete_repos": Post Json "/api/project/{project_name}/repos/delete" ProjectUser (repos::DeleteRequest) -> ();
     /// Stores a diff of a repo; the file name is its SHA-256.
     UploadCode = "upload_code": Post File "/api/project/{project_name}/repos/upload_code" ProjectUser (repos::UploadCodeQuery) -> ();
 
-    /// Finds an uploaded archive of the caller.
+    /// Returns an uploaded archive of the caller, by its hash.
     ReadArchive = "read_archive": Post Json "/api/files/get_archive_by_hash" Token (files::HashRequest) -> files::Archive;
     /// Stores an archive; the file name is its SHA-256.
     UploadArchive = "upload_archive": Post File "/api/files/upload_archive" Token (server::EmptyRequest) -> files::Archive;
 
-    /// Runs of the caller's projects, newest first.
+    /// Lists the runs of the caller's projects, newest first.
     ListRuns = "list_runs": Post Json "/api/runs/list" Token (runs::ListRequest) -> Vec<runs::Run>;
-    /// One run.
+    /// Returns one run.
     ReadRun = "read_run": Post Json "/api/project/{project_name}/runs/get" ProjectUser (runs::ReadRequest) -> runs::Run;
-    /// What applying a configuration would do.
+    /// Returns the effects of applying a configuration, without applying it.
     PlanRun = "plan_run": Post Json "/api/project/{project_name}/runs/get_plan" ProjectUser (runs::PlanRequest) -> runs::RunPlan;
-    /// Submits a run, or updates one in place: its creator, and managers of the project.
+    /// Submits a run, or updates one in place. Requires its creator or a manager of the project.
     ApplyRun = "apply_run": Post Json "/api/project/{project_name}/runs/apply" ProjectOwnerOrManager (runs::ApplyRequest) -> runs::Run;
-    /// Asks runs to end: their creator, and managers of the project.
+    /// Stops runs. Requires their creator or a manager of the project.
     StopRuns = "stop_runs": Post Json "/api/project/{project_name}/runs/stop" ProjectOwnerOrManager (runs::StopRequest) -> ();
-    /// Connects to a port of a job, or to its SSH server: its owner, and managers of the project.
+    /// Connects to a port of a job, or to its SSH server. Requires its owner or a manager of the project.
     ConnectJob = "connect_job": Get Stream "/api/project/{project_name}/runs/connect" ProjectOwnerOrManager (runs::ConnectRequest) -> ();
-    /// Hides finished runs: their creator, and managers of the project.
+    /// Hides finished runs. Requires their creator or a manager of the project.
     DeleteRuns = "delete_runs": Post Json "/api/project/{project_name}/runs/delete" ProjectOwnerOrManager (runs::DeleteRequest) -> ();
-    /// What a job wrote.
+    /// Returns a page of the log of a job.
     PollLogs = "poll_logs": Post Json "/api/project/{project_name}/logs/poll" ProjectUser (logs::PollRequest) -> logs::Page;
-    /// What a job writes, as it comes.
+    /// Streams the log of a job as it is written.
     StreamLogs = "stream_logs": Get Events "/api/project/{project_name}/logs/stream" ProjectUser (logs::StreamRequest) -> logs::StreamEvent;
-    /// What a job used.
+    /// Returns the resource usage of a job over time.
     ReadJobMetrics = "read_job_metrics": Get Query "/api/project/{project_name}/metrics/job/{run_name}" ProjectUser (metrics::Query) -> metrics::JobMetrics;
-    /// What a service was asked lately.
+    /// Returns recent request metrics of a service.
     ReadServiceMetrics = "read_service_metrics": Get Query "/api/project/{project_name}/metrics/service/{run_name}" ProjectUser (metrics::ServiceQuery) -> metrics::ServiceMetrics;
-    /// GPUs on offer, grouped.
+    /// Lists available GPUs, grouped.
     ListGpus = "list_gpus": Post Json "/api/project/{project_name}/gpus/list" ProjectUser (gpus::ListRequest) -> gpus::GpuList;
 
     /// Launches managed jobs from a task file.
     LaunchManagedJobs = "launch_managed_jobs": Post Json "/api/project/{project_name}/jobs/launch" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::LaunchResponse;
-    /// Says what is wrong with a task file, and what of it has no effect; launches nothing. Its archives need not be there.
+    /// Validates a task file and lists its parts without effect; launches nothing. Its archives need not exist.
     CheckManagedJobs = "check_managed_jobs": Post Json "/api/project/{project_name}/jobs/check" ProjectUser (managed_jobs::LaunchRequest) -> managed_jobs::LaunchResponse;
-    /// Managed jobs of the project, newest first.
+    /// Lists the managed jobs of the project, newest first.
     ListManagedJobs = "list_managed_jobs": Post Json "/api/project/{project_name}/jobs/list" ProjectUser (managed_jobs::ListRequest) -> Vec<managed_jobs::ManagedJob>;
-    /// One managed job, with the runs of its attempts.
+    /// Returns one managed job, with the runs of its attempts.
     ReadManagedJob = "read_managed_job": Post Json "/api/project/{project_name}/jobs/get" ProjectUser (managed_jobs::ReadRequest) -> managed_jobs::ManagedJob;
-    /// Asks managed jobs to end: their owner, and managers of the project.
+    /// Cancels managed jobs. Requires their owner or a manager of the project.
     CancelManagedJobs = "cancel_managed_jobs": Post Json "/api/project/{project_name}/jobs/cancel" ProjectOwnerOrManager (managed_jobs::CancelRequest) -> managed_jobs::CancelResponse;
 
-    /// What the project's machines cost over a period, by run, user or fleet; the dearest first.
+    /// Lists the costs of the project's instances over a period, by run, user or fleet; the highest first.
     ListCosts = "list_costs": Post Json "/api/project/{project_name}/costs/list" ProjectUser (costs::ListRequest) -> costs::CostReport;
 
-    /// Fleets of the caller's projects.
+    /// Lists the fleets of the caller's projects.
     ListFleets = "list_fleets": Post Json "/api/fleets/list" Token (fleets::ListRequest) -> Vec<fleets::Fleet>;
-    /// Fleets of one project.
+    /// Lists the fleets of one project.
     ListProjectFleets = "list_project_fleets": Post Json "/api/project/{project_name}/fleets/list" ProjectUser (fleets::ProjectListRequest) -> Vec<fleets::Fleet>;
-    /// One fleet with its instances.
+    /// Returns one fleet with its instances.
     ReadFleet = "read_fleet": Post Json "/api/project/{project_name}/fleets/get" ProjectUser (fleets::ReadRequest) -> fleets::Fleet;
-    /// What applying a fleet would do.
+    /// Returns the effects of applying a fleet, without applying it.
     PlanFleet = "plan_fleet": Post Json "/api/project/{project_name}/fleets/get_plan" ProjectUser (fleets::PlanRequest) -> fleets::FleetPlan;
-    /// Creates a fleet, or updates one in place: its creator, and managers of the project.
+    /// Creates a fleet, or updates one in place. Requires its creator or a manager of the project.
     ApplyFleet = "apply_fleet": Post Json "/api/project/{project_name}/fleets/apply" ProjectOwnerOrManager (fleets::ApplyRequest) -> fleets::Fleet;
-    /// Asks fleets to end: their creator, and managers of the project.
+    /// Deletes fleets. Requires their creator or a manager of the project.
     DeleteFleets = "delete_fleets": Post Json "/api/project/{project_name}/fleets/delete" ProjectOwnerOrManager (fleets::DeleteRequest) -> ();
-    /// Asks single instances of a fleet to end: its creator, and managers of the project.
+    /// Deletes single instances of a fleet. Requires its creator or a manager of the project.
     DeleteFleetInstances = "delete_fleet_instances": Post Json "/api/project/{project_name}/fleets/delete_instances" ProjectOwnerOrManager (fleets::DeleteInstancesRequest) -> ();
 
-    /// Instances of the caller's projects.
+    /// Lists the instances of the caller's projects.
     ListInstances = "list_instances": Post Json "/api/instances/list" Token (instances::ListRequest) -> Vec<instances::Instance>;
-    /// One instance.
+    /// Returns one instance.
     ReadInstance = "read_instance": Post Json "/api/project/{project_name}/instances/get" ProjectUser (instances::ReadRequest) -> instances::Instance;
-    /// Past health checks of an instance.
+    /// Lists past health checks of an instance.
     ListHealthChecks = "list_health_checks": Post Json "/api/project/{project_name}/instances/get_instance_health_checks" ProjectUser (instances::HealthChecksRequest) -> instances::HealthChecks;
 
-    /// Volumes of the caller's projects.
+    /// Lists the volumes of the caller's projects.
     ListVolumes = "list_volumes": Post Json "/api/volumes/list" Token (volumes::ListRequest) -> Vec<volumes::Volume>;
-    /// Volumes of one project.
+    /// Lists the volumes of one project.
     ListProjectVolumes = "list_project_volumes": Post Json "/api/project/{project_name}/volumes/list" ProjectUser (server::EmptyRequest) -> Vec<volumes::Volume>;
-    /// One volume.
+    /// Returns one volume.
     ReadVolume = "read_volume": Post Json "/api/project/{project_name}/volumes/get" ProjectUser (volumes::NameRequest) -> volumes::Volume;
     /// Creates a volume.
     CreateVolume = "create_volume": Post Json "/api/project/{project_name}/volumes/create" ProjectUser (volumes::CreateRequest) -> volumes::Volume;
-    /// Asks volumes to end: their creator, and managers of the project.
+    /// Deletes volumes. Requires their creator or a manager of the project.
     DeleteVolumes = "delete_volumes": Post Json "/api/project/{project_name}/volumes/delete" ProjectOwnerOrManager (volumes::DeleteRequest) -> ();
 
-    /// Gateways of a project.
+    /// Lists the gateways of a project.
     ListGateways = "list_gateways": Post Json "/api/project/{project_name}/gateways/list" ProjectPublic (gateways::ListRequest) -> Vec<gateways::Gateway>;
-    /// One gateway.
+    /// Returns one gateway.
     ReadGateway = "read_gateway": Post Json "/api/project/{project_name}/gateways/get" ProjectUser (gateways::NameRequest) -> gateways::Gateway;
-    /// What applying a gateway would do.
+    /// Returns the effects of applying a gateway, without applying it.
     PlanGateway = "plan_gateway": Post Json "/api/project/{project_name}/gateways/get_plan" ProjectAdmin (gateways::PlanRequest) -> gateways::GatewayPlan;
     /// Creates a gateway, or updates one in place.
     ApplyGateway = "apply_gateway": Post Json "/api/project/{project_name}/gateways/apply" ProjectAdmin (gateways::ApplyRequest) -> gateways::Gateway;
-    /// Creates a gateway, the old way.
+    /// Creates a gateway (legacy; `apply_gateway` replaces it).
     CreateGateway = "create_gateway": Post Json "/api/project/{project_name}/gateways/create" ProjectAdmin (gateways::CreateRequest) -> gateways::Gateway;
-    /// Asks gateways to end.
+    /// Deletes gateways.
     DeleteGateways = "delete_gateways": Post Json "/api/project/{project_name}/gateways/delete" ProjectAdmin (gateways::DeleteRequest) -> ();
     /// Makes a gateway the project's default.
     SetDefaultGateway = "set_default_gateway": Post Json "/api/project/{project_name}/gateways/set_default" ProjectAdmin (gateways::SetDefaultRequest) -> ();
-    /// Changes the domain under which services appear.
+    /// Changes the domain under which services are published.
     SetWildcardDomain = "set_wildcard_domain": Post Json "/api/project/{project_name}/gateways/set_wildcard_domain" ProjectAdmin (gateways::SetWildcardDomainRequest) -> gateways::Gateway;
-    /// Makes a new token for the processes of a gateway. The old one dies at once; the new one is never shown again.
+    /// Creates a gateway's token, which is never returned again. The old token becomes invalid at once.
     CreateGatewayToken = "create_gateway_token": Post Json "/api/project/{project_name}/gateways/create_token" ProjectAdmin (gateways::NameRequest) -> gateways::GatewayToken;
-    /// The routes of a gateway, once they differ from those that it has or the wait is over.
+    /// Returns the routes of a gateway, as soon as they differ from the caller's version or the wait is over.
     ReadGatewayRoutes = "read_gateway_routes": Post Json "/api/gateway/routes" Gateway (gateways::RoutesRequest) -> gateways::GatewayRoutes;
-    /// What came to a gateway, and which replicas it has no requests with any more.
+    /// Reports the requests to a gateway and the replicas that it has finished draining.
     ReportGateway = "report_gateway": Post Json "/api/gateway/report" Gateway (gateways::GatewayReport) -> ();
-    /// Whether a token opens the services of a project.
+    /// Checks whether a token permits requests to the services of a project.
     CheckServiceToken = "check_service_token": Post Json "/api/gateway/check" Gateway (gateways::TokenCheckRequest) -> gateways::TokenCheck;
-    /// A process of a gateway ends.
+    /// Deregisters a gateway process that exits.
     LeaveGateway = "leave_gateway": Post Json "/api/gateway/leave" Gateway (gateways::LeaveRequest) -> ();
 
-    /// What the project shares with others.
+    /// Lists what the project shares with others.
     ListExports = "list_exports": Post Json "/api/project/{project_name}/exports/list" ProjectUser (server::EmptyRequest) -> exports::Exports;
-    /// What others share with the project.
+    /// Lists what others share with the project.
     ListImports = "list_imports": Post Json "/api/project/{project_name}/imports/list" ProjectUser (server::EmptyRequest) -> exports::Imports;
-    /// Templates the UI offers.
+    /// Lists the templates that the UI offers.
     ListTemplates = "list_templates": Post Json "/api/project/{project_name}/templates/list" ProjectUser (server::EmptyRequest) -> Vec<templates::Template>;
 }
 

@@ -43,7 +43,7 @@ pub struct Project {
     pub is_public: bool,
     #[serde(default)]
     pub templates_repo: Option<String>,
-    /// Backends of the server that fleets of the project may use, by their own names.
+    /// Backends of the server that fleets of the project may use, by the backends' own names.
     #[serde(default)]
     pub granted_backends: Vec<String>,
 }
@@ -92,7 +92,7 @@ fn limit() -> i64 {
     2000
 }
 
-/// A plain list, or with its length when `return_total_count` was asked.
+/// Plain list, or a list with its total count if `return_total_count` was set.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum ProjectList {

@@ -1,4 +1,4 @@
-//! A client of the container queue: one call, one answer, for dispatchers, executors and people.
+//! Client for the container queue, used by dispatchers, executors and commands.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use windlass_dial::{DialError, ServerUrl, ServerUrlError, Stream};
 
 use crate::wire::{CONNECT_TIMEOUT, HttpPool, HttpPoolError, ServerAddress};
 
-/// Kept of what one attempt writes to one stream.
+/// Maximum number of bytes that are kept of one stream of one attempt.
 pub const STREAM_BYTES_MAX: u64 = 64 * 1024 * 1024;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -20,7 +20,7 @@ pub enum QueueError {
     ServerUrl(#[from] ServerUrlError),
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// Nobody knows whether it was done.
+    /// It is unknown whether the request was performed.
     #[error("exchange with the server")]
     Exchange(#[source] hyper::Error),
     #[error("no answer from the server")]
@@ -43,7 +43,7 @@ impl From<HttpPoolError> for QueueError {
 }
 
 impl QueueError {
-    /// What the server answered, if it did.
+    /// Returns the status of the server's response, if there was one.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Refused { status, .. } => Some(*status),
@@ -56,28 +56,28 @@ impl QueueError {
         }
     }
 
-    /// The server said no, and would say it again.
+    /// True if the server refused the request and would refuse it again.
     pub fn is_refusal(&self) -> bool {
         self.status().is_some_and(|status| (400..500).contains(&status) && status != 408 && status != 429)
     }
 }
 
-/// Status and body of what a server said.
+/// Status and body of a response.
 pub type TransportFuture<'a> = Pin<Box<dyn Future<Output = Result<(u16, Bytes), QueueError>> + Send + 'a>>;
 
-/// Another way to a server than a connection of this machine.
+/// Transport to a server other than a network connection from this machine.
 pub trait QueueTransport: Send + Sync {
     fn send(&self, request: Request<Full<Bytes>>) -> TransportFuture<'_>;
 }
 
-/// How the server is reached.
+/// Transport to the server.
 #[derive(Clone)]
 enum ServerTransport {
     Http { place: ServerUrl, wire: Arc<HttpPool> },
     Custom(Arc<dyn QueueTransport>),
 }
 
-/// Where the queue is, and a token for it.
+/// Client for the queue of one server, with a token.
 #[derive(Clone)]
 pub struct QueueHttpClient {
     transport: ServerTransport,
@@ -92,12 +92,12 @@ impl std::fmt::Debug for QueueHttpClient {
 }
 
 impl QueueHttpClient {
-    /// A server that this machine trusts, if it is one with TLS.
+    /// Client for a server whose certificate, if it uses TLS, is trusted by this machine.
     pub fn new(url: &str, token: &str) -> Result<Self, QueueError> {
         Self::with_certificate(url, token, None)
     }
 
-    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    /// `certificate` identifies an `https` server that the machine does not trust by itself.
     pub fn with_certificate(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, QueueError> {
         let place = ServerUrl::parse(url, certificate)?;
         if !place.base.is_empty() {
@@ -112,7 +112,7 @@ impl QueueHttpClient {
         })
     }
 
-    /// Over a way of its own.
+    /// Client over a custom transport.
     pub fn with_transport(way: Arc<dyn QueueTransport>, token: &str) -> Self {
         Self {
             transport: ServerTransport::Custom(way),
@@ -121,7 +121,7 @@ impl QueueHttpClient {
         }
     }
 
-    /// The same server, for somebody else.
+    /// Returns a client for the same server with another token.
     #[must_use]
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: token.to_owned(), ..self.clone() }
@@ -134,12 +134,12 @@ impl QueueHttpClient {
         }
     }
 
-    /// Host and port.
+    /// Returns host and port.
     pub fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// A stream on which events can be heard, and what to ask for there. There is none where no connection leads.
+    /// Opens a stream for events, and returns it with the URL to request there. `None` for a custom transport.
     pub async fn connect_events(&self) -> Result<Option<(Stream, String)>, DialError> {
         let ServerTransport::Http { place, .. } = &self.transport else { return Ok(None) };
         let stream = place.endpoint.connect(CONNECT_TIMEOUT).await?;
@@ -167,7 +167,7 @@ impl QueueHttpClient {
         parse_json(&self.send("PUT", path, "application/json", body, None).await?)
     }
 
-    /// As `post` and `put`, under a name by which the server knows a repeat.
+    /// As `post` and `put`, with an idempotency key by which the server recognises a repeat.
     pub async fn send_idempotent(
         &self,
         method: &str,
@@ -227,7 +227,7 @@ fn parse_json(body: &Bytes) -> Result<Value, QueueError> {
     serde_json::from_slice(body).map_err(QueueError::Decode)
 }
 
-/// A value of a query.
+/// Percent-encodes a value of a query.
 pub fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes()

@@ -1,4 +1,4 @@
-//! Who may call what, for people: written to `docs/reference/rights.md`.
+//! Access rights of all operations, for `docs/reference/rights.md`.
 
 use std::fmt::Write as _;
 
@@ -36,7 +36,7 @@ Beside the role, three things are given one by one:
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 ";
 
-/// The whole page.
+/// Renders the whole page.
 pub fn render_page() -> String {
     let mut out = HEAD.to_owned();
     for entry in operations::table() {

@@ -1,4 +1,4 @@
-//! Runs, their jobs and the submissions of those.
+//! Runs, their jobs and submissions.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,34 +47,34 @@ pub struct Run {
     #[serde(default)]
     #[schemars(with = "Option<crate::document::DateTime>")]
     pub next_triggered_at: Option<Timestamp>,
-    /// Why it waits, in one sentence: for a place, for its next try, for its schedule or for a request.
+    /// Reason why it waits, in one sentence: for capacity, for its next attempt, for its schedule or for a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How the newest deployment of a service stands.
+    /// State of the newest deployment of a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployment: Option<Deployment>,
-    /// How many replicas each group of a service shall have.
+    /// Target number of replicas of each group of a service.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scaling: Vec<GroupScaling>,
 }
 
-/// A deployment of a service: replicas of one configuration replace those of another.
+/// Deployment of a service: replicas of one configuration replace those of another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Deployment {
-    /// Grows with each change that replicas see.
+    /// Number of the deployment. Increases with each change that affects replicas.
     pub num: i64,
     #[schemars(extend("enum" = ["rolling", "complete", "failed", "asleep"]))]
     pub state: String,
-    /// New replicas that take requests.
+    /// New replicas that receive requests.
     pub ready: u32,
-    /// Replicas that there shall be.
+    /// Target number of replicas.
     pub wanted: u32,
-    /// Former replicas that are left.
+    /// Remaining replicas of earlier deployments.
     pub old: u32,
-    /// What it waits for, or why it failed.
+    /// Reason why it waits or failed.
     #[serde(default)]
     pub message: Option<String>,
-    /// The deployment that this one undoes.
+    /// Deployment that this one rolls back.
     #[serde(default)]
     pub rolled_back: Option<RolledBackDeployment>,
 }
@@ -82,16 +82,16 @@ pub struct Deployment {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RolledBackDeployment {
     pub num: i64,
-    /// Why it failed.
+    /// Reason why it failed.
     pub message: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct GroupScaling {
     pub group: String,
-    /// How many replicas there shall be.
+    /// Target number of replicas.
     pub desired: u32,
-    /// What was measured, or why nothing was.
+    /// Measurement behind the number, or the reason why there is none.
     #[serde(default)]
     pub message: Option<String>,
 }
@@ -144,10 +144,10 @@ pub struct JobSubmission {
     pub image_pull_progress: Option<Document>,
     #[serde(default)]
     pub probes: Vec<Probe>,
-    /// How many are in front of it, of those that wait for a machine: 0 is next. Only where one run is read.
+    /// Number of submissions ahead of it that wait for an instance: 0 is next. Only when a single run is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_position: Option<i64>,
-    /// Why it waits for a machine, or got none, as in `JobPlan`. Only where one run is read.
+    /// Reasons why it waits for an instance, or got none, as in `JobPlan`. Only when a single run is read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Document>,
 }
@@ -202,7 +202,7 @@ fn limit() -> i64 {
     100
 }
 
-/// By name, or by id: an id also finds a deleted run.
+/// Run by name, or by id. An id also finds a deleted run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct ReadRequest {
     #[serde(default)]
@@ -233,15 +233,15 @@ pub struct JobPlan {
     pub total_offers: i64,
     #[serde(default)]
     pub max_price: Option<f64>,
-    /// Why the job would not start at once, if it would not: `{refusals: [{place, count, shortfalls}], left_out}`,
+    /// Reasons why the job would not start at once, if any: `{refusals: [{place, count, shortfalls}], left_out}`,
     /// nearest miss first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Document>,
-    /// What there is that can never hold the job, as in `why`.
+    /// Instances and offers that can never run the job, in the form of `why`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub misfits: Option<Document>,
-    /// What the job runs in: `a container of image debian:12`, `a plain process, confined (user of its own)`. Several where the
-    /// machines that fit differ.
+    /// Environment that the job runs in: `a container of image debian:12`, or a plain process with its confinement.
+    /// Several entries if the matching instances differ.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub runs_in: Vec<String>,
 }
@@ -266,7 +266,7 @@ pub struct RunPlan {
     pub action: ApplyAction,
 }
 
-/// Of the run that was seen, only what tells whether it changed since.
+/// Expected state of the run: only the fields that show whether it has changed since.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ExpectedRun {
     pub id: Uuid,
@@ -294,12 +294,12 @@ pub struct StopRequest {
     pub abort: bool,
 }
 
-/// Where in a run to connect to.
+/// Job and port to connect to.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ConnectRequest {
     pub run_name: String,
     pub job_submission_id: Uuid,
-    /// A port as the job sees it; 0 is the SSH server that comes with every job.
+    /// Port as the job sees it; 0 is the SSH server that comes with every job.
     #[serde(default)]
     pub port: u16,
 }

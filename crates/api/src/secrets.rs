@@ -8,16 +8,16 @@ use uuid::Uuid;
 pub struct Secret {
     pub id: Uuid,
     pub name: String,
-    /// Only in the answer to a read of that one secret.
+    /// Value of the secret. Only in the response to a read of that one secret.
     #[serde(default)]
     pub value: Option<String>,
-    /// Whose runs may use it.
+    /// Users whose runs may use the secret.
     #[serde(default)]
     pub users: SecretUsers,
 }
 
-/// Whose runs may use a secret: `everyone` in the project, its `managers` (admins are managers too), or a list of user
-/// names.
+/// Users whose runs may use a secret: `everyone` in the project, its `managers` (which include admins), or a list of
+/// user names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum SecretUsers {
@@ -57,7 +57,7 @@ pub struct NameRequest {
 pub struct SetRequest {
     pub name: String,
     pub value: String,
-    /// Whose runs may use it. Absent: as it was, and `everyone` for a new secret.
+    /// Users whose runs may use the secret. Absent: unchanged, and `everyone` for a new secret.
     #[serde(default)]
     pub users: Option<SecretUsers>,
 }

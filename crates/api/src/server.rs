@@ -1,9 +1,9 @@
-//! The server itself, and the request that asks nothing.
+//! Server information, and the empty request.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The request of an operation without parameters.
+/// Request of an operation without parameters.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct EmptyRequest {}
 
@@ -12,16 +12,16 @@ pub struct Health {
     pub status: String,
 }
 
-/// One pipeline at one moment.
+/// State of one pipeline at one moment.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Pipeline {
     pub name: String,
-    /// Rows claimed and waiting for a worker.
+    /// Rows that are claimed and wait for a worker.
     pub queued: u64,
     pub in_work: u64,
-    /// How long the oldest row has been held.
+    /// Time since the oldest held row was claimed, in seconds.
     pub oldest_seconds: Option<f64>,
-    /// Passes that ended well during the last minute.
+    /// Passes that were applied during the last minute.
     pub applied_last_minute: u64,
     pub claimed: u64,
     pub applied: u64,
@@ -35,10 +35,10 @@ pub struct Pipeline {
 pub struct Info {
     #[serde(default)]
     pub server_version: Option<String>,
-    /// Of windlass itself; `server_version` is that of the interface, which other clients compare with theirs.
+    /// Version of windlass. `server_version` is that of the API, which other clients compare with theirs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub windlass_version: Option<String>,
-    /// Largest file that it takes.
+    /// Maximum size of an uploaded file, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upload_bytes_max: Option<u64>,
 }

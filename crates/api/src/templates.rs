@@ -1,4 +1,4 @@
-//! Templates the UI offers.
+//! Templates that the UI offers.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -4,10 +4,10 @@ use std::{io, os::fd::AsRawFd as _, path::Path};
 
 use tokio::net::UnixStream;
 
-/// What an address of a unix socket holds, less the zero at its end.
+/// Maximum length of a unix socket address, without the terminating zero.
 const ADDRESS_BYTES_MAX: usize = 107;
 
-/// Connects to the socket at `path`, which may be longer than an address holds: then by way of its directory.
+/// Connects to the socket at `path`. A path longer than an address permits is reached through its directory.
 pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     if path.as_os_str().len() <= ADDRESS_BYTES_MAX {
         return UnixStream::connect(path).await;

@@ -15,7 +15,7 @@ pub enum GlobalRole {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Permissions {
     pub can_create_projects: bool,
-    /// Whether they may ask for containers of the queue.
+    /// True if the user may request containers from the queue.
     #[serde(default)]
     pub can_use_queue: bool,
 }
@@ -38,8 +38,8 @@ pub struct User {
 
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Creds {
-    /// Empty where the server cannot know it: only a hash is stored, so a token is shown when it is
-    /// made and, to its owner, when it is the one that was sent.
+    /// Token of the user. Empty if the server does not know it: only a hash is stored, so a token is returned when it
+    /// is created and, to its owner, when the request was made with it.
     pub token: String,
 }
 
@@ -96,7 +96,7 @@ fn limit() -> i64 {
     2000
 }
 
-/// A plain list, or with its length when `return_total_count` was asked.
+/// Plain list, or a list with its total count if `return_total_count` was set.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum UserList {
@@ -117,8 +117,8 @@ pub struct CreateRequest {
     pub email: Option<String>,
     #[serde(default = "active")]
     pub active: bool,
-    /// Gives or takes the right to ask for containers of the queue. A new user has none if not given, and an update leaves
-    /// it as it is.
+    /// Grants or revokes the right to request containers from the queue. If absent, a new user does not have it, and an
+    /// update leaves it unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub can_use_queue: Option<bool>,
 }
@@ -154,18 +154,18 @@ pub struct DeletePublicKeysRequest {
     pub ids: Vec<Uuid>,
 }
 
-/// What a token is good for.
+/// Operations that a token permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenScope {
     /// Everything that its user may do.
     #[default]
     All,
-    /// To look: lists, plans, logs, metrics. No values of secrets and no keys.
+    /// Read access: lists, plans, logs, metrics. Excludes values of secrets and keys.
     Read,
-    /// To look, to run and to stop: runs, managed jobs, uploads, connections to jobs, requests to services.
+    /// Read access, and running and stopping: runs, managed jobs, uploads, connections to jobs, requests to services.
     Submit,
-    /// Requests to services of the user's projects, and nothing of the API.
+    /// Requests to services of the user's projects, and no API calls.
     Services,
 }
 
@@ -181,7 +181,7 @@ impl TokenScope {
         }
     }
 
-    /// Whether a token of this scope may call an operation.
+    /// Returns whether a token of this scope may call an operation.
     pub fn allows(self, operation: &str) -> bool {
         match self {
             Self::All => true,
@@ -191,7 +191,7 @@ impl TokenScope {
         }
     }
 
-    /// Whether it opens services.
+    /// Returns whether a token of this scope permits requests to services.
     pub const fn opens_services(self) -> bool {
         match self {
             Self::All | Self::Submit | Self::Services => true,
@@ -200,7 +200,8 @@ impl TokenScope {
     }
 }
 
-/// Operations that change nothing and show no secret. A new operation is in neither list until somebody puts it there.
+/// Operations that change nothing and return no secret. A new operation is in neither list until it is added
+/// explicitly.
 const READ_OPERATIONS: [&str; 37] = [
     "read_metrics",
     "list_pipelines",
@@ -241,7 +242,7 @@ const READ_OPERATIONS: [&str; 37] = [
     "plan_gateway",
 ];
 
-/// Operations that run things and end them.
+/// Operations that start and stop work.
 const SUBMIT_OPERATIONS: [&str; 9] = [
     "apply_run",
     "stop_runs",
@@ -254,12 +255,12 @@ const SUBMIT_OPERATIONS: [&str; 9] = [
     "read_repo",
 ];
 
-/// A token beside the first one.
+/// Named token, in addition to the user's first token.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct NamedToken {
     pub name: String,
     pub scope: TokenScope,
-    /// How it begins; empty where too little of it would be left.
+    /// First characters of the token; empty if the token is too short to show any.
     pub prefix: String,
     #[schemars(with = "crate::document::DateTime")]
     pub created_at: Timestamp,
@@ -276,7 +277,7 @@ pub struct CreateTokenRequest {
     pub name: String,
     #[serde(default)]
     pub scope: TokenScope,
-    /// Seconds until it expires; as the server's `token_expiry` says, if not given.
+    /// Seconds until it expires. Default: the server's `token_expiry`.
     #[serde(default)]
     pub expires_in: Option<i64>,
 }
@@ -285,7 +286,7 @@ pub struct CreateTokenRequest {
 pub struct NewToken {
     #[serde(flatten)]
     pub about: NamedToken,
-    /// Shown here and never again.
+    /// The token. Returned only here.
     pub token: String,
 }
 

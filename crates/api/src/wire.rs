@@ -1,4 +1,4 @@
-//! Connections to one server: made when they are needed, and kept for the next call.
+//! Pool of connections to one server: opened on demand, and reused.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,11 +15,11 @@ use windlass_dial::{DialError, Endpoint, Io, Stream};
 
 use crate::unix;
 
-/// A server that does not take a connection by then is not there.
+/// Time after which a server that has not accepted a connection is considered unreachable.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// More are not kept: nobody here makes more calls at once.
+/// Maximum number of idle connections. Clients do not make more calls at once.
 const IDLE_MAX: usize = 16;
-/// Longer unused, a connection may be gone and nobody told us: whatever is in between forgets those that are silent.
+/// Maximum idle time of a connection. A longer idle one may have been dropped by a middlebox without notice.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) type Sender = SendRequest<Full<Bytes>>;
@@ -40,7 +40,7 @@ pub(crate) enum HttpPoolError {
 
 pub(crate) struct HttpPool {
     address: ServerAddress,
-    /// Each with the time at which it was used last, the youngest at the end.
+    /// Each with the time of its last use, the most recent last.
     idle: Mutex<Vec<(Instant, Sender)>>,
 }
 
@@ -55,7 +55,7 @@ impl HttpPool {
         Self { address, idle: Mutex::default() }
     }
 
-    /// A connection of its own, which may change its protocol.
+    /// Opens a separate connection, which may change its protocol.
     pub(crate) async fn connect(&self) -> Result<Sender, HttpPoolError> {
         match &self.address {
             ServerAddress::Tcp(peer) => open_sender(peer.connect(CONNECT_TIMEOUT).await?).await,
@@ -66,8 +66,8 @@ impl HttpPool {
         }
     }
 
-    /// One call. On a connection that died meanwhile it is made once more on a fresh one, if nothing of it can have
-    /// arrived.
+    /// Makes one call. If a pooled connection turns out to be closed, the call is repeated once on a new connection,
+    /// provided that nothing of it can have arrived.
     pub(crate) async fn exchange(
         &self,
         request: Request<Full<Bytes>>,
@@ -94,7 +94,7 @@ impl HttpPool {
 
     async fn take_idle(&self) -> Option<Sender> {
         loop {
-            // The youngest is the least likely to have been closed meanwhile.
+            // The most recently used one is the least likely to have been closed meanwhile.
             let (used, mut sender) = self.idle.lock().pop()?;
             if used.elapsed() < IDLE_TIMEOUT && sender.ready().await.is_ok() {
                 return Some(sender);
@@ -110,7 +110,7 @@ impl HttpPool {
     }
 }
 
-/// One call over a stream of its own.
+/// Makes one call over its own stream.
 pub async fn send_once(
     stream: impl Io,
     request: Request<Full<Bytes>>,
@@ -126,7 +126,7 @@ pub async fn send_once(
 
 async fn open_sender(stream: Stream) -> Result<Sender, HttpPoolError> {
     let (sender, connection) = handshake(TokioIo::new(stream)).await?;
-    // Its errors are seen by whoever waits for an answer on it.
+    // A caller that waits for a response receives the connection's errors.
     tokio::spawn(connection.with_upgrades());
     Ok(sender)
 }
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers with the number of the connection; on the second one only once.
+    /// Answers with the number of the connection; on the second connection only once.
     async fn serve(listener: UnixListener, accepted: Arc<AtomicUsize>) {
         while let Ok((mut stream, _)) = listener.accept().await {
             let number = accepted.fetch_add(1, Ordering::Relaxed) + 1;

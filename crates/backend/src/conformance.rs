@@ -1,18 +1,19 @@
-//! What every backend promises, tried out. A backend's tests call [`holds`] with a way to open it anew.
+//! Conformance tests of the trait for every backend. A backend's tests call [`holds`] with a function that opens it
+//! again.
 
 use std::sync::Arc;
 
 use crate::{Backend, BackendInstance, DeleteProgress, InstanceRequest, InstanceSource, InstanceState};
 
-/// Opens the backend as a fresh process would: nothing of an earlier one is in memory.
+/// Opens the backend as a new process would, without any state in memory.
 pub type OpenBackend<'a> = &'a dyn Fn() -> Arc<dyn Backend>;
-/// Most looks until a machine runs, or is gone.
+/// Maximum number of polls until an instance runs or is gone.
 const POLLS_MAX: usize = 2000;
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// Runs all of it. `order` is for a machine that nobody made yet, and is taken back at the end.
+/// Runs all checks. `order` is for an instance that does not exist yet; it is deleted at the end.
 ///
-/// Panics where a promise does not hold: this is for tests.
+/// Panics if a check fails: this is for tests.
 pub async fn check_backend(open: OpenBackend<'_>, order: &InstanceRequest) {
     offers_are_stable(open).await;
     what_was_never_made_is_gone(open, order).await;
@@ -105,7 +106,7 @@ async fn deletion_may_be_repeated(open: OpenBackend<'_>, order: &InstanceRequest
         InstanceSource::Offer(_) => {
             assert!(matches!(found, InstanceState::Gone { .. } | InstanceState::Unknown), "{found:?}")
         }
-        // Somebody's host outlives its deletion; who looks for it again wants it again.
+        // A user's host survives its deletion; a later `find` sets it up again.
         InstanceSource::Host(_) => {
             assert!(matches!(found, InstanceState::Running(_)), "{found:?}");
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Whether a container engine answers on this machine, and where.
+//! Detection of a container engine on this machine.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,21 +11,21 @@ use tokio::{
 };
 
 const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
-/// An engine that is well answers in a millisecond.
+/// A healthy engine responds within a millisecond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(3);
 const RESPONSE_MAX: u64 = 4096;
 
-/// What was found.
+/// Result of the detection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineProbe {
     At(PathBuf),
-    /// With a clause for people: `no Docker engine at /var/run/docker.sock`.
+    /// With a clause for users: `no Docker engine at /var/run/docker.sock`.
     None {
         why: String,
     },
 }
 
-/// Where engines are looked for: what was named, else `DOCKER_HOST`, else the usual places.
+/// Locations to search: the configured socket, otherwise `DOCKER_HOST`, otherwise the usual sockets.
 #[derive(Clone, Debug, Default)]
 pub struct EngineSearch {
     pub named: Option<PathBuf>,
@@ -60,13 +60,13 @@ impl EngineSearch {
         Ok([DEFAULT_SOCKET, "/run/podman/podman.sock"].map(PathBuf::from).into_iter().chain(own).collect())
     }
 
-    /// Asks each in turn; the first that answers is it.
+    /// Probes each socket in turn and returns the first that responds.
     pub async fn look(&self) -> EngineProbe {
         let sockets = match self.sockets() {
             Ok(sockets) => sockets,
             Err(why) => return EngineProbe::None { why },
         };
-        // What somebody could mend comes before what is not there.
+        // An engine that fails takes precedence over one that is absent, because a user can fix it.
         let (mut absent, mut broken) = (None, None);
         for socket in sockets {
             match ping(&socket).await {

@@ -1,8 +1,8 @@
-//! Where machines come from: one file per backend, one trait for all of them.
+//! Backends, the providers of instances: one file per backend, one trait for all.
 //!
-//! A backend makes machines with an agent on them, finds them again, and takes them back. It keeps nothing that
-//! matters in its memory: whatever it must know later is in the [`Machine`] it hands out, which the server stores.
-//! Every call may be repeated, by any replica, and has the effect of one.
+//! A backend creates instances with an agent, finds them again and deletes them. It keeps no important state in memory:
+//! what it needs later is in the [`Machine`] that it returns, which the server stores. Every call is idempotent and may
+//! be repeated by any server replica.
 
 #[cfg(feature = "testing")]
 pub mod conformance;
@@ -35,90 +35,90 @@ pub type BackendFuture<'a, T> = BoxFuture<'a, Result<T, BackendError>>;
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
-    /// Nothing of the kind is to be had now. The next offer may be.
+    /// No such instance is available now. The next offer may be.
     #[error("no capacity: {said}")]
     NoCapacity { said: String },
-    /// No answer, or none that helps. What was asked may or may not have happened: ask again.
+    /// No response, or no usable one. The operation may or may not have been performed: retry.
     #[error("{what}: {said}")]
     Unavailable { what: &'static str, said: String },
-    /// No further try would help: a wrong key, network, name, limit.
+    /// A retry does not help: wrong key, network, name or limit.
     #[error("{what}: {said}")]
     Refused { what: &'static str, said: String },
-    /// The host shows another key than the one it is pinned to.
+    /// The host presents another key than the pinned one.
     #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
     HostKeyChanged { host: String, expected: String, shown: String },
 }
 
-/// What the agent of a new machine must be told to obey this server and no other.
+/// Settings with which the agent of a new instance obeys this server only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Enrolment {
     pub instance: InstanceId,
-    /// Of the credential that calls carry; hexadecimal.
+    /// SHA-256 of the credential of calls; hexadecimal.
     pub credential_sha256: String,
-    /// The Ed25519 key that signs task specifications; base64.
+    /// Ed25519 key that signs task specifications; base64.
     pub server_key: String,
 }
 
-/// What is wanted.
+/// Requested instance.
 #[derive(Clone, Debug)]
 pub enum InstanceSource {
-    /// A machine of this kind, at this place and price.
+    /// Any instance of this offer.
     Offer(Box<Offer>),
-    /// This very host.
+    /// This specific host.
     Host(Box<RemoteHost>),
 }
 
-/// One machine to make. The instance's id is the key: a repeat answers with what the first made.
+/// Request for one instance. The instance's id is the key: a repeated request returns the existing instance.
 #[derive(Clone, Debug)]
 pub struct InstanceRequest {
     pub instance: InstanceId,
-    /// For people who look at the backend's own console.
+    /// Name for the backend's own console.
     pub name: String,
     pub want: InstanceSource,
     pub enrolment: Enrolment,
     pub tags: BTreeMap<String, String>,
-    /// Given to the agent and to the jobs below their own.
+    /// Environment variables for the agent and its jobs; the jobs' own variables take precedence.
     pub env: BTreeMap<String, String>,
 }
 
-/// A machine as its backend knows it; stored by the server, handed back with every later call.
+/// Instance as its backend knows it; stored by the server and passed to every later call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendInstance {
-    /// The backend's own name for it.
+    /// Id assigned by the backend.
     pub id: String,
-    /// How to come to its agent; `None` until that is known.
+    /// Endpoint of its agent; `None` until it is known.
     pub reach: Option<AgentEndpoint>,
-    /// Where people and other nodes find it.
+    /// Host name for users and other nodes.
     pub hostname: Option<String>,
     pub internal_ip: Option<String>,
-    /// What it has, once somebody looked; `None` = what the offer said.
+    /// Actual hardware, once it is known; `None`: as in the offer.
     pub has: Option<HardwareInfo>,
     pub agent_version: Option<String>,
-    /// What the backend itself wants to remember.
+    /// Private state of the backend.
     #[serde(default)]
     pub memo: serde_json::Value,
 }
 
-/// The way to the agent's socket.
+/// Endpoint of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum AgentEndpoint {
-    /// On this machine.
+    /// Socket on this machine.
     Socket { path: PathBuf },
-    /// On a host to which the instance's own SSH settings lead.
+    /// Socket on a host that is reached with the instance's SSH settings.
     Ssh { socket: String },
-    /// There is none: its jobs are containers of the queue, and a dispatcher has them run.
+    /// No agent: its jobs are containers of the queue, which a dispatcher runs.
     Queue,
 }
 
 impl BackendInstance {
-    /// What people should know of it beyond its numbers: how jobs run there, and why not otherwise.
+    /// Returns additional information for users: how jobs run on the instance, and why.
     pub fn said(&self) -> Option<&str> {
         self.memo.get("said")?.as_str()
     }
 }
 
-/// What a host has, as its own agent says.
+/// Hardware of a host, as reported by its agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HardwareInfo {
     pub cpus: u32,
@@ -126,17 +126,17 @@ pub struct HardwareInfo {
     pub arch: Option<String>,
     pub memory_mib: u64,
     pub disk_mib: u64,
-    /// One entry each.
+    /// One entry per GPU.
     pub gpus: Vec<GpuInfo>,
-    /// What tasks run in there: `any`, `docker` or `process`; empty where that is not known.
+    /// Runtime of tasks: `any`, `docker` or `process`; empty if unknown.
     pub runtime: String,
-    /// Why the container engine that it has does not answer now.
+    /// Reason why the host's container engine does not respond now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_away: Option<String>,
-    /// What it does with plain processes; `None` where its agent did not say.
+    /// Handling of plain processes; `None` if its agent did not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<ProcessesInfo>,
-    /// Of all interfaces, with prefix length.
+    /// Addresses of all interfaces, with prefix length.
     pub addresses: Vec<String>,
 }
 
@@ -149,14 +149,14 @@ pub struct GpuInfo {
     pub compute_capability: Option<(u32, u32)>,
 }
 
-/// The GPUs of a host, as everybody but its driver calls them. A host is told to have GPUs of one kind.
+/// Returns the GPUs of a host, with normalised names. An agent reports one kind of GPU per host.
 pub fn gpus_from(info: &HostInfo) -> Vec<Gpu> {
     let vendor = GpuVendor::parse(&info.gpu_vendor);
     let gpu = Gpu::known(vendor, &info.gpu_name, info.gpu_memory, info.gpu_compute_capability);
     vec![gpu; info.gpu_count as usize]
 }
 
-/// What a host does with plain processes in this mode. `told`: what it can, as its agent says.
+/// Returns the handling of plain processes on a host in this mode, from the capabilities that its agent reports.
 pub fn processes_of(told: Option<&ProcessesInfo>, mode: ProcessMode) -> ProcessSupport {
     let confined = match told {
         None => ProcessSupport::Unknown,
@@ -187,16 +187,16 @@ impl From<&Gpu> for GpuInfo {
     }
 }
 
-/// What the backend says of a machine it made.
+/// State of an instance, as its backend reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum InstanceState {
     /// It exists and is not usable yet.
     Starting(BackendInstance),
-    /// Its agent may be asked.
+    /// Its agent can be called.
     Running(BackendInstance),
-    /// It was there and is over; `said` is for people: taken back, deleted by hand.
+    /// It existed and has ended. `said` is a message for users, such as a preemption or a manual deletion.
     Gone { said: String },
-    /// The backend has no such machine. Clouds list what they just made with a delay, so a young one may still come.
+    /// The backend has no such instance. Clouds list new instances with a delay, so a new one may still appear.
     Unknown,
 }
 
@@ -204,53 +204,53 @@ pub enum InstanceState {
 pub enum DeleteProgress {
     /// Nothing of it is left.
     Gone,
-    /// Asked for; look again.
+    /// Deletion has started; check again.
     InProgress,
 }
 
-/// One source of machines.
+/// Provider of instances.
 pub trait Backend: Send + Sync + 'static {
-    /// The word that configurations use: `local`, `remote`, `mock`, …
+    /// Returns the name that configurations use: `local`, `remote`, `mock`, …
     fn name(&self) -> &'static str;
 
-    /// What it would create now, with prices. SSH hosts are given, not offered.
+    /// Returns the instances that it can create now, with prices. SSH hosts are configured, not offered.
     fn offers(&self) -> BackendFuture<'_, Vec<Offer>>;
 
-    /// Makes the machine, or finds the one made for this instance before.
+    /// Creates the instance, or finds the one that was created for this id before.
     fn create<'a>(&'a self, order: &'a InstanceRequest) -> BackendFuture<'a, BackendInstance>;
 
-    /// How it is now. An agent that is down is started again; a host that was given is made a node again if need be.
+    /// Returns the present state. Restarts an agent that is down; sets up a configured host again if necessary.
     fn find<'a>(
         &'a self,
         order: &'a InstanceRequest,
         machine: &'a BackendInstance,
     ) -> BackendFuture<'a, InstanceState>;
 
-    /// Takes it back, agent and all. One that was never made, or is gone already, is `Gone`.
+    /// Deletes the instance and its agent. One that never existed, or no longer exists, is `Gone`.
     fn delete<'a>(
         &'a self,
         order: &'a InstanceRequest,
         machine: Option<&'a BackendInstance>,
     ) -> BackendFuture<'a, DeleteProgress>;
 
-    /// Whether the machine's agent is another than it should be. Cheap; [`Self::find`] then brings it up to date.
+    /// Returns whether the instance's agent is outdated. Cheap; [`Self::find`] then updates it.
     fn is_outdated<'a>(&'a self, _machine: &'a BackendInstance) -> BoxFuture<'a, bool> {
         Box::pin(std::future::ready(false))
     }
 
-    /// Where a [`Self::create`] or [`Self::find`] that is under way stands, in words for people. `None`: nothing is
-    /// under way, or there is nothing to tell.
+    /// Returns the progress of a running [`Self::create`] or [`Self::find`], as text for users. `None`: no call is
+    /// running, or there is nothing to report.
     fn progress(&self, _instance: InstanceId) -> Option<String> {
         None
     }
 
-    /// Network volumes, where the backend has them.
+    /// Returns the network volumes, if the backend supports them.
     fn volumes(&self) -> Option<&dyn VolumeBackend> {
         None
     }
 }
 
-/// The backends of a server, by name.
+/// Backends of a server, by name.
 #[derive(Clone, Default)]
 pub struct Backends(Arc<BTreeMap<&'static str, Arc<dyn Backend>>>);
 
@@ -259,7 +259,7 @@ impl Backends {
         Self(Arc::new(backends.into_iter().map(|backend| (backend.name(), backend)).collect()))
     }
 
-    /// These and one more.
+    /// Returns these backends and one more.
     #[must_use]
     pub fn and(&self, backend: Arc<dyn Backend>) -> Self {
         Self::new(self.0.values().cloned().chain([backend]))

@@ -1,8 +1,8 @@
-//! This machine: an agent of our own beside the server.
+//! This machine as a backend: an agent next to the server.
 //!
-//! There is one offer and one machine. Its agent is a process of its own: it and its jobs go on when the server stops
-//! or dies, and the next server finds them by the directory below its data directory. Whose it is, the enrolment there
-//! says: a second instance is refused while the first exists; one of a server whose database is gone makes place.
+//! There is one offer and one instance. Its agent is a separate process: it and its jobs continue when the server stops
+//! or crashes, and the next server finds them by the directory below its data directory. The enrolment there identifies
+//! the owner: a second instance is refused while the first exists; one of a server whose database is gone is replaced.
 
 mod volumes;
 
@@ -39,13 +39,13 @@ use crate::{
 };
 
 pub const NAME: &str = "local";
-/// The socket of the engine that answered last, in the agent's home.
+/// File with the socket of the engine that responded last, in the agent's home.
 const ENGINE_FILE: &str = "engine";
-/// How long what the machine has is taken for true.
+/// Time for which the hardware information is cached.
 const HOST_INFO_TTL: Duration = Duration::from_secs(60);
 const MIB: u64 = 1024 * 1024;
 
-/// What the jobs of this machine run in.
+/// Runtime of the jobs on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Runtime {
@@ -73,24 +73,24 @@ impl Runtime {
 
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// The agent's directory: `local` in the server's data directory.
+    /// Directory of the agent: `local` in the server's data directory.
     pub home: PathBuf,
-    /// The agent's program, if not beside ours.
+    /// Program of the agent, if not next to the server's.
     pub agent: Option<PathBuf>,
-    /// `None`: both where an engine answers or once did, else plain processes.
+    /// `None`: both if an engine responds or once did, otherwise plain processes.
     pub runtime: Option<Runtime>,
-    /// The engine's socket; `None`: `DOCKER_HOST`, or the usual places.
+    /// Socket of the engine; `None`: `DOCKER_HOST`, or the usual sockets.
     pub docker_socket: Option<PathBuf>,
-    /// Which plain processes it takes.
+    /// Plain processes that the agent accepts.
     pub processes: ProcessMode,
 }
 
-/// How jobs will run, and why so.
+/// Runtime that was selected, and the reason.
 #[derive(Clone, Debug)]
 struct SelectedRuntime {
     runtime: Runtime,
     docker_socket: Option<PathBuf>,
-    /// Why the engine that it has does not answer: then its jobs with an image wait.
+    /// Reason why the machine's engine does not respond; its jobs with an image wait meanwhile.
     engine_away: Option<String>,
     said: String,
 }
@@ -106,7 +106,7 @@ impl SelectedRuntime {
         Self::new(runtime, Some(socket), &why)
     }
 
-    /// What the machine has: an engine that is away is still its own.
+    /// Returns the runtime that the machine has: an engine that is unavailable still counts.
     fn has(&self) -> Runtime {
         if self.engine_away.is_some() && self.runtime == Runtime::Process {
             Runtime::Any
@@ -116,12 +116,12 @@ impl SelectedRuntime {
     }
 }
 
-/// What the backend wants to find in a `Machine` again.
+/// Private state of this backend in a `Machine`.
 #[derive(Debug, Serialize, Deserialize)]
 struct LocalState {
-    /// The agent's home. Another replica on this machine has another directory of its own.
+    /// Home of the agent. Another server replica on this machine has a different directory.
     home: PathBuf,
-    /// The machine that the home is on.
+    /// Machine that the home is on.
     host: String,
     said: String,
     #[serde(default)]
@@ -150,7 +150,7 @@ impl LocalBackend {
         AgentProgram::find(self.settings.agent.as_deref()).map_err(missing)
     }
 
-    /// Starts the agent that an earlier server left asleep, so that it answers before anybody asks.
+    /// Starts the agent that an earlier server stopped, so that it responds before the first call.
     pub async fn wake(&self) -> Result<(), BackendError> {
         let home = self.home();
         if home.owner().is_none() {
@@ -163,7 +163,7 @@ impl LocalBackend {
         Ok(())
     }
 
-    /// The server stops: an agent without tasks has nothing to stay for. One with tasks stays.
+    /// Stops the agent when the server stops, unless it has tasks.
     pub async fn rest(&self) -> Result<(), BackendError> {
         let home = self.home();
         if home.pid().is_none() {
@@ -176,8 +176,8 @@ impl LocalBackend {
         Ok(())
     }
 
-    /// Containers of tasks that exist need their engine; otherwise what suits the machine now. An engine that was there
-    /// is never taken for none: while it is away, jobs with an image wait for it.
+    /// Selects the runtime. Containers of existing tasks need their engine; otherwise what the machine supports now. An
+    /// engine that existed is never considered absent: while it is unavailable, jobs with an image wait for it.
     async fn select_runtime(&self, home: &ShimHome) -> Result<SelectedRuntime, BackendError> {
         let before = std::fs::read_to_string(home.dir().join("runtime")).ok();
         let before = before.filter(|_| !home.is_idle()).and_then(|word| Runtime::parse(word.trim()));
@@ -189,7 +189,7 @@ impl LocalBackend {
         }
         let engine = EngineSearch::here(self.settings.docker_socket.clone()).look().await;
         let runtime = match (before, self.settings.runtime) {
-            // A shim with both takes up plain processes as well as one without an engine.
+            // A shim with both runtimes adopts plain processes as well as one without an engine.
             (Some(before @ (Runtime::Docker | Runtime::Any)), _) => Some(before),
             (Some(Runtime::Process) | None, asked) => asked,
         };
@@ -207,7 +207,7 @@ impl LocalBackend {
                     ..SelectedRuntime::new(Runtime::Process, None, &said)
                 })
             }
-            // An agent that runs waits for it; one that does not run cannot start without it.
+            // A running agent waits for the engine; one that does not run cannot start without it.
             (EngineProbe::None { why }, Some(runtime))
                 if before.is_some() || (had_engine(home) && home.pid().is_some()) =>
             {
@@ -221,25 +221,25 @@ impl LocalBackend {
         }
     }
 
-    /// Keeps that there is an engine, for the time when it does not answer.
+    /// Records that there is an engine, for times when it does not respond.
     fn remember_engine(&self, home: &ShimHome, chosen: &SelectedRuntime) {
         let path = home.dir().join(ENGINE_FILE);
         let written = match (&chosen.docker_socket, &chosen.engine_away) {
             (Some(socket), None) => std::fs::write(&path, socket.as_os_str().as_encoded_bytes()),
-            // The agent's own note of it goes when it is started without.
+            // The agent's own record is lost when it is started without the engine.
             (Some(_) | None, Some(_)) if !path.exists() => std::fs::write(&path, ""),
-            // Whoever says that there are only plain processes has no engine to wait for.
+            // With the setting `process`, there is no engine to wait for.
             (None, None) if self.settings.runtime == Some(Runtime::Process) && path.exists() => {
                 std::fs::remove_file(&path)
             }
             (Some(_) | None, _) => Ok(()),
         };
         if let Err(error) = written {
-            tracing::warn!(%error, path = %path.display(), "note which container engine this machine has");
+            tracing::warn!(%error, path = %path.display(), "failed to record the container engine");
         }
     }
 
-    /// A shim that answers in `home`, and the machine as it is then.
+    /// Ensures that a shim responds in `home`, and returns the instance in its present state.
     async fn ensure_agent(
         &self,
         home: &ShimHome,
@@ -275,7 +275,7 @@ impl LocalBackend {
         })
     }
 
-    /// What the machine has, by its agent's own words.
+    /// Returns the hardware of this machine, as reported by its agent.
     async fn look(&self) -> Result<HostInfo, BackendError> {
         if let Some((when, info)) = &*self.looked.lock()
             && when.elapsed() < HOST_INFO_TTL
@@ -312,7 +312,7 @@ impl LocalBackend {
             Some(found) => {
                 tracing::warn!(
                     instance = %found.instance_id, home = %home.dir().display(),
-                    "this machine belonged to a server with another database; its jobs are ended"
+                    "this machine was enrolled with a server with another database; terminating its jobs"
                 );
                 self.end(&home).await?;
                 home.enrol(&program, &wanted).await?;
@@ -336,11 +336,11 @@ impl LocalBackend {
             return gone(format!("this machine is instance {} now", owner.instance_id));
         }
         let _alone = home.alone().await?;
-        // Only one that is dead, or older than ours, is started anew; the others are left as they are.
+        // Restarts the agent only if it is dead, or older than this server's.
         self.ensure_agent(&home, &order.env).await.map(InstanceState::Running)
     }
 
-    /// Where the machine's agent lives. What is on another computer, only a server there can look after.
+    /// Returns the home of the instance's agent. An agent on another machine can only be managed by a server there.
     fn home_for(
         &self,
         order: &InstanceRequest,
@@ -394,7 +394,7 @@ impl LocalBackend {
     }
 }
 
-/// Whether an engine was there before.
+/// Returns whether the machine had an engine before.
 fn had_engine(home: &ShimHome) -> bool {
     let noted = std::fs::read_to_string(home.dir().join("runtime")).unwrap_or_default();
     home.dir().join(ENGINE_FILE).exists() || matches!(noted.trim(), "any" | "docker")
@@ -416,7 +416,7 @@ fn owner(enrolment: &Enrolment) -> Owner {
     }
 }
 
-/// As people know the machine.
+/// Returns the host name of this machine.
 fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
@@ -484,7 +484,7 @@ impl Backend for LocalBackend {
         Box::pin(async {
             let taken = self.home().owner().is_some();
             let availability = if taken { Availability::Busy } else { Availability::Available };
-            // An engine that is asked for and does not answer is said when the machine is made.
+            // A required engine that does not respond is reported when the instance is created.
             let chosen = self.select_runtime(&self.home()).await.ok();
             let info = self.look().await?;
             let told = info.processes.as_ref();
@@ -520,7 +520,7 @@ impl Backend for LocalBackend {
         Box::pin(self.delete_instance(order, machine))
     }
 
-    /// Whether its container engine came or went.
+    /// Returns whether its container engine has appeared or disappeared.
     fn is_outdated<'a>(&'a self, machine: &'a BackendInstance) -> BoxFuture<'a, bool> {
         Box::pin(async move {
             let Ok(memo) = serde_json::from_value::<LocalState>(machine.memo.clone()) else { return false };
@@ -558,7 +558,7 @@ mod tests {
         })
     }
 
-    /// An engine that answers every question with yes, until it is aborted.
+    /// Engine that answers every request with OK, until it is aborted.
     fn engine(dir: &TempDir) -> tokio::task::JoinHandle<()> {
         let path = dir.path().join("engine.sock");
         let _ = std::fs::remove_file(&path);
@@ -602,7 +602,7 @@ mod tests {
         let bare = machine(&local, &none);
         assert!(!local.is_outdated(&bare).await);
 
-        // It comes up late: the machine runs containers from then on.
+        // It starts late: the instance runs containers from then on.
         let running = engine(&dir);
         assert!(local.is_outdated(&bare).await);
         let with = local.select_runtime(&home).await.unwrap();
@@ -611,7 +611,7 @@ mod tests {
         let served = machine(&local, &with);
         assert!(!local.is_outdated(&served).await);
 
-        // It goes away: jobs with an image wait, nothing is forgotten.
+        // It stops: jobs with an image wait, and nothing is lost.
         running.abort();
         let _ = running.await;
         std::fs::remove_file(dir.path().join("engine.sock")).unwrap();
@@ -624,7 +624,7 @@ mod tests {
         assert!(!local.is_outdated(&waits).await);
         assert_eq!(waits.has.as_ref().unwrap().runtime, "any");
 
-        // And it is back.
+        // It is back.
         let _running = engine(&dir);
         assert!(local.is_outdated(&waits).await);
         assert_eq!(local.select_runtime(&home).await.unwrap().runtime, Runtime::Any);

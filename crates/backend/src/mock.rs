@@ -1,8 +1,8 @@
-//! A scripted cloud for tests and trials: prices, spot, preemption, no capacity, slow boots, network volumes.
+//! Scripted cloud for tests and trials: prices, spot, preemption, no capacity, slow boots, network volumes.
 //!
-//! Its machines are real agents on this machine, so whole runs work on them. What goes wrong is in the script. What was
-//! made is in files below a directory: the cloud outlives the server, and all replicas see the same one. An empty file
-//! `preempt/INSTANCE` there takes a machine back, as [`Mock::preempt`] does.
+//! Its instances are real agents on this machine, so whole runs work on them. Faults are defined in the script. Records
+//! are files below a directory: the cloud outlives the server, and all server replicas see the same one. An empty file
+//! `preempt/INSTANCE` there preempts an instance, as [`Mock::preempt`] does.
 
 mod faults;
 mod ledger;
@@ -31,10 +31,10 @@ use crate::{
 };
 
 pub const NAME: &str = "mock";
-/// Of an instance's id, in the names of directories: paths of sockets are short.
+/// Length of the prefix of an instance id in directory names, because socket paths must be short.
 const SHORT_ID_CHARS: usize = 8;
 
-/// A cloud and where it keeps its books.
+/// Mock cloud with its records.
 pub struct MockCloud {
     script: MockScript,
     dir: PathBuf,
@@ -43,13 +43,13 @@ pub struct MockCloud {
 }
 
 impl MockCloud {
-    /// `agent` is the agent's program, if it is not beside ours.
+    /// `agent` is the agent's program, if it is not next to the server's.
     pub fn new(script: MockScript, dir: &Path, agent: Option<PathBuf>) -> Self {
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         Self { script, ledger: Ledger::new(&dir), dir, agent }
     }
 
-    /// Takes a machine back now, as a cloud does with spot instances.
+    /// Preempts an instance now, as a cloud does with spot instances.
     pub async fn preempt(&self, instance: InstanceId) -> Result<(), BackendError> {
         let _alone = self.lock_ledger().await?;
         match self.ledger.machine(instance)? {
@@ -58,7 +58,7 @@ impl MockCloud {
         }
     }
 
-    /// Nobody else writes the books meanwhile.
+    /// Locks the records against other writers.
     async fn lock_ledger(&self) -> Result<HomeLock, BackendError> {
         Ok(ShimHome::new(&self.dir.join("books")).alone().await?)
     }
@@ -134,7 +134,7 @@ impl MockCloud {
         Ok(machine)
     }
 
-    /// The machine with its agent, which is started where it does not run.
+    /// Returns the instance, and starts its agent if it does not run.
     async fn ensure_agent(
         &self,
         order: &InstanceRequest,

@@ -1,4 +1,4 @@
-//! Where the agent's program is, and which version of it.
+//! Location and version of the agent's program.
 
 use std::{
     ffi::OsStr,
@@ -11,13 +11,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
-/// The file's name, wherever it is.
+/// File name of the program.
 pub const NAME: &str = "windlass-agent";
-/// A setting or the environment may name another one.
+/// Environment variable with the path of another program.
 pub const VARIABLE: &str = "WINDLASS_AGENT";
-/// How long it may take to say something about itself or about the machine.
+/// Timeout of calls that report the version or the hardware.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest complaint that is handed on.
+/// Maximum length of the error output that is reported.
 const ERROR_TEXT_MAX: usize = 2000;
 
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +38,11 @@ pub enum ProgramError {
     Failed { path: PathBuf, what: String, said: String },
 }
 
-/// The agent's program on this machine's disk.
+/// Agent's program on this machine's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentProgram(PathBuf);
 
-/// Tells one build of a file from another.
+/// Identifies one build of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgramStamp {
     pub path: PathBuf,
@@ -52,7 +52,7 @@ pub struct ProgramStamp {
 }
 
 impl AgentProgram {
-    /// The one that was named; else the one beside the running program.
+    /// Finds the configured program; otherwise the one next to the running program.
     pub fn find(named: Option<&Path>) -> Result<Self, ProgramError> {
         Self::find_from(named, std::env::current_exe().ok().as_deref())
     }
@@ -60,7 +60,7 @@ impl AgentProgram {
     fn find_from(named: Option<&Path>, own: Option<&Path>) -> Result<Self, ProgramError> {
         let beside = |own: &Path| {
             let dir = own.parent()?;
-            // Programs of tests are one directory deeper.
+            // Test programs are one directory deeper.
             let dir = if dir.file_name() == Some(OsStr::new("deps")) { dir.parent()? } else { dir };
             Some(dir.join(NAME))
         };
@@ -69,7 +69,7 @@ impl AgentProgram {
             None => own.and_then(beside).into_iter().collect(),
         };
         match places.iter().find(|place| place.is_file()) {
-            // Its own working directory need not be ours.
+            // Absolute, because its working directory may differ.
             Some(place) => Ok(Self(std::path::absolute(place).unwrap_or_else(|_| place.clone()))),
             None => Err(ProgramError::Missing { looked: places }),
         }
@@ -89,13 +89,13 @@ impl AgentProgram {
         })
     }
 
-    /// `0.1.0`
+    /// Returns the version, such as `0.1.0`.
     pub async fn version(&self) -> Result<String, ProgramError> {
         let said = self.output(&["--version".as_ref()]).await?;
         Ok(said.split_whitespace().last().unwrap_or_default().to_owned())
     }
 
-    /// What it writes to standard output, when all is well.
+    /// Runs the program and returns its standard output, if it succeeds.
     pub async fn output(&self, args: &[&OsStr]) -> Result<String, ProgramError> {
         let what = args.join(OsStr::new(" ")).to_string_lossy().into_owned();
         let mut command = Command::new(&self.0);
@@ -120,15 +120,15 @@ impl AgentProgram {
     }
 }
 
-/// The end of a text, at most so many bytes of it.
+/// Returns the end of a text, at most this many bytes.
 pub(crate) fn tail(text: &str, bytes: usize) -> &str {
     let from = text.len().saturating_sub(bytes);
     let from = (from..=text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
     &text[from..]
 }
 
-/// Whether `running` is a version before `ours`, number by number. What cannot be read is not older: nobody
-/// replaces what they do not understand.
+/// Returns whether `running` is a lower version than `ours`, compared number by number. An unparsable version is not
+/// lower, so that an unknown agent is not replaced.
 pub(crate) fn is_older(running: &str, ours: &str) -> bool {
     let numbers = |text: &str| -> Option<Vec<u64>> {
         text.split(['-', '+']).next()?.split('.').map(|part| part.parse().ok()).collect()

@@ -1,8 +1,8 @@
-//! SSH hosts: machines that somebody has, brought into a fleet.
+//! SSH hosts: existing machines that are added to a fleet.
 //!
-//! Everything of ours on a host is in one directory ([`ROOT`]), beside one unit or one line of cron that starts the
-//! agent with the machine. Whatever is done there may be done again: a second bring-up finds all in place and changes
-//! nothing, and one that was cut off goes on where it stopped.
+//! Everything on a host is in one directory ([`ROOT`]), apart from one systemd unit or cron line that starts the agent
+//! at boot. Every operation is idempotent: a second setup finds everything present and changes nothing, and an
+//! interrupted one resumes.
 
 mod address;
 mod binary;
@@ -33,46 +33,46 @@ use crate::{
     InstanceState,
 };
 
-/// The word that configurations use.
+/// Name that configurations use.
 pub const NAME: &str = "remote";
-/// So many hosts get the agent's binary at the same time.
+/// Maximum number of concurrent uploads of the agent's binary.
 const UPLOADS_MAX: usize = 8;
-/// Server and agent are of one version: they are built together.
+/// Version of both server and agent, which are built together.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// A host of an SSH fleet, with everything needed to log in and to make it a node.
+/// Host of an SSH fleet, with everything needed to log in and to set it up.
 #[derive(Clone, Debug)]
 pub struct RemoteHost {
-    /// With the pinned host keys, once there are some: those of hosts on the way as well.
+    /// Includes the pinned host keys, once they are known, also those of jump hosts.
     pub target: SshDestination,
-    /// The address other nodes use; found in `network` when not given.
+    /// Address that other nodes use; searched in `network` if not given.
     pub internal_ip: Option<IpAddr>,
-    /// Private network in CIDR notation, in which the host's internal address is looked for.
+    /// Private network in CIDR notation that contains the host's internal address.
     pub network: Option<String>,
 }
 
-/// What [`Remote`] keeps in [`Machine::memo`].
+/// State that [`Remote`] stores in [`Machine::memo`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoteState {
-    /// SHA-256 of the agent's binary that was brought there.
+    /// SHA-256 of the agent's binary that was uploaded.
     #[serde(default)]
     pub agent_sha256: String,
-    /// The keys that the host and those on the way have shown, by [`Target::known_as`]: what to pin from now on.
+    /// Keys that the host and its jump hosts have presented, by [`SshDestination::known_hosts_name`]: to be pinned from
+    /// now on.
     #[serde(default)]
     pub host_keys: BTreeMap<String, String>,
-    /// What starts the agent again after a reboot, for people.
+    /// Mechanism that starts the agent after a reboot, as text for users.
     #[serde(default)]
     pub keeper: String,
 }
 
 impl RemoteState {
-    /// What was remembered of a machine; empty for one of another backend.
+    /// Returns the stored state of an instance; empty for one of another backend.
     pub fn of(machine: &BackendInstance) -> Self {
         serde_json::from_value(machine.memo.clone()).unwrap_or_default()
     }
 }
 
-/// The backend `remote`.
 pub struct RemoteBackend {
     hosts: Arc<SshPool<InstanceId>>,
     binaries: Arc<AgentBinaries>,
@@ -81,7 +81,7 @@ pub struct RemoteBackend {
 }
 
 impl RemoteBackend {
-    /// `hosts` are the connections that calls to agents use as well: one connection per host serves both.
+    /// `hosts` is the pool that calls to agents use as well: one connection per host serves both.
     pub fn new(hosts: Arc<SshPool<InstanceId>>, binaries: AgentBinaries) -> Self {
         let (binaries, uploads) = (Arc::new(binaries), Semaphore::new(UPLOADS_MAX));
         Self { hosts, binaries, uploads, progress: Mutex::default() }
@@ -93,13 +93,13 @@ impl RemoteBackend {
         }
     }
 
-    /// Nothing is told any more once the work is done or given up.
+    /// Tracks the progress of a call; removed when the call ends or is dropped.
     fn track_progress(&self, order: &InstanceRequest) -> ProgressGuard<'_> {
         self.progress.lock().insert(order.instance, String::new());
         ProgressGuard { remote: self, instance: order.instance }
     }
 
-    /// The SHA-256 of our binary for an architecture.
+    /// Returns the SHA-256 of the server's binary for an architecture.
     async fn sum(&self, arch: &'static str) -> Result<String, BackendError> {
         self.binary(arch, |binaries, arch| binaries.sum(arch)).await
     }
@@ -128,7 +128,7 @@ impl RemoteBackend {
         }
     }
 
-    /// Whether the host has another agent than it should.
+    /// Returns whether the host's agent is outdated.
     async fn has_outdated_agent(
         &self,
         machine: &BackendInstance,
@@ -151,7 +151,7 @@ impl RemoteBackend {
                 Ok(InstanceState::Running(BackendInstance { agent_version, ..machine.clone() }))
             }
             Err(error @ BackendError::Refused { .. }) => Err(error),
-            // Down after a crash or a reboot, or not the agent it should be.
+            // Down after a crash or a reboot, or an outdated agent.
             Ok(_) | Err(_) => visit.bring_up().await.map(InstanceState::Running),
         }
     }
@@ -193,7 +193,7 @@ impl Backend for RemoteBackend {
         NAME
     }
 
-    /// Hosts are given, not offered.
+    /// Empty: hosts are configured, not offered.
     fn offers(&self) -> BackendFuture<'_, Vec<Offer>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
@@ -233,7 +233,7 @@ impl Backend for RemoteBackend {
     fn is_outdated<'a>(&'a self, machine: &'a BackendInstance) -> BoxFuture<'a, bool> {
         Box::pin(async move {
             let version = machine.agent_version.as_deref().unwrap_or_default();
-            // A server that cannot read its own binary upgrades nobody; whoever creates a host is told so.
+            // A server that cannot read its own binary upgrades no agents; the creation of a host reports the error.
             self.has_outdated_agent(machine, version).await.unwrap_or(false)
         })
     }

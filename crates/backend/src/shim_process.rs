@@ -1,8 +1,8 @@
-//! A shim as a process of this machine: enrolled, started apart from us, found again, replaced, ended.
+//! Shim as a process of this machine: enrolled, started detached, found again, replaced and stopped.
 //!
-//! The process has a session of its own and outlives whoever started it. Everything about it is in its home, so that
-//! any process of the same user finds it: whose it is (`enrolment.json`), who runs (`lock`), which build
-//! (`program.json`), what it said (`shim.log`).
+//! The process has its own session and outlives the process that started it. Its whole state is in its home, so that
+//! any process of the same user finds it: owner (`enrolment.json`), running process (`lock`), build (`program.json`),
+//! log (`shim.log`).
 
 use std::{
     collections::BTreeMap,
@@ -35,7 +35,7 @@ use crate::{
     program::{AgentProgram, ProgramError, ProgramStamp, is_older, tail},
 };
 
-/// Where the agent keeps volumes that are directories.
+/// Directory of the volumes that the agent stores as directories.
 pub(crate) const VOLUMES_DIR: &str = "volumes";
 const SOCKET_FILE: &str = "shim.sock";
 const ENROLMENT_FILE: &str = "enrolment.json";
@@ -43,26 +43,27 @@ const LOCK_FILE: &str = "lock";
 const LOG_FILE: &str = "shim.log";
 const BUILD_FILE: &str = "program.json";
 const TASKS_DIR: &str = "tasks";
-/// From start to first answer. With an engine that is slow to come up, the next look finds it.
+/// Time from the start to the first response. If a container engine is slow to start, the next check finds the agent.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// A shim that is asked to stop finishes the calls in flight.
+/// A shim that is stopped finishes the calls in flight.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Whoever holds a home to start or end its shim is done by then.
+/// Maximum time for which a home is locked to start or stop its shim.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Killing takes moments; what waits for a dead disk is looked at again later.
+/// Killing takes moments; a task that is blocked by a dead disk is retried later.
 const TASKS_TIMEOUT: Duration = Duration::from_secs(30);
-/// Later than any holder of a lock that ever called.
+/// Higher than the epoch of any other caller.
 const MAX_EPOCH: i64 = i64::MAX;
 const LOG_BYTES_MAX: u64 = 1024 * 1024;
 const LOG_LINE_MAX: usize = 1000;
-/// What a shim says that finds another one in its home.
+/// Message of a shim that finds another one in its home.
 const HOME_IN_USE: &str = "in use by another shim";
 const START_ATTEMPTS_MAX: u32 = 20;
 const RETRY_DELAY: Duration = Duration::from_millis(50);
-/// The environment is not handed on whole: the server's has its admin's token in it.
+/// Environment variables that are passed on. The server's environment is not inherited as a whole, because it contains
+/// the admin's token.
 const INHERITED_VARIABLES: &[&str] = &[
     "PATH",
     "HOME",
@@ -131,7 +132,7 @@ impl From<ShimProcessError> for BackendError {
     }
 }
 
-/// Whose a home is, as its enrolment says.
+/// Owner of a home, as in its enrolment.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Owner {
     pub instance_id: InstanceId,
@@ -139,14 +140,14 @@ pub struct Owner {
     pub server_keys: Vec<String>,
 }
 
-/// How a shim is started.
+/// Start options of a shim.
 #[derive(Clone, Debug)]
 pub struct StartOptions {
     pub program: AgentProgram,
     /// `any`, `docker`, `process` or `hollow`.
     pub runtime: &'static str,
     pub docker_socket: Option<PathBuf>,
-    /// Which plain processes it takes.
+    /// Plain processes that it accepts.
     pub processes: ProcessMode,
     pub env: BTreeMap<String, String>,
 }
@@ -157,27 +158,27 @@ impl StartOptions {
     }
 }
 
-/// Which build was started last, and how.
+/// Build and configuration of the last start.
 #[derive(Debug, Serialize, Deserialize)]
 struct BuildRecord {
     stamp: ProgramStamp,
-    /// Absent from what was started by an older server.
+    /// Absent if it was started by an older server.
     #[serde(default)]
     how: Option<LaunchConfig>,
 }
 
-/// What a running shim cannot be told: it is started anew.
+/// Settings that a running shim cannot change: it has to be restarted.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct LaunchConfig {
     runtime: String,
     processes: ProcessMode,
 }
 
-/// The directory of a shim.
+/// Home directory of a shim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShimHome(PathBuf);
 
-/// Nobody else starts or ends the shim of a home while this is held.
+/// Exclusive right to start or stop the shim of a home.
 #[derive(Debug)]
 pub struct HomeLock {
     _lock: fs::File,
@@ -200,7 +201,7 @@ impl ShimHome {
         move |source| ShimProcessError::Io { what, path: self.0.clone(), source }
     }
 
-    /// Waits its turn. The lock is beside the directory, which may come and go.
+    /// Waits for the lock. It is next to the directory, which may be removed and created again.
     pub async fn alone(&self) -> Result<HomeLock, ShimProcessError> {
         let mut path = self.0.clone().into_os_string();
         path.push(".lock");
@@ -226,12 +227,12 @@ impl ShimHome {
         }
     }
 
-    /// `None`: nobody's.
+    /// `None`: not enrolled.
     pub fn owner(&self) -> Option<Owner> {
         serde_json::from_slice(&fs::read(self.0.join(ENROLMENT_FILE)).ok()?).ok()
     }
 
-    /// A running shim takes it up with the next call.
+    /// Enrols the home. A running shim applies it at the next call.
     pub async fn enrol(&self, program: &AgentProgram, owner: &Owner) -> Result<(), ShimProcessError> {
         let instance = owner.instance_id.to_string();
         let mut args: Vec<&OsStr> = ["shim", "enrol", "--home"].map(OsStr::new).to_vec();
@@ -246,15 +247,15 @@ impl ShimHome {
         Ok(())
     }
 
-    /// Whether no task is kept here, running or not.
+    /// Returns whether there are no tasks, running or not.
     pub fn is_idle(&self) -> bool {
         fs::read_dir(self.0.join(TASKS_DIR)).map_or(true, |mut entries| entries.next().is_none())
     }
 
-    /// The process that serves this home, whoever started it.
+    /// Returns the process that serves this home, even if another process started it.
     pub fn pid(&self) -> Option<i32> {
         let pid: i32 = fs::read_to_string(self.0.join(LOCK_FILE)).ok()?.trim().parse().ok()?;
-        // A number may have been given to another process since; one that ended has no arguments.
+        // The pid may have been reused by another process since; a process that has ended has no arguments.
         let args = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let mut args = args.split(|byte| *byte == 0);
         let is_ours = args.clone().any(|arg| arg == b"shim")
@@ -262,7 +263,7 @@ impl ShimHome {
         is_ours.then_some(pid)
     }
 
-    /// Who answers at the socket.
+    /// Calls the health check at the socket.
     pub async fn answer(&self) -> Option<Health> {
         let asked = timeout(RESPONSE_TIMEOUT, async {
             let stream = unix::connect(&self.socket()).await.ok()?;
@@ -271,8 +272,8 @@ impl ShimHome {
         asked.await.ok().flatten()
     }
 
-    /// A shim that answers: the one that runs, or a new one. An older build makes place for a newer one; the tasks
-    /// go on meanwhile.
+    /// Ensures that a shim responds: the running one, or a new one. An older build is replaced by a newer one; the
+    /// tasks continue meanwhile.
     pub async fn ensure(&self, with: &StartOptions) -> Result<Health, ShimProcessError> {
         if self.pid().is_some()
             && let Some(health) = self.answer().await
@@ -280,7 +281,7 @@ impl ShimHome {
             if !self.is_outdated(&health, with).await? {
                 return Ok(health);
             }
-            tracing::info!(home = %self.0.display(), version = health.version, "replace the agent by one that is newer or started otherwise");
+            tracing::info!(home = %self.0.display(), version = health.version, "running agent is outdated; replacing it");
             self.stop().await?;
         }
         let health = self.start(with).await?;
@@ -293,7 +294,7 @@ impl ShimHome {
         loop {
             let mut child = if self.pid().is_some() { None } else { Some(self.spawn(with)?) };
             match self.wait_ready(child.as_mut()).await {
-                // One that was killed lets go of its home a moment after it is gone.
+                // A killed process releases its home a moment after it has ended.
                 Err(ShimProcessError::Ended { said })
                     if said.contains(HOME_IN_USE) && tries < START_ATTEMPTS_MAX =>
                 {
@@ -305,8 +306,8 @@ impl ShimHome {
         }
     }
 
-    /// By how it was started, by version, and between builds of one version by the file: but only where it is the same
-    /// file, so that two servers with programs of their own do not take turns.
+    /// Compares the start settings, then the version; builds of one version are compared by the file, but only if it is
+    /// the same file, so that two servers with separate programs do not replace each other's agent in turns.
     async fn is_outdated(&self, running: &Health, with: &StartOptions) -> Result<bool, ShimProcessError> {
         let program = &with.program;
         let stamp = program.stamp()?;
@@ -334,7 +335,7 @@ impl ShimHome {
         if let Some(socket) = &with.docker_socket {
             command.arg("--docker-socket").arg(socket);
         }
-        // The server's data directory: its keys and its database are no business of jobs.
+        // Hides the server's data directory, with its keys and its database, from jobs.
         if let Some(data) = self.0.parent().filter(|data| data.parent().is_some()) {
             command.arg("--hide").arg(data);
         }
@@ -361,7 +362,7 @@ impl ShimHome {
             if let Some(health) = self.answer().await {
                 return Ok(health);
             }
-            // One that found the home taken ends; the one that took it answers soon.
+            // A process that finds the home in use exits; the one that uses it responds soon.
             let ended = match &mut child {
                 Some(child) => child.try_wait().map_err(self.io_error("look after the agent of"))?.is_some(),
                 None => true,
@@ -376,7 +377,7 @@ impl ShimHome {
         }
     }
 
-    /// The last line of its log.
+    /// Returns the last line of its log.
     fn last_log_line(&self) -> String {
         let log = fs::read(self.0.join(LOG_FILE)).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
@@ -386,7 +387,7 @@ impl ShimHome {
         }
     }
 
-    /// Ends the process; the tasks go on.
+    /// Stops the process; the tasks continue.
     pub async fn stop(&self) -> Result<(), ShimProcessError> {
         for (signal, within) in [(Signal::TERM, STOP_TIMEOUT), (Signal::KILL, KILL_TIMEOUT)] {
             let Some(pid) = self.pid() else { return Ok(()) };
@@ -404,14 +405,14 @@ impl ShimHome {
         }
     }
 
-    /// Ends and removes every task, whoever asked for it, through a shim that is started for that where none runs.
+    /// Ends and removes all tasks, of any owner, through a shim that is started for this if none runs.
     pub async fn end_tasks(&self, with: &StartOptions) -> Result<(), ShimProcessError> {
         let Some(owner) = self.owner().filter(|_| !self.is_idle()) else { return Ok(()) };
         self.ensure(with).await?;
         let mut random = [0; 32];
         getrandom::fill(&mut random)?;
         let credential = hex::encode(random);
-        // The host takes two credentials while one is rotated: the server's stays good.
+        // The host accepts two credentials during a rotation, so the server's stays valid.
         let hash = hex::encode(Sha256::digest(credential.as_bytes()));
         let hashes = owner.credential_sha256.iter().take(1).cloned().chain([hash]).collect();
         self.enrol(&with.program, &Owner { credential_sha256: hashes, ..owner.clone() }).await?;
@@ -446,8 +447,8 @@ impl ShimHome {
         Ok(())
     }
 
-    /// Takes the directory away, but for volumes that hold something: those are deleted one by one, by their names.
-    /// The shim must have been stopped.
+    /// Removes the directory, except volumes with contents: those are deleted individually, by name. The shim must have
+    /// been stopped.
     pub fn remove(&self) -> Result<(), ShimProcessError> {
         match self.remove_all_but_volumes() {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(self.io_error("remove")(error)),
@@ -457,7 +458,7 @@ impl ShimHome {
 
     fn remove_all_but_volumes(&self) -> io::Result<()> {
         let volumes = self.0.join(VOLUMES_DIR);
-        // Only an empty directory can be removed this way.
+        // Removes an empty directory only.
         if fs::remove_dir(&volumes).is_ok() || !volumes.exists() {
             return fs::remove_dir_all(&self.0);
         }

@@ -1,36 +1,36 @@
-//! Network volumes: storage that a backend keeps and attaches to its machines.
+//! Network volumes: storage that a backend provides and attaches to its instances.
 
 use serde::{Deserialize, Serialize};
 use windlass_model::id::VolumeId;
 
 use crate::{BackendFuture, BackendInstance};
 
-/// One volume to make or to find.
+/// Request to create or find a volume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeRequest {
-    /// The key: a repeat answers with what the first made.
+    /// Key: a repeated request returns the existing volume.
     pub volume: VolumeId,
     pub name: String,
     pub region: String,
     pub zone: Option<String>,
     pub size_gb: Option<f64>,
-    /// The backend's own id of one that was there before us.
+    /// Id in the backend of a volume that existed before.
     pub external: Option<String>,
 }
 
-/// A volume as its backend knows it; stored by the server.
+/// Volume as its backend knows it; stored by the server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BackendVolume {
-    /// The backend's own id.
+    /// Id assigned by the backend.
     pub id: String,
     pub size_gb: Option<f64>,
     pub zone: Option<String>,
-    /// Dollars a month.
+    /// Dollars per month.
     pub price: Option<f64>,
     pub ready: bool,
 }
 
-/// How an attached volume appears on its machine.
+/// Attachment of a volume, as seen on its instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     pub device_name: Option<String>,
@@ -39,29 +39,29 @@ pub struct Attachment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttachmentState {
     Yes(Attachment),
-    /// Asked for; look again.
+    /// Attachment has started; check again.
     Coming,
     No,
 }
 
 pub trait VolumeBackend: Send + Sync {
-    /// One volume may be attached to several machines at once.
+    /// Returns whether one volume may be attached to several instances at once.
     fn many(&self) -> bool {
         false
     }
 
-    /// Makes it, or finds it where the order names one that exists.
+    /// Creates the volume, or finds it if the request names an existing one.
     fn make<'a>(&'a self, order: &'a VolumeRequest) -> BackendFuture<'a, BackendVolume>;
 
-    /// `None`: the backend does not have it.
+    /// Returns the present state. `None`: the backend does not have it.
     fn look<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, Option<BackendVolume>>;
 
-    /// Deletes what it made. Gone already is fine. One that was there before us is left alone.
+    /// Deletes a volume that it created; succeeds if it is gone already. A volume that existed before is left alone.
     fn remove<'a>(&'a self, order: &'a VolumeRequest, id: &'a str) -> BackendFuture<'a, ()>;
 
     fn attach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance) -> BackendFuture<'a, AttachmentState>;
 
-    /// Asks for the end of an attachment; `force` cuts it.
+    /// Requests the end of an attachment; `force` ends it at once.
     fn detach<'a>(&'a self, id: &'a str, machine: &'a BackendInstance, force: bool) -> BackendFuture<'a, ()>;
 
     fn attached<'a>(

@@ -1,4 +1,4 @@
-//! The real server on one core, a load generator on the other.
+//! Benchmark of the API: the real server on one core, a load generator on the other.
 
 use std::{path::Path, time::Duration};
 
@@ -12,7 +12,7 @@ use windlass_testenv::{closed::LoadFigures, hosts};
 use windlass_testkit::temp_dir;
 
 pub(super) const RUNS: usize = 100_000;
-/// Rows of one transaction.
+/// Number of rows per transaction.
 const ROWS_PER_TRANSACTION: usize = 1_000;
 const DURATION: Duration = Duration::from_secs(6);
 
@@ -73,7 +73,7 @@ fn submission(connection: usize, repeat: usize) -> Vec<u8> {
         "user": "root", "commands": ["true"], "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}}}))
 }
 
-/// Finished runs with a job each, straight into the database.
+/// Inserts finished runs with one job each directly into the database.
 pub(super) async fn insert_finished_runs(url: &str, runs: usize) -> Result<()> {
     let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
     let one = db.query("SELECT p.id, p.owner_id FROM projects p WHERE p.name = 'main'", Vec::new()).await?;

@@ -1,4 +1,4 @@
-//! What people wait for at the prompt: whole commands, from the start of the process to its end.
+//! Duration of whole commands, from the start of the process to its end.
 
 use std::{
     io::Write,
@@ -15,7 +15,7 @@ use windlass_testenv::hosts;
 use windlass_testenv::server::{Server, ServerOptions, TOKEN, submission};
 use windlass_testkit::temp_dir;
 
-/// Beside the finished ones: these wait for the first of January.
+/// Pending runs in addition to the finished ones: they wait for the first of January.
 const WAITING_RUNS: usize = 100;
 const REPEATS: usize = 30;
 
@@ -31,7 +31,7 @@ const COMMANDS: &[&[&str]] = &[
     &["instance"],
 ];
 
-/// `windlass` is the binary, of the server and of the command line.
+/// `windlass` is the binary of the server and of the command line.
 pub async fn run(windlass: &Path) -> Result<()> {
     let scratch = temp_dir("cli")?;
     let options = ServerOptions {

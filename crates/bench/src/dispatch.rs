@@ -1,4 +1,4 @@
-//! Containers through dispatchers: on this machine, on a Slurm, and the same Slurm without us beside it.
+//! Containers through dispatchers: on this machine, on Slurm, and the same Slurm without windlass for comparison.
 
 use std::{
     os::unix::fs::PermissionsExt as _,
@@ -14,9 +14,9 @@ use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 use super::sheet::BenchResults;
 use windlass_testenv::queue::QueueEnv;
 
-/// Containers that wait when the clock starts.
+/// Number of containers that wait when the clock starts.
 const CROWD_SIZE: usize = 200;
-/// One after the other, each alone.
+/// Number of containers run one after the other.
 const ALONE_REPEATS: usize = 20;
 const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -51,7 +51,7 @@ fn record_figures(sheet: &mut BenchResults, crowd: Duration, alone: &mut [Durati
     sheet.times("first", "asked → first instruction, alone", alone)
 }
 
-/// Until the program has written its file.
+/// Waits until the program has written its file.
 async fn wait_for_file(file: &Path, asked: Instant) -> Result<Duration> {
     while !file.exists() {
         ensure!(asked.elapsed() < TIMEOUT, "{} was never written", file.display());
@@ -127,7 +127,7 @@ async fn measure_dispatcher(sheet: &mut BenchResults, cluster: Option<&SlurmClus
     }
     let begun = Instant::now();
     start(&mut ground);
-    // All have run before their ends are asked for: to ask costs the server something.
+    // All have run before their ends are polled, because polling costs the server time.
     for file in &crowd {
         wait_for_file(file, begun).await?;
     }

@@ -1,5 +1,5 @@
-//! Rows claimed and applied per second with no work in between, beside what the same database does in a
-//! bare loop in the same run.
+//! Rows claimed and applied per second without work in between, compared with a bare loop on the same database in the
+//! same run.
 
 use std::{
     io::Write,
@@ -19,7 +19,7 @@ const DURATION: Duration = Duration::from_secs(4);
 const BATCH: usize = 256;
 const QUEUE: Queue = Queue { pipeline: "bench", table: "fleets", statuses: &["active"] };
 
-/// Prints a table for SQLite, and for Postgres where `postgres` names one.
+/// Prints a table for SQLite, and for Postgres if `postgres` is set.
 pub async fn run(postgres: Option<String>) -> Result<()> {
     let scratch = temp_dir("engine")?;
     let file = scratch.path().join("engine.db");
@@ -59,7 +59,7 @@ async fn measure(name: &str, url: &str, raw: f64) -> Result<()> {
     Ok(())
 }
 
-/// Rows of a real table, with the real indexes.
+/// Inserts rows into a real table with the real indexes.
 async fn insert_rows(url: &str) -> Result<()> {
     let db = Db::open(&url.parse::<DatabaseUrl>()?).await?;
     let (user, project) = (db.new_id()?, db.new_id()?);
@@ -120,7 +120,7 @@ async fn measure_once(db: &Db, pipeline: NoopPipeline) -> Result<f64> {
     Ok(rate)
 }
 
-/// No work: either nothing to write, or one guarded write that says so.
+/// A pipeline without work: either nothing to write, or one guarded write.
 struct NoopPipeline {
     db: Db,
     writes: bool,
@@ -157,7 +157,7 @@ impl Pipeline for NoopPipeline {
     }
 }
 
-/// One connection, no threads, one token for all, rows in the order the engine takes them: what the database itself can do with this table.
+/// One connection, no threads, one token for all, rows in the engine's order: the limit of the database for this table.
 fn measure_raw_sqlite(path: &std::path::Path) -> Result<f64> {
     let connection = rusqlite::Connection::open(path)?;
     let pragmas = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -65536;

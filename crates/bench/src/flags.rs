@@ -1,4 +1,4 @@
-//! The options of a benchmark: `--name VALUE`.
+//! Options of a benchmark: `--name VALUE`.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! How figures grow: with runs in the database, and with hosts.
+//! Scaling of figures with the number of runs in the database and with the number of hosts.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,11 +23,11 @@ use windlass_testkit::temp_dir;
 
 const RUNS: [usize; 4] = [100, 1_000, 10_000, 100_000];
 const HOSTS: [usize; 5] = [1, 10, 100, 1_000, 2_000];
-/// Beside a growing number of runs.
+/// Number of hosts while the number of runs grows.
 const FEW_HOSTS: usize = 20;
 const REPEATS: usize = 20;
 const LIST_DURATION: Duration = Duration::from_secs(3);
-/// How long a server without work is watched.
+/// Time for which an idle server is measured.
 const IDLE_TIME: Duration = Duration::from_secs(10);
 
 pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
@@ -44,7 +44,7 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A server over so many finished runs, with so many hosts.
+/// A server with finished runs and hosts.
 struct ServerWithHistory {
     server: Server,
     _hosts: HollowHosts,
@@ -78,12 +78,12 @@ impl ServerWithHistory {
         Ok(Self { server, _hosts: hosts, _scratch: scratch, ready })
     }
 
-    /// Medians of submit to running and submit to done, in milliseconds.
+    /// Returns the medians of submission to running and submission to done, in milliseconds.
     async fn measure_lifecycles(&self) -> Result<(f64, f64)> {
         let mut client = self.server.client().await?;
         let (mut running, mut done) = (Vec::new(), Vec::new());
         for time in 0..=REPEATS {
-            // Long enough to be seen running.
+            // Long enough to be observed as running.
             let seen = measure_run(&mut client, &job(&format!("seen-{time}"), 50)).await?;
             let life = measure_run(&mut client, &job(&format!("empty-{time}"), 0)).await?;
             if time > 0 {
@@ -138,7 +138,7 @@ async fn hosts(binaries: &Binaries<'_>, count: usize, sheet: &mut BenchResults) 
     sheet.say(&format!("{count:>9} {running:>9.1} {resident:>9.1} {mcore:>9.1} {ready:>9.2}"))
 }
 
-/// Draws both pictures of a stored result into a directory.
+/// Draws both charts of a stored result into a directory.
 pub fn draw_pictures(record: &Value, place: &Path) -> Result<()> {
     let points = |key: &str| -> Result<Vec<(f64, f64)>> {
         let points = record["series"][key].as_array().with_context(|| format!("no curve `{key}`"))?.iter();

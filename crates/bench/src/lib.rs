@@ -1,4 +1,4 @@
-//! Benchmarks. Timings live here and not in tests; what is compared is measured in one run.
+//! Benchmarks. Timings belong here and not in tests; figures that are compared are measured in one run.
 
 pub mod agent;
 pub mod api;
@@ -22,7 +22,7 @@ use anyhow::{Result, bail};
 
 use self::flags::Flags;
 
-/// What `--db` asks for: `None` is SQLite. `url` is that of the Postgres that is there.
+/// Returns the database of `--db`: `None` is SQLite. `url` is that of the available Postgres.
 fn postgres_url(flags: &mut Flags, url: Option<String>) -> Result<Option<String>> {
     let database = flags.value::<String>("--db")?.unwrap_or_else(|| "sqlite".to_owned());
     match (database.as_str(), url) {

@@ -1,10 +1,10 @@
-//! `windlass-bench NAME`: figures for people; `cargo xtask bench NAME` builds and starts it.
+//! `windlass-bench NAME`: runs a benchmark; `cargo xtask bench NAME` builds and starts it.
 
 use anyhow::{Context, Result, bail};
 use windlass_bench::{self as bench, flags::Flags, runs::Binaries};
 use windlass_testenv::server::binary;
 
-/// That of `windlass`: the proxy that is measured lives in this program.
+/// The allocator of `windlass`: the measured proxy runs in this program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
             flags.finish()?;
             runtime.block_on(bench::proxy::run(plan))
         }
-        // In the root of the repository: takes what was measured into its pages.
+        // In the root of the repository: adds the results to the documentation.
         "report" => {
             flags.finish()?;
             bench::report::run(&std::env::current_dir()?, &bench::sheet::place()?)
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
             flags.finish()?;
             runtime.block_on(bench::jobs::run(&binaries, &plan))
         }
-        // Likewise: its table is in the page about that policy.
+        // Likewise: its table is in the page about spot policies.
         "spot" => {
             let plan = bench::spot::SpotPlan::read(&mut flags)?;
             flags.finish()?;

@@ -1,7 +1,7 @@
-//! An open-loop load: requests leave at their planned times, whatever became of those before.
+//! An open-loop load: requests are sent at their planned times, independent of earlier responses.
 //!
 //! Latency counts from the planned time. A server that stalls is therefore charged for every request that would have
-//! come meanwhile, not only for the one that waited.
+//! been sent meanwhile, not only for the one that waited.
 
 use std::{
     collections::BTreeMap,
@@ -18,14 +18,14 @@ use windlass_testkit::rng::Rng;
 use windlass_testenv::closed;
 use windlass_testenv::server::TOKEN;
 
-/// As many connections are open at once; whoever wants one more waits, and its latency counts on.
+/// Maximum number of open connections; further requests wait, and the wait counts as latency.
 const CONNECTIONS_MAX: usize = 1_000;
-/// A connection that rested longer may have been closed by the other side.
+/// Idle time after which the other side may have closed a connection.
 const IDLE_MAX: Duration = Duration::from_secs(5);
-/// Different errors that are kept to be shown.
+/// Maximum number of distinct errors that are recorded.
 const ERRORS_MAX: usize = 8;
 
-/// Latencies of one kind of request, and what went wrong.
+/// Latencies and errors of one kind of request.
 #[derive(Debug, Default)]
 pub struct LatencyTally {
     taken: Mutex<Vec<Duration>>,
@@ -44,7 +44,7 @@ impl LatencyTally {
         *errors.entry(if full { "others".to_owned() } else { text }).or_default() += 1;
     }
 
-    /// Counted as an error, and gone.
+    /// Records an error and returns `None`.
     pub fn keep<T>(&self, result: Result<T>) -> Option<T> {
         result.map_err(|error| self.record_error(&error)).ok()
     }
@@ -71,13 +71,13 @@ impl ConnectionPool {
         Arc::new(Self { address: address.to_owned(), resting: Mutex::default(), permits })
     }
 
-    /// One call; anything but 200 is an error.
+    /// Sends one call; any status but 200 is an error.
     pub async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let answer = self.send(&closed::build_post(path, TOKEN, &body.to_string())).await?;
         serde_json::from_slice(&answer).with_context(|| format!("read the answer of {path}"))
     }
 
-    /// The body of the answer.
+    /// Sends a request and returns the body of the response.
     pub async fn send(&self, request: &[u8]) -> Result<Vec<u8>> {
         let _permit = self.permits.acquire().await?;
         let mut stream = match self.take_idle() {
@@ -97,27 +97,27 @@ impl ConnectionPool {
         Ok(buffer)
     }
 
-    /// The one used last, so that those not needed grow old and go.
+    /// Returns the most recently used connection, so that surplus ones expire.
     fn take_idle(&self) -> Option<TcpStream> {
         let mut resting = self.resting.lock();
         let (stream, since) = resting.pop()?;
         if since.elapsed() < IDLE_MAX {
             return Some(stream);
         }
-        // All others have rested longer.
+        // All others have been idle for longer.
         resting.clear();
         None
     }
 }
 
-/// What ends a stream of requests.
+/// End condition of a stream of requests.
 #[derive(Clone, Copy, Debug)]
 pub enum StreamLimit {
     Time(Duration),
     Number(usize),
 }
 
-/// When requests of one kind leave.
+/// Schedule of one kind of request.
 pub struct ArrivalPlan {
     pub begin: Instant,
     pub until: StreamLimit,
@@ -126,8 +126,8 @@ pub struct ArrivalPlan {
 }
 
 impl ArrivalPlan {
-    /// Starts `call` with its number and its planned time, at random moments with the mean rate, and waits for
-    /// all of them. `late` learns how far behind its plan this driver itself was.
+    /// Starts `call` with its number and its planned time, at random times with the mean rate, and waits for all of
+    /// them. `late` records the delay of this driver itself.
     pub async fn run<F>(
         mut self,
         late: &LatencyTally,
@@ -156,7 +156,7 @@ impl ArrivalPlan {
         Ok(())
     }
 
-    /// Exponential, as between independent users.
+    /// Exponentially distributed, as for independent users.
     fn next_gap(&mut self) -> Duration {
         let unit = (self.rng.draw() >> 11) as f64 / (1_u64 << 53) as f64;
         Duration::from_secs_f64(-(1.0 - unit).ln() / self.per_second)
@@ -180,7 +180,7 @@ mod tests {
         let call = move |_, planned| {
             let tally = Arc::clone(&tally);
             async move {
-                // A server that answers nobody before the end.
+                // A server that does not respond before the end.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 tally.took(planned);
             }

@@ -1,8 +1,8 @@
-//! Small multiples as SVG: a row of panels with logarithmic axes, every point with its value.
+//! Charts as SVG: a row of panels with logarithmic axes and labelled points.
 
 use std::fmt::Write;
 
-/// One measured quantity, in up to three lines.
+/// One measured quantity, with up to three lines.
 pub struct Panel {
     pub title: &'static str,
     pub unit: &'static str,
@@ -10,7 +10,7 @@ pub struct Panel {
 }
 
 pub struct PlotLine {
-    /// Written at its last point; empty where there is only one.
+    /// Label of the last point; empty if there is only one line.
     pub name: &'static str,
     pub points: Vec<(f64, f64)>,
 }
@@ -24,7 +24,7 @@ const TOP: f64 = 46.0;
 const BOTTOM: f64 = 42.0;
 const HEAD: f64 = 34.0;
 
-/// The panels beside each other, over the same `across`.
+/// Renders panels side by side, with the same `across` axis.
 pub fn render_svg(title: &str, across: &str, panels: &[Panel]) -> String {
     let (width, height) = (WIDTH * panels.len() as f64, HEIGHT + HEAD);
     let mut out = format!(
@@ -68,7 +68,7 @@ impl Axis {
         self.from + (self.to - self.from) * part.clamp(0.0, 1.0)
     }
 
-    /// Decades, and what lies between them where there are few.
+    /// Decades, with intermediate marks if there are few.
     fn marks(&self) -> Vec<f64> {
         let between: &[f64] = if self.last - self.first > 2 { &[1.0] } else { &[1.0, 2.0, 5.0] };
         let all = self.decades().flat_map(|decade| between.iter().map(move |times| decade * times));
@@ -123,7 +123,7 @@ fn draw_panel(out: &mut String, panel: &Panel, across: &str) {
         HEIGHT - 8.0
     );
     for (number, line) in panel.lines.iter().enumerate() {
-        // The upper of two lines has its values above, the lower below.
+        // Labels of the upper line are above it, those of the lower below.
         draw_line(out, line, COLOURS[number % COLOURS.len()], number > 0, (x, y));
     }
 }
@@ -138,7 +138,7 @@ fn draw_line(out: &mut String, line: &PlotLine, colour: &str, below: bool, (x, y
     let offset = if below { 16.0 } else { -8.0 };
     for (across, up) in &line.points {
         let (at, high) = (x.at(*across), y.at(*up));
-        // Never over the axis and its numbers.
+        // Labels never overlap the axis and its numbers.
         let text = if high + offset > HEIGHT - BOTTOM - 3.0 { high - 8.0 } else { high + offset };
         let _ = writeln!(
             out,
@@ -158,7 +158,7 @@ fn draw_line(out: &mut String, line: &PlotLine, colour: &str, below: bool, (x, y
     }
 }
 
-/// Two or three digits that matter.
+/// Formats two or three significant digits.
 fn format_short(value: f64) -> String {
     let plain = |value: f64| {
         let digits = if value >= 100.0 { 0 } else { 2 - (value.log10().floor() as i32).clamp(-1, 1) };

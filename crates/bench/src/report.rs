@@ -1,4 +1,4 @@
-//! The page `docs/performance.md`: its tables and pictures, from the stored results of the benchmarks.
+//! Generates `docs/performance.md`: its tables and charts, from the stored results of the benchmarks.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::growth;
 
 const PAGE: &str = "docs/performance.md";
-/// Results that the page is made of, and its pictures.
+/// Directory of the stored results and of the charts.
 const RESULTS_DIR: &str = "docs/performance";
 
 const PICTURES: &str = "\
@@ -28,7 +28,7 @@ pub type Results = BTreeMap<String, Value>;
 enum Limit {
     AtMost(f64),
     AtLeast(f64),
-    /// Shown, and not judged.
+    /// Shown without a goal.
     None,
 }
 
@@ -38,7 +38,7 @@ struct BudgetRow {
     limit: Limit,
     /// Benchmark and key.
     ours: (&'static str, &'static str),
-    /// The key of dstack's figure in the benchmark `render_peer`.
+    /// Key of dstack's figure in the benchmark `peer`.
     theirs: Option<&'static str>,
 }
 
@@ -99,7 +99,7 @@ const BUDGET: &[BudgetRow] = &[
     ),
 ];
 
-/// What both systems were asked in one go: label, key, unit, and whether more is better.
+/// Figures of both systems, measured in one run: label, key, unit.
 const PEER: &[(&str, &str, &str)] = &[
     ("ready after start", "ready_ms", "ms"),
     ("resident, idle", "idle_resident_mb", "MB"),
@@ -112,13 +112,13 @@ const PEER: &[(&str, &str, &str)] = &[
     ("resident, after that", "end_resident_mb", "MB"),
 ];
 
-/// Containers: label, unit, key.
+/// Figures of containers: label, unit, key.
 const DISPATCH: &[(&str, &str, &str)] = &[
     ("containers, all waiting at the start", "/s", "per_s"),
     ("asked → first instruction, each alone", "ms", "first_ms"),
 ];
 
-/// Of a full house: label, unit, goal, key.
+/// Figures at full load: label, unit, goal, key.
 const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("hollow hosts", "", Limit::None, "hosts"),
     ("active runs", "", Limit::None, "runs"),
@@ -150,7 +150,7 @@ const LOAD: &[(&str, &str, Limit, &str)] = &[
     ("the driver behind its own plan, p99", "ms", Limit::None, "late_p99_ms"),
 ];
 
-/// Of managed jobs: label, unit, key, and what SkyPilot 0.14.1 took where that is known.
+/// Figures of managed jobs: label, unit, key, and that of SkyPilot 0.14.1 if known.
 const JOBS: &[(&str, &str, &str, &str)] = &[
     ("launch → RUNNING, hollow host", "ms", "crowd.running_ms", ""),
     ("launch → RUNNING, process", "ms", "cloud.running_ms", ""),
@@ -177,7 +177,7 @@ const JOBS: &[(&str, &str, &str, &str)] = &[
     ("– all over, their nodes released", "s", "crowd.cancel_s", "5 to 10 minutes (reported)"),
 ];
 
-/// Of our proxy beside nginx: label, unit, key of both.
+/// Figures of the windlass proxy and nginx: label, unit, key of both.
 const PROXY: &[(&str, &str, &str)] = &[
     ("connections that stay", "/s", "keep_per_s"),
     ("– p50", "ms", "keep_p50_ms"),
@@ -197,7 +197,7 @@ const PROXY: &[(&str, &str, &str)] = &[
     ("– without an event", "", "streams_silent"),
 ];
 
-/// What is promised of that: label, goal, key.
+/// Goals of the proxy: label, goal, key.
 const PROXY_GOALS: &[(&str, Limit, &str)] = &[
     ("throughput on connections that stay, ours by nginx's", Limit::AtLeast(0.9), "keep_ratio"),
     ("p99 on connections that stay, ours by nginx's", Limit::AtMost(1.5), "keep_p99_ratio"),
@@ -205,7 +205,7 @@ const PROXY_GOALS: &[(&str, Limit, &str)] = &[
     ("p99 on new connections, ours by nginx's", Limit::None, "new_p99_ratio"),
 ];
 
-/// Takes new results into the repository at `root` and writes page and pictures anew.
+/// Copies new results into the repository at `root`, and generates the page and the charts.
 pub fn run(root: &Path, fresh: &Path) -> Result<()> {
     let store = root.join(RESULTS_DIR);
     std::fs::create_dir_all(&store)?;
@@ -223,7 +223,7 @@ pub fn run(root: &Path, fresh: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The page as it is, and as its stored results make it.
+/// Returns the current page, and the one generated from the stored results.
 pub fn compare(root: &Path) -> Result<(String, String)> {
     let text = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
     let filled = filled(&text, &read_results(root)?)?;
@@ -247,7 +247,7 @@ fn read_results(root: &Path) -> Result<Results> {
     Ok(results)
 }
 
-/// The page with every part between `<!-- NAME -->` and `<!-- end -->` written anew.
+/// Replaces every part between `<!-- NAME -->` and `<!-- end -->`.
 fn filled(text: &str, results: &Results) -> Result<String> {
     let mut text = text.to_owned();
     let parts = [
@@ -376,7 +376,7 @@ fn render_pictures(results: &Results) -> String {
     }
 }
 
-/// When, where and of what these results are.
+/// Time, machine and commit of these results.
 fn origin(results: &Results, names: &[&str]) -> String {
     let mut out = String::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! Figures as they come: a line for people at once, and a JSON file for the page that shows them all.
+//! Results of a benchmark: printed immediately, and stored as JSON for the performance page.
 
 use std::{
     io::Write,
@@ -10,17 +10,17 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 
-/// Where results go; `cargo xtask bench` names a place below `target`.
+/// Variable with the directory for results; `cargo xtask bench` sets one below `target`.
 const RESULTS_VARIABLE: &str = "WINDLASS_BENCH_RESULTS";
 
-/// One benchmark's results.
+/// The results of one benchmark.
 pub struct BenchResults {
     bench: String,
     place: PathBuf,
     before: Value,
     figures: Map<String, Value>,
     series: Map<String, Value>,
-    /// In front of the keys that follow, for instance the database.
+    /// Prefix of the following keys, for example the database.
     prefix: String,
 }
 
@@ -36,23 +36,23 @@ impl BenchResults {
         })
     }
 
-    /// What follows is about this, for instance a database.
+    /// Sets the prefix of the following keys, for example the database.
     pub fn about(&mut self, prefix: &str) {
         self.prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}.") };
     }
 
-    /// A line without a figure.
+    /// Prints a line without a figure.
     pub fn say(&mut self, line: &str) -> Result<()> {
         Ok(writeln!(std::io::stdout(), "{line}")?)
     }
 
-    /// A figure that is not shown by itself.
+    /// Stores a figure without printing it.
     pub fn put(&mut self, key: &str, value: f64) {
         let rounded = (value * 1e4).round() / 1e4;
         self.figures.insert(format!("{}{key}", self.prefix), rounded.into());
     }
 
-    /// What was put under this key.
+    /// Returns the figure of a key.
     pub fn read(&self, key: &str) -> Option<f64> {
         self.figures.get(&format!("{}{key}", self.prefix))?.as_f64()
     }
@@ -63,7 +63,7 @@ impl BenchResults {
         self.say(&format!("{:<48} {value:>10.digits$} {unit}", format!("  {what}")))
     }
 
-    /// The median of what was taken, with the least and the most.
+    /// Records the median of the samples, with minimum and maximum.
     pub fn times(&mut self, key: &str, what: &str, taken: &mut [Duration]) -> Result<()> {
         ensure!(!taken.is_empty(), "nothing was measured for `{what}`");
         taken.sort();
@@ -74,7 +74,7 @@ impl BenchResults {
         self.say(&format!("{:<48} {middle:>10.1} ms   ({least:.1} to {most:.1})", format!("  {what}")))
     }
 
-    /// p50 and p99 of what was taken.
+    /// Records p50 and p99 of the samples.
     pub fn spread(&mut self, key: &str, what: &str, taken: &mut [Duration]) -> Result<()> {
         ensure!(!taken.is_empty(), "nothing was measured for `{what}`");
         taken.sort();
@@ -90,7 +90,7 @@ impl BenchResults {
         ))
     }
 
-    /// Points of a curve: `key` over `x`.
+    /// Adds a point to a curve: `key` over `x`.
     pub fn point(&mut self, key: &str, x: f64, y: f64) {
         let points = self.series.entry(key).or_insert_with(|| json!([]));
         if let Some(points) = points.as_array_mut() {
@@ -98,7 +98,7 @@ impl BenchResults {
         }
     }
 
-    /// Writes the file and says where.
+    /// Writes the file and prints its path.
     pub fn save(self) -> Result<PathBuf> {
         let args: Vec<String> = std::env::args().skip(2).collect();
         let record = json!({
@@ -121,7 +121,7 @@ impl BenchResults {
     }
 }
 
-/// Where results are.
+/// Directory of the results.
 pub fn place() -> Result<PathBuf> {
     Ok(match std::env::var_os(RESULTS_VARIABLE) {
         Some(path) => PathBuf::from(path),
@@ -133,7 +133,7 @@ pub fn percentile(sorted: &[Duration], part: f64) -> Duration {
     sorted[((sorted.len() - 1) as f64 * part) as usize]
 }
 
-/// The directory of cargo's that this program lies in.
+/// Name of the cargo profile directory that contains this program.
 fn cargo_profile() -> Result<String> {
     let program = std::env::current_exe()?;
     let name = program.parent().and_then(Path::file_name).context("a program in a directory")?;

@@ -1,6 +1,6 @@
-//! Deadlines on recorded spot capacity: what each policy would have cost, as a table.
+//! Deadlines on recorded spot capacity: a table with the cost of each policy.
 //!
-//! The traces are not ours to ship: whoever has them names their directory.
+//! The traces cannot be shipped: the user names their directory.
 
 use std::{
     io::Write,
@@ -21,11 +21,11 @@ const TABLE_START: &str = "<!-- spot -->\n";
 const TABLE_END: &str = "<!-- end -->";
 
 const HOUR: f64 = 3600.0;
-/// As in the study that the traces come from.
+/// As in the study that published the traces.
 const WORK: f64 = 48.0 * HOUR;
 const CHANGEOVER: f64 = 0.2 * HOUR;
 const TIGHTNESS: [f64; 3] = [0.6, 0.8, 0.9];
-/// Price of spot over that of on-demand.
+/// Ratio of the spot price to the on-demand price.
 const SPOT_PRICE_RATIO: f64 = 0.918 / 3.06;
 
 pub struct SpotPlan {
@@ -75,7 +75,7 @@ fn replay_traces(plan: &SpotPlan) -> Result<Vec<ReplayRow>> {
     Ok(rows)
 }
 
-/// The page with the part between its marks written anew.
+/// Replaces the part of the page between its marks.
 fn fill_page(text: &str, table: &str) -> Result<String> {
     let from =
         text.find(TABLE_START).with_context(|| format!("{PAGE} has no part `spot`"))? + TABLE_START.len();

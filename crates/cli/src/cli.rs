@@ -1,4 +1,4 @@
-//! The commands, and the flags that several of them share. Each command's own flags are in its module.
+//! Commands, and the flags that several of them share. The flags of one command are in its module.
 
 use std::ffi::OsString;
 
@@ -29,92 +29,92 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run or create what a configuration file describes
+    /// Apply a configuration file: start a run, or create a resource
     Apply(apply::Args),
-    /// Run a command, without a file
+    /// Run a command without a configuration file
     Run(run::Args),
-    /// Stay with a run: its ports, `ssh RUN`, its output
+    /// Attach to a run: forward its ports, enable `ssh RUN`, show its output
     Attach(attach::Args),
     /// List runs
     Ps(ps::Args),
-    /// Show a run: what was submitted, its jobs, where they run, how they ended
+    /// Show a run: its configuration, its jobs, their instances and results
     Show(show::Args),
-    /// Open a shell in a job that runs, or run a command there
+    /// Open a shell in a running job, or run a command in it
     Ssh(ssh::Args),
-    /// Run a program in a job that runs
+    /// Run a program in a running job
     Exec(ssh::ExecArgs),
-    /// Print what a run wrote
+    /// Print the output of a run
     Logs(logs::Args),
     /// Stop runs
     Stop(stop::Args),
-    /// Delete finished runs, or what a configuration file describes
+    /// Delete finished runs, or the resource that a configuration file describes
     Delete(delete::Args),
-    /// Launch, list, follow and cancel managed jobs, which outlive their machines
+    /// Launch, list, follow and cancel managed jobs, which are restarted when their instances are lost
     Jobs(jobs::Args),
     /// Show why a run or a managed job is waiting, failed or ended
     Why(why::Args),
-    /// Watch runs, instances, queue and events, and act on them
+    /// Watch runs, instances, the queue and events, and act on them
     Top(top::Args),
-    /// Show what a run's jobs use of processors, memory and GPUs
+    /// Show the CPU, memory and GPU usage of a run's jobs
     Metrics(metrics::Args),
-    /// List machines that fit what you want, and why others do not
+    /// List offers that match your requirements, and why others do not
     Offer(offer::Args),
     /// List, show and delete fleets
     Fleet(fleet::Args),
-    /// List and show instances of fleets
+    /// List and show instances
     Instance(instance::Args),
     /// List, show and delete volumes
     Volume(volume::Args),
-    /// List, show, change and delete gateways
+    /// List, show, update and delete gateways
     Gateway(gateway::Args),
     /// Store, list and delete secrets
     Secret(secret::Args),
-    /// List what happened
+    /// List events
     Event(event::Args),
-    /// List, show, stop and weigh containers of the queue
+    /// List, show, stop and reprioritise queued containers
     Container(container::Args),
-    /// Take containers from the queue and run them here or by Slurm
+    /// Run queued containers on this machine or through Slurm
     Dispatch(dispatch::Args),
-    /// Add up what machines cost
+    /// Show the cost of instances
     Cost(cost::Args),
-    /// List and change projects, their members and your default
+    /// List and update projects and their members, and set your default project
     Project(project::Args),
-    /// List, add and remove users
+    /// List, add and delete users
     User(user::Args),
-    /// Look at a folder and write a configuration for it
+    /// Inspect a directory and write a configuration for it
     Init(init::Args),
-    /// Validate configuration files, without a server
+    /// Validate configuration files without contacting a server
     Check(check::Args),
-    /// Print a script that completes commands and names in your shell
+    /// Print a shell completion script
     Completion(completion::Args),
-    /// Choose the server that commands talk to
+    /// Log in to a server
     Login(login::Args),
-    /// Forget the server that commands talk to, and its token
+    /// Log out of a server and delete its stored token
     Logout(contexts::LogoutArgs),
-    /// List the servers that were logged in to, and choose one
+    /// List the servers that you have logged in to, and select one
     Context(contexts::Args),
     /// Run the server
     Server(Box<server::Args>),
-    /// Run a server for development: in the foreground, and gone when it ends
+    /// Run a development server in the foreground, with data that is deleted when it exits
     Dev(dev::Args),
-    /// Check this machine and the way to the server, and say how to mend what is wrong
+    /// Diagnose this machine and its connection to the server, and suggest fixes
     Doctor(doctor::Args),
-    /// Explain an error by its code, without a server
+    /// Explain an error code, without contacting a server
     Explain(explain::Args),
     /// Print help for a command or a topic
     Help(help::Args),
 }
 
-/// Which server, as whom, where.
+/// Flags that select the server, the credentials and the project.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// Project to work in
+    /// Project to use
     #[arg(long, env = "WINDLASS_PROJECT", value_name = "PROJECT", global = true, help_heading = "Server")]
     pub(crate) project: Option<String>,
-    /// Address of the server, instead of the one `windlass login` chose
+    /// URL of the server; defaults to the server selected by `windlass login`
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", global = true, help_heading = "Server")]
     pub(crate) url: Option<String>,
-    /// Token for that server
+    /// Token for the server
     #[arg(
         long,
         env = "WINDLASS_TOKEN",
@@ -124,7 +124,7 @@ pub(crate) struct ServerArgs {
         help_heading = "Server"
     )]
     pub(crate) token: Option<String>,
-    /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
+    /// Certificate of an `https` server, in PEM format; defaults to the trust store of this machine
     #[arg(
         long,
         env = "WINDLASS_CERT",
@@ -139,15 +139,15 @@ pub(crate) struct ServerArgs {
 /// Output formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people
+    /// Table for people
     Table,
-    /// For people, with every column
+    /// Table for people, with all columns
     Wide,
-    /// One document
+    /// One JSON document
     Json,
-    /// One document per line
+    /// One JSON document per line
     Jsonl,
-    /// Names alone, one per line
+    /// Names only, one per line
     Name,
 }
 
@@ -158,18 +158,18 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
-/// How often to answer.
+/// Flag of commands that can repeat their output.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct WatchArgs {
-    /// Show it again whenever it changes
+    /// Update the output when it changes
     #[arg(short = 'w', long)]
     pub(crate) watch: bool,
 }
 
-/// Flags of [`ServerArgs`], which may stand before the command.
+/// Flags of [`ServerArgs`], which may also precede the command.
 const SERVER_FLAGS: [&str; 4] = ["--url", "--token", "--project", "--server-cert"];
 
-/// The words of a command line, with flags that name the server moved behind the command, which has them.
+/// Returns the arguments of a command line with the server flags moved after the subcommand, which defines them.
 pub(crate) fn arranged(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words = words.peekable();
     let mut arranged: Vec<OsString> = words.next().into_iter().collect();
@@ -225,7 +225,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Every command that people see, with its whole name.
+    /// Visits every command that is not hidden, with its full name.
     fn walk(name: &str, command: &Command, visit: &mut impl FnMut(&str, &Command)) {
         visit(name, command);
         for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
@@ -259,7 +259,7 @@ mod tests {
         let (mut wrong, mut seen) = (Vec::new(), 0);
         walk("windlass", &Cli::command(), &mut |name, command| {
             let help = help(command);
-            // What is said about it stands after two spaces.
+            // The description follows the command after two spaces.
             let typed = help.lines().filter_map(|line| line.trim().split("  ").next());
             let commands =
                 typed.flat_map(|line| line.split(" && ")).filter(|line| line.starts_with("windlass "));
@@ -274,7 +274,7 @@ mod tests {
         assert!(seen > 20, "only {seen} were found");
     }
 
-    /// As a shell splits them, without anything but quotes.
+    /// Splits a line as a shell does; only quotes are supported.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut quote) = (vec![String::new()], None);
         for letter in line.trim().chars() {

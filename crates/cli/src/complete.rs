@@ -1,8 +1,8 @@
-//! What a shell asks when somebody presses Tab.
+//! Shell completion.
 //!
-//! Which names fit a place follows from the noun in the command's usage: whatever wants a `RUN` is given runs. So a
-//! new command completes without a word about it here. No server is started to answer, nothing is printed but
-//! candidates, and a server that is slow or away is one that has no names.
+//! The value name in a command's usage determines the candidates: an argument `RUN` completes to runs. New commands
+//! therefore need no code here. Completion starts no server and prints nothing but candidates; a slow or unreachable
+//! server yields no names.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -30,11 +30,11 @@ use crate::{
     problem::CliError,
 };
 
-/// Set by the scripts of `windlass completion`.
+/// Variable that the scripts of `windlass completion` set.
 pub(crate) const COMPLETE_VARIABLE: &str = "WINDLASS_COMPLETE";
-/// Nobody waits longer for a Tab.
+/// Time limit for an answer, so that Tab stays responsive.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(700);
-/// More names than anybody reads.
+/// Maximum number of candidates.
 const NAMES_MAX: i64 = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ enum NameKind {
     Secret,
     Project,
     User,
-    /// Known here: no server is asked.
+    /// Known locally: no request is needed.
     Code,
     Command,
 }
@@ -70,7 +70,7 @@ impl NameKind {
     }
 }
 
-/// Answers a shell; `None` when it is not a shell that asks.
+/// Answers a completion request; `None` if the caller is not a completion script.
 pub(crate) fn complete_if_asked() -> Option<ExitCode> {
     let done = CompleteEnv::with_factory(command)
         .var(COMPLETE_VARIABLE)
@@ -78,7 +78,7 @@ pub(crate) fn complete_if_asked() -> Option<ExitCode> {
     match done {
         Ok(false) => None,
         Ok(true) => Some(ExitCode::SUCCESS),
-        // Whatever is wrong, a prompt is no place to say it.
+        // Errors are not reported, because output would corrupt the prompt.
         Err(_) => Some(ExitCode::FAILURE),
     }
 }
@@ -110,21 +110,21 @@ fn candidates(noun: NameKind) -> Vec<CompletionCandidate> {
     }
     let at = at(std::env::args().skip_while(|word| word != "--").skip(1));
     let names = fetch_names(&at, noun).unwrap_or_default();
-    // A shell may give what it gets a meaning: only plain names are offered.
+    // The shell may interpret candidates: only plain names are offered.
     let plain = |name: &String| {
         !name.is_empty() && name.chars().all(|one| one.is_alphanumeric() || "-_.@/".contains(one))
     };
     names.into_iter().filter(plain).map(CompletionCandidate::new).collect()
 }
 
-/// What `windlass help` has something to say about.
+/// Commands and topics of `windlass help`.
 fn commands() -> impl Iterator<Item = String> {
     let command = Cli::command();
     let names: Vec<String> = command.get_subcommands().map(|one| one.get_name().to_owned()).collect();
     names.into_iter().chain(help::list_topics().map(str::to_owned))
 }
 
-/// The flags that were typed already, and else the environment.
+/// Server flags that are already on the command line, else the environment.
 fn at(words: impl Iterator<Item = String>) -> ServerArgs {
     let words: Vec<String> = words.collect();
     let said = |flag: &str| {
@@ -163,7 +163,7 @@ async fn names(cx: &Context, noun: NameKind) -> Result<Vec<String>, CliError> {
                 ..runs::ListRequest::default()
             };
             let mut names: Vec<String> = cx.call::<ListRuns>(&request).await?.iter().map(run_name).collect();
-            // A name may have been used before.
+            // Several runs may have had the same name.
             let mut seen = std::collections::BTreeSet::new();
             names.retain(|name| seen.insert(name.clone()));
             names

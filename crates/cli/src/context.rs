@@ -1,4 +1,4 @@
-//! A command's way to the server: one client, one project, and answers that explain themselves.
+//! Connection of a command to the server: one client, one project, and errors with explanations.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -18,14 +18,14 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// Names that a "did you mean" looks at.
+/// Maximum number of names that are compared for a suggestion.
 const NAMES_MAX: i64 = 100;
-/// From this likeness on, a name is worth a question.
+/// Minimum similarity of a suggested name.
 const SIMILARITY_MIN: f64 = 0.75;
-/// What is left behind when a command ends, such as a question nobody answered, gets this long.
+/// Time limit for pending work at the end of a command, such as an unanswered request.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// How long whoever follows a run waits for a server that is away.
+/// Time for which commands that follow a run wait for an unreachable server.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
@@ -35,11 +35,11 @@ pub(crate) struct Context {
     pub(crate) token: String,
     pub(crate) certificate: Option<String>,
     pub(crate) project: String,
-    /// The server has answered this command before.
+    /// True if the server has responded to this command before.
     is_known: AtomicBool,
 }
 
-/// Runs a command that talks to a server.
+/// Runs a command that needs a server.
 pub(crate) fn with_context<T>(
     at: &ServerArgs,
     command: impl AsyncFnOnce(&Context) -> Result<T, CliError>,
@@ -69,7 +69,7 @@ impl Context {
         Ok(Self { client, url, token, certificate, project, is_known: AtomicBool::new(false) })
     }
 
-    /// The same way to the server, in another project.
+    /// Returns a context for another project on the same server.
     pub(crate) fn in_project(&self, name: &str) -> Self {
         Self {
             client: self.client.clone(),
@@ -89,8 +89,8 @@ impl Context {
         }
     }
 
-    /// The same, for a question that may be asked again: a server that was there and restarts is waited for. Of one that
-    /// never answered nothing is known.
+    /// Calls an idempotent operation, and waits for a server that restarts. A server that never responded is not waited
+    /// for.
     pub(crate) async fn call_with_retry<O: Operation>(
         &self,
         request: &O::Request,
@@ -111,7 +111,7 @@ impl Context {
         }
     }
 
-    /// Calls once, for those who know what to do about an error.
+    /// Calls once and returns the raw error, for callers that handle it.
     pub(crate) async fn try_call<O: Operation>(
         &self,
         request: &O::Request,
@@ -149,7 +149,7 @@ impl Context {
         }
     }
 
-    /// One run by its name.
+    /// Reads a run by its name.
     pub(crate) async fn run(&self, name: &str) -> Result<runs::Run, CliError> {
         let request = runs::ReadRequest { run_name: Some(name.to_owned()), id: None };
         match self.try_call::<ReadRun>(&request).await {
@@ -177,7 +177,7 @@ impl Context {
     }
 }
 
-/// Which of the project's things was meant, and where they are listed.
+/// Errors for unknown names, with suggestions.
 impl Context {
     pub(crate) fn unknown<'a>(&self, kind: &str, name: &str, all: impl Iterator<Item = &'a str>) -> CliError {
         let problem = CliError::new(format!("no {kind} named `{name}` in project `{}`", self.project))
@@ -189,13 +189,13 @@ impl Context {
     }
 }
 
-/// The name of a run, which is inside its specification.
+/// Name of a run, which is part of its specification.
 pub(crate) fn run_name(run: &runs::Run) -> String {
     let spec = run.run_spec.value().unwrap_or_default();
     spec["run_name"].as_str().unwrap_or("?").to_owned()
 }
 
-/// The name that was probably meant.
+/// Returns the most similar name, if it is similar enough.
 pub(crate) fn closest_name<'a>(name: &str, all: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     all.map(|other| (strsim::jaro_winkler(name, other), other))
         .filter(|(alike, _)| *alike >= SIMILARITY_MIN)

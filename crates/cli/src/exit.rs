@@ -1,10 +1,10 @@
-//! What the exit code means.
+//! Exit codes.
 //!
-//! Below 200 it is the job's own code, where a command waited for a job; `docs/cli.md` has the whole table.
+//! Codes below 200 are those of the job, for commands that wait for a job; `docs/cli.md` has the whole table.
 
 use std::process::ExitCode;
 
-/// Codes from here on are ours and never a job's.
+/// Lowest code of windlass; lower codes may come from a job.
 pub(crate) const OWN_CODES_MIN: i64 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,17 +12,17 @@ pub(crate) enum Exit {
     Done,
     /// Refused or failed.
     Failed,
-    /// The command was called in a way that cannot work.
+    /// Invalid arguments.
     Usage,
-    /// What the job itself returned; below 200.
+    /// Exit code of the job; below 200.
     Job(u8),
-    /// The run, or what was to be applied, failed, and not by a job's own exit code.
+    /// The run or the applied resource failed for another reason than a job's exit code.
     RunFailed,
-    /// Somebody stopped the run.
+    /// A user stopped the run.
     RunStopped,
-    /// The job returned 200 or more.
+    /// The job exited with 200 or more.
     JobCodeTooHigh,
-    /// A limit of the run ended it, such as `max_duration`.
+    /// A limit ended the run, such as `max_duration`.
     RunLimit,
 }
 

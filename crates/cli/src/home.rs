@@ -1,4 +1,4 @@
-//! `WINDLASS_HOME`: where every file of ours is, and how those with secrets are written.
+//! `WINDLASS_HOME`: the directory of all local files, and how private files are written.
 
 use std::{
     fs::{DirBuilder, OpenOptions},
@@ -25,38 +25,38 @@ impl Home {
         set("WINDLASS_HOME").or_else(|| set("HOME").map(|home| home.join(".windlass")))
     }
 
-    /// Which server to talk to, and as whom.
+    /// Current server and credentials.
     pub(crate) fn login_file(&self) -> PathBuf {
         self.0.join("login.json")
     }
 
-    /// The servers that were logged in to.
+    /// All servers that the user has logged in to.
     pub(crate) fn contexts_dir(&self) -> PathBuf {
         self.0.join("contexts")
     }
 
-    /// The project that commands work in on the server of this machine.
+    /// Current project on the server of this machine.
     pub(crate) fn project_file(&self) -> PathBuf {
         self.0.join("project")
     }
 
-    /// How `ssh` finds runs.
+    /// OpenSSH host entries of runs.
     pub(crate) fn ssh_dir(&self) -> PathBuf {
         self.0.join("ssh")
     }
 
-    /// The data of the server that runs on this machine by default.
+    /// Data of the server that runs on this machine by default.
     pub(crate) fn server_dir(&self) -> PathBuf {
         self.0.join("server")
     }
 }
 
-/// Makes a directory that others may not even list. One that is there stays as it is.
+/// Creates a directory that other users cannot list. An existing one is not changed.
 pub(crate) fn make_private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Replaces a file as a whole; only its owner may read it, from the first byte on.
+/// Replaces a file atomically; only its owner can read it at any time.
 pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         make_private_dir(parent)?;
@@ -76,7 +76,7 @@ pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     written
 }
 
-/// The text of a file; `None` when there is none.
+/// Returns the text of a file, or `None` if it does not exist.
 pub(crate) fn read_if_exists(path: &Path) -> Result<Option<String>, CliError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),

@@ -1,8 +1,8 @@
-//! The server on this machine that a command starts when nobody told it of another.
+//! The server on this machine, which a command starts if no other server is configured.
 //!
-//! A server writes `running.json` into its data directory when it is ready and removes it when it stops. The
-//! process id in it counts only together with the moment that process began: ids are used again. Whoever wants
-//! to start one holds `start.lock`, so two commands at once start one server.
+//! A server writes `running.json` into its data directory when it is ready, and removes it when it stops. The process
+//! ID in it is valid only together with the start time of the process, because IDs are reused. A command that starts a
+//! server holds `start.lock`, so that two concurrent commands start one server.
 
 use std::{
     ffi::OsString,
@@ -33,17 +33,17 @@ use crate::{
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How much of the log a failed start shows.
+/// Amount of the log that a failed start prints.
 const TAIL_BYTES: u64 = 2000;
 const TAIL_LINES: usize = 8;
-/// Where the port is kept that a server in the background had.
+/// File with the last port of a background server.
 const PORT_FILE: &str = "port";
 
 /// A server that is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct ServerProcess {
     pub(crate) pid: i32,
-    /// When the process began, in the kernel's ticks.
+    /// Start time of the process, in clock ticks of the kernel.
     pub(crate) began: u64,
     pub(crate) url: String,
 }
@@ -63,7 +63,7 @@ impl ServerProcess {
         write_private(&Self::path(data_dir), &text)
     }
 
-    /// Only its own: another server may be ready there by now.
+    /// Removes the file unless another server has replaced it.
     pub(crate) fn remove(&self, data_dir: &Path) {
         if Self::read(data_dir).as_ref() == Some(self) {
             let _ = std::fs::remove_file(Self::path(data_dir));
@@ -74,7 +74,7 @@ impl ServerProcess {
         serde_json::from_str(&std::fs::read_to_string(Self::path(data_dir)).ok()?).ok()
     }
 
-    /// The one that is alive.
+    /// Returns the running server.
     pub(crate) fn find(data_dir: &Path) -> Option<Self> {
         Self::read(data_dir).filter(Self::is_alive)
     }
@@ -84,10 +84,10 @@ impl ServerProcess {
     }
 }
 
-/// When a process began; `None` when it is gone or only waits to be buried.
+/// Start time of a process; `None` if it does not exist or is a zombie.
 fn began(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program is in parentheses and may hold anything, parentheses too.
+    // The program name is in parentheses and may contain anything, including parentheses.
     let rest = stat.rsplit_once(") ")?.1;
     let mut fields = rest.split(' ');
     if fields.next()? == "Z" {
@@ -104,7 +104,7 @@ pub(crate) fn log_file(data_dir: &Path) -> PathBuf {
     data_dir.join("server.log")
 }
 
-/// The local server, when it runs and we have its token.
+/// Returns the local server, if it is running and its token is known.
 pub(crate) fn find(home: &Home) -> Result<Option<Login>, CliError> {
     let dir = home.server_dir();
     let Some(running) = ServerProcess::find(&dir) else { return Ok(None) };
@@ -118,7 +118,7 @@ pub(crate) fn find(home: &Home) -> Result<Option<Login>, CliError> {
     }))
 }
 
-/// For a command that needs a server: says so when it had to start one.
+/// Returns the local server for a command, and prints a message if it had to be started.
 pub(crate) fn find_or_start(home: &Home) -> Result<Login, CliError> {
     let (login, started) = start_once(home, StartRequest::None)?;
     if started {
@@ -131,9 +131,9 @@ pub(crate) fn find_or_start(home: &Home) -> Result<Login, CliError> {
     Ok(login)
 }
 
-/// What a server that is to be started was asked to be.
+/// Options for starting a server.
 pub(crate) enum StartRequest {
-    /// Nobody asked: another command needs it.
+    /// Started implicitly by another command.
     None,
     Flags {
         flags: Vec<OsString>,
@@ -141,7 +141,7 @@ pub(crate) enum StartRequest {
     },
 }
 
-/// The server of this home, and whether it was started just now.
+/// Returns the server of this home directory, and whether it was started by this call.
 pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bool), CliError> {
     if let Some(found) = find(home)? {
         return Ok((found, false));
@@ -150,7 +150,7 @@ pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bo
     make_private_dir(&dir)
         .map_err(|error| CliError::from_error(&format!("make `{}`", dir.display()), &error))?;
     let _lock = lock(&dir)?;
-    // Whoever held the lock before us may have started it.
+    // The previous holder of the lock may have started it.
     if let Some(found) = find(home)? {
         return Ok((found, false));
     }
@@ -166,7 +166,7 @@ pub(crate) fn start_once(home: &Home, wishes: StartRequest) -> Result<(Login, bo
     Ok((start(&dir, wishes)?, true))
 }
 
-/// Held until it is dropped. Waiting for it is waiting for another command that starts the server.
+/// Acquires the lock, held until drop. Blocks while another command starts the server.
 fn lock(dir: &Path) -> Result<File, CliError> {
     let path = dir.join("start.lock");
     let failed = |error: std::io::Error| CliError::from_error(&format!("lock `{}`", path.display()), &error);
@@ -187,7 +187,7 @@ fn lock(dir: &Path) -> Result<File, CliError> {
     }
 }
 
-/// The port it had the last time, so that addresses people have written down stay true.
+/// Last port of the server, so that known URLs stay valid.
 fn last_port(dir: &Path) -> u16 {
     let kept = std::fs::read_to_string(dir.join(PORT_FILE)).ok();
     kept.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_PORT)
@@ -198,7 +198,7 @@ fn save_port(dir: &Path, url: &str) {
     if port != last_port(dir).to_string()
         && let Err(error) = write_private(&dir.join(PORT_FILE), &format!("{port}\n"))
     {
-        tracing::warn!(%error, "keep the port of the server");
+        tracing::warn!(%error, "failed to store the port of the server");
     }
 }
 
@@ -220,13 +220,13 @@ fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
     command
         .args(["server", "--background", "--usual-port", &last_port(dir).to_string(), "--data-dir"])
         .arg(dir)
-        // Not on the command line, which everybody on the machine can read.
+        // Not on the command line, which all users of the machine can read.
         .env("WINDLASS_SERVER_ADMIN_TOKEN", &token)
         .env_remove("WINDLASS_SERVER_ADMIN_TOKEN_FILE")
         .env_remove("WINDLASS_SERVER_DATA_DIR");
     match flags {
         Some(flags) => command.args(flags),
-        // What was meant for another server is not for this one.
+        // Settings for another server do not apply to this one.
         None => command
             .env_remove("WINDLASS_SERVER_DATABASE_URL")
             .env_remove("WINDLASS_SERVER_HOST")
@@ -244,7 +244,7 @@ fn start(dir: &Path, wishes: StartRequest) -> Result<Login, CliError> {
     Ok(Login { url: running.url, token, project: None, certificate: None, name: None })
 }
 
-/// The token that was given, or that of an earlier start, or a new one.
+/// Returns the given token, or that of an earlier start, or a new one.
 fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
     let path = token_file(dir);
     let kept = read_if_exists(&path)?.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
@@ -259,7 +259,7 @@ fn token(dir: &Path, given: Option<String>) -> Result<String, CliError> {
     Ok(token)
 }
 
-/// 256 random bits.
+/// Generates a token of 256 random bits.
 pub(crate) fn generate_token() -> Result<String, CliError> {
     let mut bytes = [0_u8; 32];
     getrandom::fill(&mut bytes).map_err(|error| CliError::from_error("draw a token", &error))?;
@@ -294,7 +294,7 @@ fn wait_until_ready(dir: &Path, child: &mut Child, log: &Path, from: u64) -> Res
     }
 }
 
-/// The last lines of what was logged since `from`.
+/// Returns the last log lines since `from`.
 fn read_log_tail(log: &Path, from: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(log)?;
@@ -309,7 +309,7 @@ fn read_log_tail(log: &Path, from: u64) -> String {
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
-/// Stops the server of a data directory and waits until it is gone. `None` when none runs.
+/// Stops the server of a data directory and waits for its end. `None` if none is running.
 pub(crate) fn stop(data_dir: &Path) -> Result<Option<ServerProcess>, CliError> {
     let Some(running) = ServerProcess::find(data_dir) else { return Ok(None) };
     let what = || format!("stop the server at {} (process {})", running.url, running.pid);

@@ -1,5 +1,5 @@
-//! Which server, as whom, in which project: flags and environment first, then what `login` wrote, then the
-//! server on this machine.
+//! Selection of server, credentials and project: flags and environment first, then the stored login, then the server on
+//! this machine.
 
 use std::{
     io::ErrorKind,
@@ -15,28 +15,29 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// The project of a new server.
+/// Project of a new server.
 pub(crate) const DEFAULT_PROJECT: &str = "main";
 
-/// What `windlass login` writes.
+/// A stored login, written by `windlass login`.
 #[derive(Clone, Deserialize, Serialize)]
 pub(crate) struct Login {
     pub(crate) url: String,
     pub(crate) token: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) project: Option<String>,
-    /// What the server is known by, as PEM.
+    /// Certificate of the server, in PEM format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) certificate: Option<String>,
-    /// What `windlass context` calls it.
+    /// Name in `windlass context`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
 }
 
-/// What `windlass context` calls the server on this machine.
+/// Name of the server on this machine in `windlass context`.
 pub(crate) const LOCAL_CONTEXT: &str = "local";
 
-/// Letters, digits and `.`, `-`, `_`, none of those first: it is the name of a file.
+/// Returns whether a name consists of letters, digits and `.`, `-`, `_`, starting with a letter or digit: it is used as
+/// a file name.
 pub(crate) fn is_context_name(name: &str) -> bool {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || ".-_".contains(letter);
     (1..=60).contains(&name.len())
@@ -46,7 +47,7 @@ pub(crate) fn is_context_name(name: &str) -> bool {
 }
 
 impl Login {
-    /// Its own name, else one made of the address.
+    /// Stored name, else one derived from the URL.
     pub(crate) fn context_name(&self) -> String {
         let named = self.name.clone().filter(|name| is_context_name(name));
         named.unwrap_or_else(|| {
@@ -59,7 +60,7 @@ impl Login {
         })
     }
 
-    /// Every server that was logged in to and not forgotten, by name.
+    /// Returns all stored logins, by name.
     pub(crate) fn all(home: &Home) -> Result<Vec<Self>, CliError> {
         let dir = home.contexts_dir();
         let failed =
@@ -77,7 +78,7 @@ impl Login {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(failed(&error)),
         }
-        // A login of before there were several.
+        // A login written before several were supported.
         if let Some(current) = Self::read(home)?
             && !all.iter().any(|one| one.context_name() == current.context_name())
         {
@@ -91,7 +92,7 @@ impl Login {
         home.contexts_dir().join(format!("{}.json", self.context_name()))
     }
 
-    /// Forgets the server, whether or not it is in use.
+    /// Deletes the stored login, whether or not it is current.
     pub(crate) fn remove(&self, home: &Home) -> Result<(), CliError> {
         remove_file(&self.file(home))
     }
@@ -109,7 +110,7 @@ impl Login {
         Ok(Some(login))
     }
 
-    /// Commands talk to it from now on, and it can be chosen again later.
+    /// Stores the login and makes it current.
     pub(crate) fn write(&self, home: &Home) -> Result<(), CliError> {
         for path in [self.file(home), home.login_file()] {
             let failed = |error: &dyn std::error::Error| {
@@ -122,7 +123,7 @@ impl Login {
     }
 }
 
-/// Commands talk to the server on this machine from now on.
+/// Makes the server on this machine current.
 pub(crate) fn clear(home: &Home) -> Result<(), CliError> {
     remove_file(&home.login_file())
 }
@@ -135,29 +136,29 @@ fn remove_file(path: &Path) -> Result<(), CliError> {
     }
 }
 
-/// The project that commands work in on the server of this machine.
+/// Current project on the server of this machine.
 pub(crate) fn local_project(home: &Home) -> Result<String, CliError> {
     let chosen = read_if_exists(&home.project_file())?.map(|name| name.trim().to_owned());
     Ok(chosen.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_PROJECT.to_owned()))
 }
 
-/// Where a command goes.
+/// Server, credentials and project of a command.
 pub(crate) struct ServerTarget {
     pub(crate) url: String,
     pub(crate) token: String,
-    /// What the server is known by, as PEM; what the machine trusts, without it.
+    /// Certificate of the server, in PEM format; `None` uses the trust store of the machine.
     pub(crate) certificate: Option<String>,
     pub(crate) project: String,
 }
 
-/// Decides, and starts a server on this machine when nothing names one.
+/// Selects the server; starts one on this machine if none is configured.
 pub(crate) fn choose_server(at: &ServerArgs) -> Result<ServerTarget, CliError> {
     let home = Home::find()?;
     let found = choose_with(&home, at, |home| local::find_or_start(home).map(Some))?;
     found.ok_or_else(|| CliError::new("find a server"))
 }
 
-/// Decides, and starts nothing.
+/// Selects the server without starting one.
 pub(crate) fn choose_running(at: &ServerArgs) -> Result<Option<ServerTarget>, CliError> {
     choose_with(&Home::find()?, at, local::find)
 }
@@ -194,7 +195,7 @@ fn choose_with(
     }))
 }
 
-/// The text of a certificate, from a file or as it is.
+/// Returns the text of a certificate that is given as a file name or as PEM.
 pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, CliError> {
     let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(None) };
     if given.trim_start().starts_with("-----BEGIN") {
@@ -212,14 +213,14 @@ pub(crate) fn certificate(given: Option<&str>) -> Result<Option<String>, CliErro
     Ok(Some(text))
 }
 
-/// The server on this machine, with the project that was chosen for it.
+/// The server on this machine, with its current project.
 fn here(home: &Home, found: Login) -> Result<Login, CliError> {
     let chosen = read_if_exists(&home.project_file())?;
     let project = chosen.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty());
     Ok(Login { project: project.or(found.project), ..found })
 }
 
-/// From now on commands work in this project. The answer is the file that says so.
+/// Sets the current project and returns the file that stores it.
 pub(crate) fn set_default_project(home: &Home, name: &str) -> Result<PathBuf, CliError> {
     if let Some(login) = Login::read(home)? {
         Login { project: Some(name.to_owned()), ..login }.write(home)?;
@@ -231,7 +232,7 @@ pub(crate) fn set_default_project(home: &Home, name: &str) -> Result<PathBuf, Cl
     Ok(path)
 }
 
-/// A server named without a token: one that we know.
+/// Finds the stored login of a server that was given without a token.
 fn find_known_login(home: &Home, stored: Option<Login>, url: String) -> Result<Login, CliError> {
     let same = |login: &Login| login.url.trim_end_matches('/') == url.trim_end_matches('/');
     if let Some(login) = stored.filter(same) {

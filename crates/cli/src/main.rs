@@ -1,4 +1,4 @@
-//! `windlass`: what people type.
+//! The `windlass` command line.
 
 mod cli;
 mod commands;
@@ -17,8 +17,8 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
-/// The server makes and drops many small strings on few threads, where the C library's allocator spends a fifth of its
-/// time on its own lists.
+/// The server allocates many small strings on few threads, where the C library's allocator spends a fifth of the time
+/// on its own lists.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,15 +1,14 @@
-//! How many files this process may have open.
+//! Limit of open files.
 //!
-//! Every host that is connected is one or two of them. The soft limit of most systems, 1,024, is there for programs
-//! that cannot count further; what the administrator allows is the hard one.
+//! Every connected host needs one or two of them. The soft limit of most systems, 1,024, exists for programs that
+//! cannot handle higher descriptors; the administrator's limit is the hard one.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Fewer are too few for a large fleet.
+/// Lower limits are too low for a large fleet.
 const ENOUGH_FILES: u64 = 8192;
 
-/// Raises the soft limit to the hard one. A server with the old limit works too, up to a point: it goes on, and says
-/// so in its log.
+/// Raises the soft limit to the hard one. On failure the server continues with the old limit and logs a warning.
 pub(crate) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let now = limit.current.unwrap_or(u64::MAX);
@@ -17,10 +16,10 @@ pub(crate) fn raise_limit() {
     if now < most
         && let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })
     {
-        tracing::warn!(%error, now, most, "raise the limit of open files: with many hosts connections will fail");
+        tracing::warn!(%error, now, most, "failed to raise the limit of open files; connections to many hosts will fail");
         return;
     }
     if most < ENOUGH_FILES {
-        tracing::info!(most, "few files may be open at once: with many hosts connections will fail");
+        tracing::info!(most, "low limit of open files; connections to many hosts will fail");
     }
 }

@@ -1,4 +1,4 @@
-//! Errors for people: what went wrong, why, and what to do about it.
+//! Errors for users: what went wrong, why, and how to fix it.
 
 mod code;
 
@@ -13,7 +13,7 @@ use crate::{
     output::{self, printable, style::Style},
 };
 
-/// Nobody reacts to a kind of it: it is shown, and sets the exit code.
+/// An error that is only printed and sets the exit code; callers do not match on its kind.
 #[derive(Debug)]
 pub(crate) struct CliError {
     code: ErrorCode,
@@ -28,17 +28,17 @@ impl CliError {
         Self { code: ErrorCode::Failed, what: what.into(), why: Vec::new(), hint: None, exit: Exit::Failed }
     }
 
-    /// The command cannot work as it was called.
+    /// An error in the arguments.
     pub(crate) fn usage(what: impl Into<String>) -> Self {
         Self { code: ErrorCode::Usage, exit: Exit::Usage, ..Self::new(what) }
     }
 
-    /// Everything was said already; only the exit code is left.
+    /// An error that was already printed; only the exit code remains.
     pub(crate) fn told() -> Self {
         Self::new("")
     }
 
-    /// Which kind of problem it is, more precisely.
+    /// Sets a more specific code.
     #[must_use]
     pub(crate) fn code(mut self, code: ErrorCode) -> Self {
         self.code = code;
@@ -57,7 +57,7 @@ impl CliError {
         self
     }
 
-    /// The same problem in a command whose lower exit codes belong to a job.
+    /// Sets an exit code from 200, for commands whose lower exit codes belong to a job.
     #[must_use]
     pub(crate) fn ours(mut self) -> Self {
         if self.exit == Exit::Failed {
@@ -70,13 +70,13 @@ impl CliError {
         self.exit
     }
 
-    /// What and why in one line, and the hint, for whoever shows them in another form.
+    /// Returns problem and reason in one line, and the hint, for other formats.
     pub(crate) fn parts(&self) -> (String, String) {
         let text: Vec<&str> = std::iter::once(&self.what).chain(&self.why).map(String::as_str).collect();
         (text.join(": "), self.hint.clone().unwrap_or_else(|| explain(self.code)))
     }
 
-    /// `error[CODE]: what: why` and a line for the hint; empty when all was said.
+    /// `error[CODE]: what: why` and a line for the hint; empty if the error was already printed.
     pub(crate) fn text(&self) -> String {
         if self.what.is_empty() {
             return String::new();
@@ -89,7 +89,7 @@ impl CliError {
         printable(&text)
     }
 
-    /// A call to the server at `url` that failed.
+    /// A failed call to the server at `url`.
     pub(crate) fn call(url: &str, error: &CallError) -> Self {
         match error {
             CallError::Dial(DialError::Connect { source, .. }) => {
@@ -127,7 +127,7 @@ impl CliError {
                     .hint("`windlass login --url URL --token TOKEN` with a token of that server")
             }
             CallError::Denied { status: 403, msg } if msg != "Access denied" => {
-                // The server says which right is missing, and who has it.
+                // The server's message names the missing right, and who has it.
                 let (why, hint) = msg.split_once("; hint: ").unwrap_or((msg, ""));
                 let problem = Self::new("do this").code(ErrorCode::NotAllowed).why(why);
                 if hint.is_empty() { problem } else { problem.hint(hint) }
@@ -162,10 +162,10 @@ impl CliError {
     }
 }
 
-/// What the parser of flags says: help, the version, or a mistake, which gets its code like all others.
+/// Prints the output of the flag parser: help, the version, or an error, which gets a code like all others.
 pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     if !error.use_stderr() {
-        // A reader that went away is no error.
+        // A closed stdout is not an error.
         let _ = error.print();
         return Exit::Done;
     }
@@ -177,7 +177,7 @@ pub(crate) fn report_usage_error(error: &clap::Error) -> Exit {
     Exit::Usage
 }
 
-/// Without causes that say what was said already, as errors do that wrap one of the same text.
+/// Removes causes that repeat a previous text, as wrapping errors do.
 fn dedup_causes(texts: impl Iterator<Item = String>) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for text in texts {
@@ -188,17 +188,17 @@ fn dedup_causes(texts: impl Iterator<Item = String>) -> Vec<String> {
     told
 }
 
-/// What a server without TLS answers is no TLS.
+/// Detects the reply of a server without TLS.
 fn is_plaintext_reply(said: &str) -> bool {
     said.contains("InvalidContentType")
 }
 
-/// A resolver tells its whole question; people want to know that there is no such name.
+/// Shortens the message of the resolver, which contains the whole query.
 fn format_lookup_error(why: &str) -> String {
     if why.contains("no records found") { "host name not found".to_owned() } else { why.to_owned() }
 }
 
-/// For those that have no better hint.
+/// Default hint.
 fn explain(code: ErrorCode) -> String {
     format!("`windlass explain {}` says what this means", code.id())
 }

@@ -1,7 +1,7 @@
-//! Which addresses may be dialled at the wish of others.
+//! Filter for addresses that users supply.
 //!
-//! A user who names a host makes this machine connect to it. Addresses that mean this machine, or that only it can reach,
-//! are left out unless they were allowed.
+//! A user who names a host makes this machine connect to it. Addresses of this machine, and those that only it can
+//! reach, are refused unless they are explicitly allowed.
 
 use std::{
     fmt,
@@ -11,14 +11,15 @@ use std::{
 
 use crate::{LookupError, lookup};
 
-/// Where clouds tell a machine its own secrets, beside the link-local address that most use.
+/// Metadata services of clouds, which return credentials of the machine; in addition to the link-local address that
+/// most clouds use.
 const METADATA_ADDRESSES: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
     IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
 ];
 
-/// Addresses with a common beginning: `10.0.0.0/8`, or a single one.
+/// Address range such as `10.0.0.0/8`, or a single address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -62,29 +63,30 @@ impl Network {
     }
 }
 
-/// Which addresses are dialled.
+/// Addresses that may be dialled.
 #[derive(Clone, Debug, Default)]
 pub enum AllowedAddresses {
-    /// All of them.
+    /// All addresses.
     #[default]
     Any,
-    /// None of this machine, loopback, link-local, multicast and metadata addresses, but those in the networks.
+    /// All except addresses of this machine and loopback, link-local, multicast and metadata addresses; those in the
+    /// networks are allowed.
     External { but: Vec<Network> },
 }
 
-/// Why a name was not turned into addresses.
+/// Failure to obtain an allowed address for a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    /// It has addresses, and none that may be dialled. Which ones is not said.
+    /// The name has addresses, but none is allowed. The error does not disclose them.
     #[error("the address of {name} is not allowed")]
     NotAllowed { name: String },
 }
 
 impl AllowedAddresses {
-    /// Whether an address that was written down may be dialled, as far as can be told without asking this machine.
-    /// A name may be: its addresses are looked at when it is dialled.
+    /// Returns whether a literal address is allowed, as far as can be determined without the addresses of this machine.
+    /// A name is always allowed here: its addresses are checked when it is dialled.
     pub fn admits_literal(&self, host: &str) -> bool {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let Ok(address) = bare.parse() else { return true };
@@ -102,8 +104,8 @@ impl AllowedAddresses {
         }
     }
 
-    /// The addresses of a name that may be dialled. Whoever dials one of them dials what was checked here, whatever
-    /// the name means a moment later.
+    /// Resolves a name to its allowed addresses. A caller that dials one of them dials exactly what was checked, even
+    /// if the name resolves differently a moment later.
     pub async fn lookup(&self, name: &str) -> Result<Vec<IpAddr>, AddressError> {
         let mut found = lookup(name).await?;
         found.retain(|address| self.admits(*address));
@@ -111,7 +113,7 @@ impl AllowedAddresses {
     }
 }
 
-/// An address of version 4 in the clothes of version 6 is that address.
+/// Converts an IPv6 address that embeds an IPv4 address (mapped, NAT64) to that IPv4 address.
 fn canonical_address(address: IpAddr) -> IpAddr {
     let IpAddr::V6(six) = address.to_canonical() else { return address.to_canonical() };
     match six.segments() {
@@ -139,7 +141,8 @@ fn is_special(address: IpAddr) -> bool {
         }
 }
 
-/// Whether the address is one of this machine: the way there begins where it ends. Nothing is sent.
+/// Returns whether the address belongs to this machine: the route to it then has the address itself as its source.
+/// Sends nothing.
 fn is_local_address(address: IpAddr) -> bool {
     let address = canonical_address(address);
     let any: IpAddr = match address {
@@ -217,7 +220,7 @@ mod tests {
     #[test]
     fn an_address_of_this_machine_is_its_own() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-        // A machine without a way out has no address to try.
+        // A machine without a default route has no address to test.
         if socket.connect("192.0.2.1:9").is_ok() {
             let own = socket.local_addr().unwrap().ip();
             assert!(is_local_address(own) && !external(&[]).admits(own), "{own}");

@@ -1,4 +1,4 @@
-//! One server, and how to reach it.
+//! Endpoint of a server, and connections to it.
 
 use std::{
     io,
@@ -16,14 +16,14 @@ use tokio_rustls::TlsConnector;
 
 use crate::{LookupError, TlsRoots, lookup};
 
-/// What bytes go through.
+/// Bidirectional byte stream.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
 
 pub type Stream = Box<dyn Io>;
 
-/// Why there is no connection.
+/// Failure to connect.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// It listens, but is not who it should be, or speaks no TLS.
+    /// The server's certificate is not trusted, or the server does not support TLS.
     #[error("agree on TLS with {name}")]
     Tls {
         name: String,
@@ -43,7 +43,7 @@ pub enum DialError {
     },
 }
 
-/// For those who tell no difference: the kind stays, and the text says it all.
+/// Conversion for callers that only handle I/O errors: keeps the kind, and the text contains the cause.
 impl From<DialError> for io::Error {
     fn from(error: DialError) -> Self {
         match &error {
@@ -55,26 +55,26 @@ impl From<DialError> for io::Error {
     }
 }
 
-/// A connection to the first address of a name that takes one, all tried within `limit`.
+/// Connects to the first address of a name that accepts, within `limit` for all addresses together.
 pub async fn connect(host: &str, port: u16, limit: Duration) -> Result<TcpStream, DialError> {
     let found = lookup(host).await?;
     connect_first(host, &found, port, limit).await
 }
 
-/// A connection to the first of these addresses of a name that takes one, all tried within `limit`.
+/// Connects to the first of these addresses of a name that accepts, within `limit` for all addresses together.
 pub async fn connect_first(
     host: &str,
     found: &[IpAddr],
     port: u16,
     limit: Duration,
 ) -> Result<TcpStream, DialError> {
-    // A silent first address must leave time for the next.
+    // An unresponsive first address must leave time for the next.
     let each = limit / u32::try_from(found.len()).unwrap_or(1).max(1);
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in found {
         match timeout(each, TcpStream::connect(SocketAddr::new(*address, port))).await {
             Ok(Ok(stream)) => {
-                // A socket that refuses this is about to fail anyway.
+                // A socket on which this fails is about to fail anyway.
                 let _ = stream.set_nodelay(true);
                 return Ok(stream);
             }
@@ -85,7 +85,7 @@ pub async fn connect_first(
     Err(DialError::Connect { name: format_host_port(host, port), source: last })
 }
 
-/// A server on the network, plain or with TLS.
+/// Server on the network, with or without TLS.
 #[derive(Clone)]
 pub struct Endpoint {
     host: String,
@@ -108,7 +108,7 @@ impl Endpoint {
         Self { host: strip_brackets(host).to_owned(), port, tls: Some(trust.connector()) }
     }
 
-    /// Host and port, as people write them.
+    /// Returns `HOST:PORT`.
     pub fn name(&self) -> String {
         format_host_port(&self.host, self.port)
     }
@@ -129,7 +129,7 @@ impl Endpoint {
     }
 }
 
-/// Addresses of version 6 have brackets in addresses of servers only.
+/// Removes the brackets of an IPv6 address, which are part of URLs only.
 fn strip_brackets(host: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }

@@ -1,6 +1,6 @@
-//! Connections to others: a name becomes addresses, an address a connection, and a connection one that nobody reads along.
+//! Name resolution, TCP connections and TLS.
 //!
-//! All of it works in a static binary, which cannot load the C library's name service.
+//! Works in a static binary, which cannot load the C library's name service.
 
 mod allowed_addresses;
 mod endpoint;

@@ -1,6 +1,6 @@
-//! Names to addresses, without the C library's name service: a static binary cannot load that.
+//! Name resolution without the C library's name service, which a static binary cannot load.
 //!
-//! In order: addresses as they are written, `localhost`, `/etc/hosts`, then the servers of `/etc/resolv.conf`.
+//! In order: literal addresses, `localhost`, `/etc/hosts`, then the servers of `/etc/resolv.conf`.
 
 use std::{
     io::Read as _,
@@ -12,14 +12,14 @@ use hickory_resolver::TokioResolver;
 use tokio::time::timeout;
 
 const HOSTS_FILE: &str = "/etc/hosts";
-/// More of the file is not read.
+/// Maximum number of bytes that are read from the file.
 const HOSTS_BYTES_MAX: u64 = 4 << 20;
-/// A lookup takes at most this long, retries and search domains included.
+/// Maximum duration of a lookup, retries and search domains included.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-/// More addresses of one name are not tried.
+/// Maximum number of addresses of a name to try.
 const ADDRESSES_MAX: usize = 8;
 
-/// Why a name has no address.
+/// Failure to resolve a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("look up {name}: {why}")]
 pub struct LookupError {
@@ -27,7 +27,7 @@ pub struct LookupError {
     pub why: String,
 }
 
-/// The addresses of a name: at least one, in the order in which to try them.
+/// Resolves a name to at least one address, in the order in which to try them.
 pub async fn lookup(name: &str) -> Result<Vec<IpAddr>, LookupError> {
     if let Some(known) = resolve_locally(name, &read_hosts_file().unwrap_or_default()) {
         return Ok(known);
@@ -55,7 +55,7 @@ fn resolve_locally(name: &str, hosts: &str) -> Option<Vec<IpAddr>> {
     }
     let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     if name == "localhost" || name.ends_with(".localhost") {
-        // Never asked of the network, and IPv4 first: that is what most servers listen on.
+        // Never resolved over the network. IPv4 first, because most servers listen on it.
         return Some(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
     let listed = hosts.lines().filter_map(|line| {

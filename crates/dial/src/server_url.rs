@@ -1,4 +1,4 @@
-//! Where a server is, as people write it.
+//! Server URLs.
 
 use crate::{Endpoint, TlsRoots, TlsRootsError};
 
@@ -10,18 +10,18 @@ pub enum ServerUrlError {
     TlsRoots(#[from] TlsRootsError),
 }
 
-/// `http://HOST:PORT/BASE`, or the same with `https`.
+/// Parsed `http://HOST:PORT/BASE`, or the same with `https`.
 #[derive(Clone, Debug)]
 pub struct ServerUrl {
     pub endpoint: Endpoint,
-    /// Host and port as they were written.
+    /// Host and port as they appear in the URL.
     pub authority: String,
-    /// Path before every other one, without a slash at the end.
+    /// Path prefix of every request, without a trailing slash.
     pub base: String,
 }
 
 impl ServerUrl {
-    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    /// `certificate` identifies an `https` server that the machine does not trust by itself.
     pub fn parse(url: &str, certificate: Option<&str>) -> Result<Self, ServerUrlError> {
         let wrong = || ServerUrlError::Address { url: url.to_owned() };
         let (scheme, rest) = url.split_once("://").ok_or_else(wrong)?;
@@ -41,7 +41,7 @@ impl ServerUrl {
         Ok(Self { endpoint: peer, authority: authority.to_owned(), base })
     }
 
-    /// As it was written, without what comes after host and port.
+    /// Returns the URL without its path.
     pub fn origin(&self) -> String {
         let scheme = if self.endpoint.has_tls() { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)

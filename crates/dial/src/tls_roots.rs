@@ -1,4 +1,4 @@
-//! Whom to believe that they are who they say.
+//! TLS trust roots.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,16 +16,16 @@ use rustls::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Names a file of certificates to trust instead of the system's, as for most programs.
+/// Environment variable with a file of certificates to trust instead of the system's, as in most programs.
 const CA_FILE_VARIABLE: &str = "SSL_CERT_FILE";
-/// Where systems keep the certificates they trust.
+/// Usual locations of the system's trusted certificates.
 const SYSTEM: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// How every certificate in PEM begins.
+/// Prefix of every certificate in PEM.
 const PEM_PREFIX: &str = "-----BEGIN";
 
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum TlsRootsError {
     Setup(#[from] Error),
 }
 
-/// Certificates that are believed.
+/// Trusted certificates.
 #[derive(Clone)]
 pub struct TlsRoots {
     config: Arc<ClientConfig>,
@@ -57,19 +57,19 @@ impl std::fmt::Debug for TlsRoots {
 }
 
 impl TlsRoots {
-    /// What is given, or what the machine trusts.
+    /// Loads the given certificates, or the system's without any.
     pub fn load(given: Option<&str>) -> Result<Self, TlsRootsError> {
         given.map_or_else(Self::from_system, Self::from_certificates)
     }
 
-    /// What this machine trusts.
+    /// Loads the certificates that this machine trusts.
     pub fn from_system() -> Result<Self, TlsRootsError> {
         let (all, path) = read_system_bundle()?;
         Self::build(&all, &[], &path.display().to_string())
     }
 
-    /// Whoever shows one of these, by whatever name it is reached, and those that one of these vouches for.
-    /// `given` is a file of certificates, or the certificates themselves as PEM.
+    /// Trusts servers that present one of these certificates, under any name, and those with a certificate issued by
+    /// one of them. `given` is a file of certificates, or the certificates themselves as PEM.
     pub fn from_certificates(given: &str) -> Result<Self, TlsRootsError> {
         if given.trim_start().starts_with(PEM_PREFIX) {
             let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(given.as_bytes()).collect();
@@ -116,7 +116,7 @@ impl TlsRoots {
     }
 }
 
-/// The certificates that this machine trusts, for those who speak TLS in a way of their own.
+/// Returns the certificates that this machine trusts, for callers that set up TLS themselves.
 pub fn system_certificates() -> Result<Vec<CertificateDer<'static>>, TlsRootsError> {
     let (all, path) = read_system_bundle()?;
     if all.is_empty() { Err(TlsRootsError::Empty { place: path.display().to_string() }) } else { Ok(all) }
@@ -128,11 +128,11 @@ fn read_system_bundle() -> Result<(Vec<CertificateDer<'static>>, PathBuf), TlsRo
     let path = chosen.or_else(system).ok_or(TlsRootsError::NoSystemBundle)?;
     let read = CertificateDer::pem_file_iter(&path)
         .map_err(|source| TlsRootsError::Read { path: path.clone(), source })?;
-    // Bundles hold certificates that nobody can use; those are left out.
+    // Bundles contain certificates that cannot be parsed; those are skipped.
     Ok((read.filter_map(Result::ok).collect(), path))
 }
 
-/// The usual check, and before it the simplest: that it is the very certificate that was given.
+/// Verifier that accepts the pinned certificates themselves before it does the usual verification.
 #[derive(Debug)]
 struct PinningVerifier {
     pinned: Vec<CertificateDer<'static>>,

@@ -1,6 +1,6 @@
-//! A place to knock at: hooks of a scheduler make a dispatcher look at once.
+//! Wake-up socket: hooks of a scheduler make a dispatcher start a round at once.
 //!
-//! A knock carries nothing and may be lost: whoever misses it looks a little later.
+//! A wake-up carries no data and may be lost: the dispatcher then starts its round a little later.
 
 use std::{
     fs, io,
@@ -19,23 +19,23 @@ pub struct WakeSocket {
 }
 
 impl WakeSocket {
-    /// A socket that somebody's end left behind is replaced; any other file stays.
+    /// Binds the socket. A socket left by a process that exited is replaced; any other file stays.
     pub fn bind(path: &Path) -> io::Result<Self> {
         if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
             fs::remove_file(path)?;
         }
         let socket = UnixDatagram::bind(path)?;
-        // Slurm's controller is somebody else. All that a stranger can do is make us look.
+        // Slurm's controller runs as another user. All that another user can do is cause a round.
         fs::set_permissions(path, fs::Permissions::from_mode(0o622))?;
         Ok(Self { socket, path: path.to_owned() })
     }
 
-    /// Until somebody has knocked.
+    /// Waits until a wake-up arrives.
     pub async fn next(&self) {
         if self.socket.recv(&mut [0]).await.is_err() {
             std::future::pending::<()>().await;
         }
-        // Many at once are one.
+        // Several pending wake-ups count as one.
         while self.socket.try_recv(&mut [0]).is_ok() {}
     }
 }
@@ -46,7 +46,7 @@ impl Drop for WakeSocket {
     }
 }
 
-/// Never waits: a full socket is one that has been knocked at.
+/// Sends a wake-up. Never blocks: a full socket already has one pending.
 pub fn notify(path: &Path) -> io::Result<()> {
     let socket = net::UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;

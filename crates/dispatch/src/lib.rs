@@ -1,7 +1,7 @@
-//! Dispatchers: small programs that take containers from the queue and have them run.
+//! Dispatchers: programs that lock containers of the queue and have a scheduler run them.
 //!
-//! They speak HTTP to the server and commands to the scheduler below, and know nothing else of either. What
-//! they conclude from the two is decided in `windlass_model::dispatch`.
+//! They use the HTTP API of the server and the commands of the scheduler, and nothing else of either. The decisions are
+//! in `windlass_model::dispatch`.
 
 pub mod hook;
 pub mod local;

@@ -1,7 +1,7 @@
-//! This machine as the scheduler: executors as processes of their own, known by files that outlive the dispatcher.
+//! This host as the scheduler: executors as separate processes, recorded in files that outlive the dispatcher.
 //!
-//! Each attempt has a directory with who runs it: process id and start time, so that a number that was given to
-//! another process is not mistaken for it. A directory that cannot be read is unknown, not empty.
+//! Each attempt has a directory that identifies its executor: process id and start time, so that a reused pid is not
+//! mistaken for it. A directory that cannot be read means unknown, not empty.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -32,30 +32,30 @@ use crate::scheduler::{Scheduler, SchedulerError, StopMode, SubmitError, SubmitR
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where attempts are kept; one dispatcher per directory.
+    /// Directory of attempts; one dispatcher per directory.
     pub dir: PathBuf,
-    /// The program `windlass-agent`.
+    /// Path of the program `windlass-agent`.
     pub executor: PathBuf,
-    /// What may be used; found out when not given.
+    /// Resources that may be used; detected if not set.
     pub size: Option<ResourceAmount>,
-    /// How many GPUs there are; found out when not given.
+    /// Number of GPUs; detected if not set.
     pub gpus: Option<u32>,
 }
 
 pub struct LocalScheduler {
     settings: Settings,
     begun: Instant,
-    /// What was read of each attempt: it does not change, and there may be thousands of them.
+    /// Records of all attempts: they do not change, and there may be thousands of them.
     known: Mutex<BTreeMap<Attempt, ExecutorRecord>>,
-    /// An executor that this process started is over.
+    /// Notified when an executor that this process started has exited.
     over: Arc<Notify>,
 }
 
-/// Who runs an attempt.
+/// File that identifies the executor of an attempt.
 const EXECUTOR_FILE: &str = "executor.json";
-/// What it was given.
+/// File with the resources of an attempt.
 const NEEDS_FILE: &str = "needs.json";
-/// An attempt that is over is forgotten after this time.
+/// Time after which the directory of a finished attempt is removed.
 const FORGET_AFTER: Span = Span::mins(5);
 
 impl LocalScheduler {
@@ -67,7 +67,7 @@ impl LocalScheduler {
         Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
     }
 
-    /// All that have a directory now, and since when each is over.
+    /// Reads the records of all attempts that have a directory now, and updates when each ended.
     fn refresh_records(&self) -> io::Result<MutexGuard<'_, BTreeMap<Attempt, ExecutorRecord>>> {
         let there = self.named()?;
         let mut known = self.known.lock();
@@ -78,7 +78,7 @@ impl LocalScheduler {
                 Ok(kept) => {
                     new.insert(kept);
                 }
-                // The directory is made first: the dispatcher died before it started anything.
+                // The directory is created first: the dispatcher died before it started anything.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -104,7 +104,7 @@ impl LocalScheduler {
         ResourceAmount { gpus: self.settings.gpus.unwrap_or(size.gpus), ..size }
     }
 
-    /// GPUs that nobody has.
+    /// Returns GPUs that no attempt uses.
     fn free_gpus(&self, count: u32) -> io::Result<Vec<u32>> {
         if count == 0 {
             return Ok(Vec::new());
@@ -123,7 +123,7 @@ impl LocalScheduler {
     fn start(&self, order: &SubmitRequest) -> io::Result<u32> {
         let dir = self.settings.dir.join(order.attempt.to_string());
         let gpus = self.free_gpus(order.needs.gpus)?;
-        // What is in it is for nobody else on the machine.
+        // No other user of the host may read its contents.
         fs::create_dir_all(&self.settings.dir)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         fs::write(dir.join(NEEDS_FILE), needs(&order.needs, &gpus).to_string())?;
@@ -141,18 +141,19 @@ impl LocalScheduler {
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // A group of its own: a signal for the dispatcher is not meant for what it started.
+            // A separate process group: a signal for the dispatcher must not reach the executors.
             .process_group(0);
         let mut child = command.spawn()?;
         let id = child.id();
-        // Not in its environment, which is in `/proc`. One that is gone already says so by its end.
+        // Not in its environment, which is visible in `/proc`. An executor that has already exited is detected by its
+        // exit.
         if let Some(mut stdin) = child.stdin.take() {
             let _ = stdin.write_all(order.token.as_bytes());
         }
-        // The executor writes the same; whoever is first, it is there before user code runs.
+        // The executor writes the same; in either case the file exists before user code runs.
         write_atomically(&dir.join(EXECUTOR_FILE), &json!({ "pid": id, "started": started(id) }))?;
-        // Somebody waits for each: none stays behind as a zombie, and its room is given away at once. Without a thread
-        // for that the next look finds it.
+        // A thread waits for each executor: none stays behind as a zombie, and its resources are free at once. If the
+        // thread cannot be started, the next snapshot detects the exit.
         let over = self.over.clone();
         let _ = std::thread::Builder::new().spawn(move || {
             let _ = child.wait();
@@ -162,19 +163,19 @@ impl LocalScheduler {
     }
 }
 
-/// Who runs an attempt.
+/// Executor of an attempt.
 struct ExecutorRecord {
     pid: u32,
-    /// In ticks since the machine started.
+    /// Start time in ticks since the host booted.
     started: u64,
     needs: ContainerNeeds,
-    /// By their numbers.
+    /// Indexes of its GPUs.
     gpus: Vec<u32>,
-    /// Since when it is known to be over.
+    /// Time at which its exit was detected.
     ended: Option<Timestamp>,
 }
 
-/// Moved into place: it is there whole or not at all.
+/// Writes a file atomically.
 fn write_atomically(path: &Path, value: &Value) -> io::Result<()> {
     let aside = path.with_extension("new");
     fs::write(&aside, value.to_string())?;
@@ -206,10 +207,10 @@ impl ExecutorRecord {
     }
 }
 
-/// When a process that lives was started; a zombie does not live.
+/// Returns the start time of a living process; `None` for a zombie.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in brackets and may hold anything.
+    // The name is in parentheses and may contain anything.
     let (_, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();
     if matches!(fields.first(), Some(&"Z" | &"X")) {
@@ -218,7 +219,7 @@ fn started(pid: u32) -> Option<u64> {
     fields.get(19)?.parse().ok()
 }
 
-/// Processors and memory of this machine, as far as this process may use them.
+/// Returns the processors and memory of this host that this process may use.
 pub fn size() -> ResourceAmount {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let total = fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text)).unwrap_or(0);
@@ -232,7 +233,7 @@ pub fn size() -> ResourceAmount {
     }
 }
 
-/// GPUs of which the kernel has a device: `nvidia0`, `nvidia1`, …
+/// Counts the GPUs for which the kernel has a device: `nvidia0`, `nvidia1`, …
 fn gpus(devices: &Path) -> u32 {
     let names = fs::read_dir(devices).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let is_gpu = |name: &std::ffi::OsString| {
@@ -272,7 +273,7 @@ impl Scheduler for LocalScheduler {
         let is_old =
             |kept: &ExecutorRecord| kept.ended.is_some_and(|since| asked_at.since(since) > FORGET_AFTER);
         for (attempt, _) in known.iter().filter(|(_, kept)| is_old(kept)) {
-            // What cannot be removed now is tried again at the next look.
+            // A directory that cannot be removed now is retried with the next snapshot.
             let _ = fs::remove_dir_all(self.settings.dir.join(attempt.to_string()));
         }
         Ok(SchedulerSnapshot { jobs, asked_at, is_whole: true })
@@ -303,7 +304,7 @@ impl Scheduler for LocalScheduler {
         let Some(pid) = ours.and_then(|kept| Pid::from_raw(i32::try_from(kept.pid).ok()?)) else {
             return Ok(());
         };
-        // One that is gone already needs no signal.
+        // A process that has already exited needs no signal.
         let _ = match pressure {
             StopMode::Ask => kill_process(pid, Signal::TERM),
             StopMode::Force => kill_process_group(pid, Signal::KILL),
@@ -319,7 +320,7 @@ impl Scheduler for LocalScheduler {
         self.over.notified().await;
     }
 
-    /// What runs here runs; only the order of those that wait has a meaning.
+    /// Does nothing: an executor on this host runs at once, and only waiting jobs have an order.
     async fn renice(&self, _job: &str, _priority: u64) -> Result<(), SchedulerError> {
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! What a dispatcher does, in figures, for whoever collects them.
+//! Metrics of a dispatcher.
 //!
-//! They are a file in the text format of Prometheus, for the collector of text files that a node's exporter has: a
-//! dispatcher on a login node opens no port.
+//! They are a file in the text format of Prometheus, for the textfile collector of a node exporter: a dispatcher on a
+//! login node opens no port.
 
 use std::{fmt::Write as _, io, path::PathBuf, time::Duration};
 
@@ -22,7 +22,7 @@ impl Metrics {
         Self { file, rounds: 0, failures: 0, taken: 0, last: RoundSummary::default(), seconds: 0.0 }
     }
 
-    /// After each round: what it did, or nothing if it failed.
+    /// Records a round: its summary, or `None` if it failed.
     pub fn add(&mut self, done: Option<RoundSummary>, lasted: Duration) {
         self.rounds += 1;
         self.seconds += lasted.as_secs_f64();
@@ -34,13 +34,13 @@ impl Metrics {
             None => self.failures += 1,
         }
         if let Err(error) = self.write() {
-            tracing::warn!(%error, "write metrics");
+            tracing::warn!(%error, "failed to write metrics");
         }
     }
 
     fn write(&self) -> io::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
-        // Moved into place: whoever reads it sees all of it or the one before.
+        // Renamed at the end: a reader sees either the new file or the previous one.
         let aside = file.with_extension("new");
         std::fs::write(&aside, self.text())?;
         std::fs::rename(aside, file)

@@ -1,6 +1,7 @@
-//! News of the queue: what wakes a dispatcher before its time.
+//! Events of the queue, which wake a dispatcher before its next regular round.
 //!
-//! It carries nothing, and may be lost: whoever is woken looks, and who is not woken looks a little later.
+//! An event carries no data, and may be lost: a dispatcher that is woken reads the queue, and one that is not does so a
+//! little later.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +21,7 @@ use windlass_dial::DialError;
 use windlass_model::causes::chain;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The server says something every half a minute.
+/// Time without a message after which the connection counts as broken; the server sends one every half a minute.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(60);
@@ -31,7 +32,7 @@ pub struct QueueEvents {
 }
 
 impl QueueEvents {
-    /// Listens until it is dropped. A server without events is a server without news.
+    /// Listens until it is dropped. A server without events never wakes the dispatcher.
     pub fn listen(client: QueueHttpClient) -> Self {
         let heard = Arc::new(Notify::new());
         let listening = tokio::spawn(listen(client, heard.clone()));
@@ -64,7 +65,7 @@ async fn listen(client: QueueHttpClient, heard: Arc<Notify>) {
     loop {
         let mut any = false;
         let Err(deaf) = receive_events(&client, &heard, &mut any).await;
-        tracing::debug!(error = %chain(&deaf), "listen to the queue");
+        tracing::debug!(error = %chain(&deaf), "queue event stream failed");
         pause = if any { RETRY_DELAY_MIN } else { (pause * 2).min(RETRY_DELAY_MAX) };
         sleep(pause).await;
     }
@@ -82,7 +83,7 @@ async fn receive_events(
     let wanted = json!({ "method": "subscribe", "filters": [["object_uuid", "is_a", "arvados#container"]] });
     socket.send(Message::text(wanted.to_string())).await.map_err(spoken)?;
     *any = true;
-    // Whatever happened while nobody listened.
+    // Covers events that were missed while not connected.
     heard.notify_one();
     loop {
         match timeout(IDLE_TIMEOUT, socket.next()).await {
@@ -97,8 +98,8 @@ async fn receive_events(
     }
 }
 
-/// Whether there may be something to take or to stop. That one runs which we started is no news, and neither is its end:
-/// of the room that it leaves the scheduler knows first.
+/// Returns whether there may be a container to lock or to stop. The start of a container by this dispatcher does not
+/// count, and neither does its end: the scheduler detects the freed capacity first.
 fn is_relevant(text: &str) -> bool {
     let row: Value = serde_json::from_str(text).unwrap_or_default();
     let (old, new) = (&row["properties"]["old_attributes"], &row["properties"]["new_attributes"]);

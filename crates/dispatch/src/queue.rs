@@ -1,4 +1,4 @@
-//! The queue, as a dispatcher sees and changes it: over the public API, with a token of its own.
+//! Client of the container queue for a dispatcher: over the public API, with a separate token.
 
 use std::sync::{
     LazyLock,
@@ -14,11 +14,11 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-/// Containers that one look takes into account; the rest waits its turn.
+/// Maximum number of queued containers that one request reads; the rest is read later.
 const QUEUED_MAX: usize = 1_000;
-/// By uuid at once.
+/// Maximum number of uuids in one request.
 const UUID_BATCH_MAX: usize = 100;
-/// What [`Door::read`] reads; a queue of records with all their mounts is long.
+/// Fields that [`Door::read`] reads; records with all their mounts would be large.
 const SELECTED_FIELDS: [&str; 8] = [
     "uuid",
     "state",
@@ -30,16 +30,16 @@ const SELECTED_FIELDS: [&str; 8] = [
     "scheduling_parameters",
 ];
 
-/// One dispatcher's door to the queue.
+/// A dispatcher's client of the queue.
 #[derive(Debug)]
 pub struct QueueClient {
     client: QueueHttpClient,
-    /// Who this dispatcher is to the queue.
+    /// Identity of this dispatcher in the queue.
     pub token_uuid: String,
     name: Option<DispatcherName>,
 }
 
-/// Who a dispatcher is to people: containers may ask for it by its name.
+/// Name of a dispatcher for users: containers may request it by its name.
 #[derive(Clone, Debug)]
 pub struct DispatcherName {
     kind: &'static str,
@@ -47,13 +47,13 @@ pub struct DispatcherName {
 }
 
 impl DispatcherName {
-    /// That of a cluster of Slurm.
+    /// Name of a Slurm cluster.
     pub fn of_slurm(name: String) -> Self {
         Self { kind: "slurm", name }
     }
 }
 
-/// A lock that was just taken.
+/// Lock that was just acquired.
 #[derive(Debug)]
 pub struct ContainerLock {
     pub attempt: Attempt,
@@ -61,20 +61,20 @@ pub struct ContainerLock {
 }
 
 impl QueueClient {
-    /// Finds out who it is.
+    /// Creates the client and reads the identity of its token.
     pub async fn open(client: QueueHttpClient) -> Result<Self, QueueError> {
         let own = client.get("api_client_authorizations/current").await?;
         let token_uuid = own["uuid"].as_str().unwrap_or_default().to_owned();
         Ok(Self { client, token_uuid, name: None })
     }
 
-    /// The same under a name.
+    /// Returns the same client with a name.
     #[must_use]
     pub fn named(self, name: Option<DispatcherName>) -> Self {
         Self { name, ..self }
     }
 
-    /// Holds the lease of this token for so many seconds; 0 gives it back. Says who holds it where that is another
+    /// Holds the lease of this token for this many seconds; 0 releases it. Returns the holder if that is another
     /// process. A queue without leases has nothing to hold.
     pub async fn hold(&self, seconds: u64) -> Result<Option<String>, QueueError> {
         let lease =
@@ -89,7 +89,7 @@ impl QueueClient {
         }
     }
 
-    /// Says which machines are behind it, and that it is there. Nothing without a name.
+    /// Announces the nodes of this dispatcher, and that it is online. Does nothing without a name.
     pub async fn announce(&self, kinds: &[NodeClass]) -> Result<(), QueueError> {
         let Some(DispatcherName { kind, name }) = &self.name else { return Ok(()) };
         let nodes = kinds.iter().map(|kind| {
@@ -102,7 +102,7 @@ impl QueueClient {
         self.client.put(&format!("dispatchers/{}", percent_encode(name)), &told).await.map(drop)
     }
 
-    /// What asks for another dispatcher is not in sight.
+    /// Returns false for a queued container that requests another dispatcher.
     fn is_eligible(&self, record: &Value) -> bool {
         let wanted = record["scheduling_parameters"]["dispatcher"].as_str();
         record["state"] != "Queued"
@@ -113,7 +113,7 @@ impl QueueClient {
         self.client.url()
     }
 
-    /// What this dispatcher holds, what it might take, and what it still has jobs of.
+    /// Reads the containers that this dispatcher holds, that it might lock, and for which it still has jobs.
     pub async fn look(&self, tracked: &[String], asked_at: Timestamp) -> Result<QueueSnapshot, QueueError> {
         let mut containers = self.list("containers/current?limit=1000&count=none").await?;
         let filters = percent_encode(&json!([["state", "=", "Queued"], ["priority", ">", 0]]).to_string());
@@ -137,7 +137,7 @@ impl QueueClient {
         Ok(items.iter().filter(|item| self.is_eligible(item)).filter_map(|item| self.read(item)).collect())
     }
 
-    /// One more look at a container.
+    /// Reads one container again.
     pub async fn find(&self, uuid: &str) -> Result<Option<ContainerView>, QueueError> {
         match self.client.get(&format!("containers/{uuid}")).await {
             Ok(record) => Ok(self.read(&record)),
@@ -160,7 +160,7 @@ impl QueueClient {
     }
 
     pub async fn lock(&self, uuid: &str) -> Result<ContainerLock, QueueError> {
-        // The same name on a repeat: an answer that was lost is not lost for good.
+        // The same name on a repeat: a lost response can be recovered.
         let name = next_request_key();
         let path = format!("containers/{uuid}/lock");
         let locked = match self.client.send_idempotent("POST", &path, &Value::Null, &name).await {
@@ -180,7 +180,7 @@ impl QueueClient {
         self.client.post(&path, &Value::Null).await.map(drop)
     }
 
-    /// The result of this attempt is lost.
+    /// Cancels a container because the result of this attempt is lost.
     pub async fn cancel(&self, attempt: &Attempt, reason: &str, error: &str) -> Result<(), QueueError> {
         let status = json!({ "error": error, "reason": reason });
         let change = json!({ "state": "Cancelled", "attempt": attempt.number, "runtime_status": status });
@@ -188,14 +188,14 @@ impl QueueClient {
         self.client.put(&path, &json!({ "container": change })).await.map(drop)
     }
 
-    /// What a container that was handed over waits for.
+    /// Reports what a submitted container waits for.
     pub async fn waits(&self, attempt: &Attempt, activity: &str) -> Result<(), QueueError> {
         let change = json!({ "attempt": attempt.number, "runtime_status": json!({ "activity": activity }) });
         let path = format!("containers/{}", attempt.uuid);
         self.client.put(&path, &json!({ "container": change })).await.map(drop)
     }
 
-    /// One of the dispatcher's events.
+    /// Writes an event of the dispatcher.
     pub async fn say(
         &self,
         uuid: &str,
@@ -211,27 +211,28 @@ impl QueueClient {
     }
 }
 
-/// Drawn anew by every process.
+/// Random identifier of this process.
 static HOLDER_ID: LazyLock<String> = LazyLock::new(|| {
     let drawn = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
     drawn.trim().replace('-', "")
 });
 
-/// Where this process is, for people.
+/// Describes this process for people: its pid and host.
 fn describe_process() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host: String = host.trim().chars().take(64).collect();
     format!("process {} on {host}", std::process::id())
 }
 
-/// Different for every call, also of the process that takes this one's place.
+/// Returns a key that differs for every call, also from those of the process that replaces this one.
 fn next_request_key() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     format!("lock-{}-{}", *HOLDER_ID, COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn parse_gpu_needs(wants: &Value, scheduling: &Value) -> GpuRequirement {
-    // Of CUDA programs it is the least capability; of others, names of processors that nobody tells us.
+    // For CUDA programs this is the minimum capability; for others, names of processors that the scheduler does not
+    // report.
     let target =
         wants["gpu"]["hardware_target"][0].as_str().or(wants["cuda"]["hardware_capability"].as_str());
     GpuRequirement {
@@ -241,7 +242,7 @@ fn parse_gpu_needs(wants: &Value, scheduling: &Value) -> GpuRequirement {
     }
 }
 
-/// What a record asks of whoever runs it.
+/// Returns the requirements of a record.
 fn needs(record: &Value) -> ContainerNeeds {
     let wants = &record["runtime_constraints"];
     let scheduling = &record["scheduling_parameters"];

@@ -1,7 +1,7 @@
-//! The loop of every dispatcher: look at the queue and at the scheduler, settle what is held, take what fits.
+//! The loop of every dispatcher: read the queue and the scheduler, reconcile held containers, and dispatch what fits.
 //!
-//! A round that cannot see one of the two does nothing that could be wrong: it places nothing and ends nothing.
-//! Whatever it did not finish, the next one finds again. It may be killed at any moment.
+//! A round that cannot read one of the two does nothing that could be wrong: it starts nothing and ends nothing. The
+//! next round finds whatever was not finished. The process may be killed at any moment.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -27,16 +27,16 @@ use crate::{
     },
 };
 
-/// Containers taken in one round; others of the same queue get their chance.
+/// Maximum number of containers dispatched in one round; other dispatchers of the same queue get their share.
 const DISPATCHES_MAX: usize = 50;
-/// Calls under way at once for what is only told.
+/// Maximum number of concurrent calls that only report events.
 const EVENT_CONCURRENCY: usize = 8;
-/// Containers of which one round tells what they wait for in the scheduler; others follow in the next ones.
+/// Maximum number of containers whose wait reason is reported in one round; others follow in the next ones.
 const WAIT_REPORTS_MAX: usize = 20;
 const DISPATCHED: &str = "dispatched";
-/// Servers count on one that they have heard of in the last two minutes.
+/// Interval of announcements. Servers consider a dispatcher offline after two minutes.
 const ANNOUNCE_EVERY: Duration = Duration::from_secs(30);
-/// A job that does not end by itself is ended by force after this time.
+/// Time after which a job that does not end by itself is killed.
 const FORCE_AFTER: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum RoundError {
     Waits { by: String },
 }
 
-/// What a round did, in numbers.
+/// Summary of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundSummary {
     pub held: usize,
@@ -59,13 +59,13 @@ pub struct RoundSummary {
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where the scheduler's clock begins too.
+    /// Start of the clock, shared with the scheduler.
     pub begun: Instant,
-    /// A lock that stands without a job for longer is given back.
+    /// Time after which a lock without a job is released.
     pub lost_after: Span,
-    /// For executors, beside what each of them gets.
+    /// Variables for executors, in addition to those of each attempt.
     pub environment: Vec<(String, String)>,
-    /// For how long other processes with the same token wait for this one after they last heard of it.
+    /// Time that other processes with the same token wait after the last renewal of the lease.
     pub lease: Duration,
 }
 
@@ -76,13 +76,13 @@ pub struct Dispatcher<S> {
     memory: ReconcileState,
     said: ReportedReasons,
     tries: RetryLimiter,
-    /// What each attempt was last said to wait for in the scheduler.
+    /// Wait reason last reported for each attempt.
     waits: BTreeMap<Attempt, String>,
-    /// Since when each attempt was asked to stop.
+    /// Time at which each attempt was first asked to stop.
     stopping: BTreeMap<Attempt, Instant>,
-    /// When it last said what is behind it.
+    /// Time of the last announcement.
     announced: Option<Instant>,
-    /// When it last took the lease of its token.
+    /// Time at which the token's lease was last renewed.
     leased: Option<Instant>,
 }
 
@@ -102,7 +102,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
-    /// Takes the lease of the token, or keeps it. Without it nothing may be done: another process does it.
+    /// Acquires or renews the token's lease. Without it nothing may be done, because another process may hold it.
     async fn hold_lease(&mut self) -> Result<(), RoundError> {
         let asked = Instant::now();
         let age = self.leased.map(|at| asked - at);
@@ -118,18 +118,18 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                 self.leased = None;
                 Err(RoundError::Waits { by })
             }
-            // Nobody else has it yet.
+            // The lease has not expired, so no other process holds it.
             Err(_) if age.is_some_and(|age| age < self.settings.lease) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Lets another process with the same token begin at once.
+    /// Releases the lease, so that another process with the same token can start at once.
     pub async fn release(&self) {
         if self.leased.is_some()
             && let Err(error) = self.door.hold(0).await
         {
-            tracing::debug!(error = %chain(&error), "give the lease back");
+            tracing::debug!(error = %chain(&error), "failed to release the lease");
         }
     }
 
@@ -141,7 +141,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         self.hold_lease().await?;
         self.announce().await;
         let lower = self.scheduler.look().await?;
-        // What is over and still held comes with what is held; the rest of it is of no interest.
+        // Finished jobs that are still held are in the list of held containers; other finished ones are not needed.
         let live = lower.jobs.iter().filter(|job| !job.life.is_over());
         let mut tracked: Vec<String> = live.map(|job| job.attempt.uuid.clone()).collect();
         tracked.sort();
@@ -160,12 +160,12 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         Ok(RoundSummary { held, taken, waiting })
     }
 
-    /// Until a look may find more room than the last.
+    /// Waits until the scheduler may have more capacity than in the last snapshot.
     pub async fn changed(&self) {
         self.scheduler.changed().await;
     }
 
-    /// Says what containers wait for that the scheduler has not started. Nothing depends on it.
+    /// Reports what containers wait for that the scheduler has not started. Informational only.
     async fn report_waits(&mut self, queue: &QueueSnapshot, lower: &SchedulerSnapshot) {
         let why = |container: &ContainerView| {
             let job =
@@ -185,9 +185,9 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             .collect();
         for (attempt, why) in news {
             match self.door.waits(&attempt, &why).await {
-                // It has started meanwhile, or is another's.
+                // A refusal means that it has started meanwhile, or belongs to another dispatcher.
                 Err(error) if !error.is_refusal() => {
-                    tracing::warn!(%attempt, error = %chain(&error), "failed to say what a container waits for");
+                    tracing::warn!(%attempt, error = %chain(&error), "failed to report wait reason");
                     return;
                 }
                 Ok(()) | Err(_) => drop(self.waits.insert(attempt, why)),
@@ -195,7 +195,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
-    /// Nobody's containers wait for this: what goes wrong is tried again.
+    /// Announces the capacity. No container depends on it: failures are retried.
     async fn announce(&mut self) {
         if self.announced.is_some_and(|at| at.elapsed() < ANNOUNCE_EVERY) {
             return;
@@ -206,11 +206,11 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         };
         match told.await {
             Ok(()) => self.announced = Some(Instant::now()),
-            Err(error) => tracing::warn!(error = %chain(&error), "say what is behind this dispatcher"),
+            Err(error) => tracing::warn!(error = %chain(&error), "failed to announce capacity to the server"),
         }
     }
 
-    /// What could not be done comes again next round.
+    /// Applies a step. If it fails, the next round repeats it.
     async fn apply_step(&mut self, step: ReconcileStep, lower: &SchedulerSnapshot) {
         let done = match &step {
             ReconcileStep::Stop { attempt, job } => self.stop(attempt, job).await,
@@ -230,11 +230,12 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             }
         };
         if let Err(error) = done {
-            tracing::warn!(?step, error = %chain(&error), "take a step");
+            tracing::warn!(?step, error = %chain(&error), "failed to apply step");
         }
     }
 
-    /// A refusal means that the last word came first: there is nothing to clean up then.
+    /// Reports the event of a step. A refusal means that the final update came first: then there is nothing to clean
+    /// up.
     async fn told(
         &self,
         done: Result<(), QueueError>,
@@ -273,7 +274,8 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
-    /// Takes first and tells afterwards, all at once: whoever waits for room must not wait for words.
+    /// Dispatches first and reports afterwards, all at once: containers that wait for capacity must not wait for
+    /// reports.
     async fn dispatch_queued(
         &mut self,
         queue: &QueueSnapshot,
@@ -286,7 +288,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
             match choice {
                 Selection::Leave { uuid, why } => words.push(DispatchEvent::not_run(uuid, why)),
                 Selection::Take { uuid } => {
-                    // One that was started under an earlier lock and still runs is stopped first.
+                    // A job that was started under an earlier lock and still runs is stopped first.
                     let runs = lower.jobs.iter().any(|job| job.attempt.uuid == uuid && !job.life.is_over());
                     if runs {
                         continue;
@@ -306,7 +308,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
         let this = &*self;
         let told = stream::iter(words).map(|word| this.tell(word)).buffer_unordered(EVENT_CONCURRENCY);
-        // What cannot be told does not keep back the rest.
+        // A report that fails does not delay the others.
         let told: Vec<Result<(), RoundError>> = told.collect().await;
         let told: Result<(), RoundError> = told.into_iter().collect();
         match failed {
@@ -315,7 +317,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
-    /// A container that somebody took meanwhile needs no word.
+    /// Reports an event. A container that another dispatcher has locked meanwhile needs none.
     async fn tell(&self, word: DispatchEvent) -> Result<(), RoundError> {
         match self.door.say(&word.uuid, word.event, &word.text, word.attempt).await {
             Ok(()) => Ok(()),
@@ -324,7 +326,7 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
         }
     }
 
-    /// Locks it and hands it over, and returns what is to be told of that.
+    /// Locks a container and submits it, and returns the event to report.
     async fn take(
         &mut self,
         queue: &QueueSnapshot,
@@ -365,16 +367,16 @@ impl<S: Scheduler + Sync> Dispatcher<S> {
                 };
                 Ok(self.said.is_news(&uuid, &why).then(|| DispatchEvent::not_run(uuid, why)))
             }
-            // It may run: the next look finds it by its name, or the lock is given back after a while.
+            // It may run: the next snapshot finds it by its name, or the lock is released after a while.
             Err(SubmitError::Unclear(unclear)) => {
-                tracing::warn!(attempt = %lock.attempt, error = %chain(&unclear), "hand a container over");
+                tracing::warn!(attempt = %lock.attempt, error = %chain(&unclear), "submission is unclear");
                 Ok(None)
             }
         }
     }
 }
 
-/// One of the dispatcher's events, to be told.
+/// Event of the dispatcher, to be reported.
 struct DispatchEvent {
     uuid: String,
     event: &'static str,
@@ -388,12 +390,12 @@ impl DispatchEvent {
     }
 }
 
-/// What the scheduler says of the job of an attempt.
+/// Returns the scheduler's message about the job of an attempt.
 fn said<'a>(attempt: &Attempt, lower: &'a SchedulerSnapshot) -> Option<&'a str> {
     lower.find(attempt).and_then(|job| job.said.as_deref())
 }
 
-/// For the container, for people, and for the log.
+/// Returns the reason for the container, the message for people, and the event for the log.
 fn words(why: ReleaseReason, said: Option<&str>) -> (&'static str, String, Option<&'static str>) {
     match why {
         ReleaseReason::Crashed => {

@@ -1,4 +1,4 @@
-//! What a dispatcher asks of whatever runs its containers.
+//! Interface of a dispatcher to the scheduler that runs its containers.
 
 use windlass_model::dispatch::{
     Attempt, ContainerNeeds, SchedulerSnapshot,
@@ -6,20 +6,20 @@ use windlass_model::dispatch::{
     room::{ClusterNode, NodeClass, kinds},
 };
 
-/// How a scheduler calls the end of a job whose node is gone.
+/// State of a job that ended because its node was lost.
 pub const NODE_LOST: &str = "NODE_FAIL";
-/// The end of one that used more memory than it asked for.
+/// State of a job that ended because it used more memory than requested.
 pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
-/// The end of one that ran longer than it may.
+/// State of a job that ended because it exceeded its time limit.
 pub const TIMED_OUT: &str = "TIMEOUT";
 
-/// A container to be handed over.
+/// Container to be submitted.
 #[derive(Clone)]
 pub struct SubmitRequest {
     pub attempt: Attempt,
     pub priority: u64,
     pub needs: ContainerNeeds,
-    /// Environment of the executor: where the server is, and how containers are run. Nothing of it is secret.
+    /// Environment of the executor: the server's address, and how containers are run. Contains no secrets.
     pub environment: Vec<(String, String)>,
     /// The attempt's token, which the executor reads from its standard input.
     pub token: String,
@@ -27,15 +27,15 @@ pub struct SubmitRequest {
 
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// The scheduler took the request and said no.
+    /// The scheduler read the request and refused it.
     #[error("scheduler refuses: {why}")]
     Refused { why: String },
-    /// It may have been taken: only a look for its name can tell.
+    /// The scheduler may have accepted it: only a search for its name can show that.
     #[error("hand a container over")]
     Unclear(#[source] SchedulerError),
 }
 
-/// The scheduler did not answer, or not in a way that means anything. Never the same as "nothing there".
+/// The scheduler did not respond, or not meaningfully. Never equivalent to an empty result.
 #[derive(Debug, thiserror::Error)]
 pub enum SchedulerError {
     #[error("start `{program}`")]
@@ -52,16 +52,16 @@ pub enum SchedulerError {
     InvalidOutput { program: &'static str, line: String },
 }
 
-/// How much a job is pressed to end.
+/// Method of stopping a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopMode {
-    /// The executor is told, and captures what there is.
+    /// The executor is signalled, and captures the output that exists.
     Ask,
-    /// The scheduler ends it by its own means.
+    /// The scheduler kills the job.
     Force,
 }
 
-/// All calls may be repeated.
+/// Scheduler of a dispatcher. All calls may be repeated.
 pub trait Scheduler {
     type Room: Capacity + Send;
 
@@ -70,27 +70,28 @@ pub trait Scheduler {
         &self,
         lower: &SchedulerSnapshot,
     ) -> impl Future<Output = Result<Self::Room, SchedulerError>> + Send;
-    /// How the scheduler calls the job.
+    /// Submits a container and returns the scheduler's id of the job.
     fn submit(&self, order: &SubmitRequest) -> impl Future<Output = Result<String, SubmitError>> + Send;
     fn stop(&self, job: &str, pressure: StopMode) -> impl Future<Output = Result<(), SchedulerError>> + Send;
     fn renice(&self, job: &str, priority: u64) -> impl Future<Output = Result<(), SchedulerError>> + Send;
 
-    /// Whether executors are processes of this machine and user.
+    /// Returns whether executors are processes of this host and user.
     fn is_here(&self) -> bool {
         false
     }
 
-    /// Whether what it refused once it refuses until something has changed.
+    /// Returns whether a refusal stands until something has changed.
     fn refuses_for_long(&self) -> bool {
         false
     }
 
-    /// Until there is room that was not there before, where the scheduler is told so.
+    /// Waits until there is new capacity, if the scheduler is notified of it.
     fn changed(&self) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 
-    /// The machines behind it, for people who choose where to run something. None where that is nobody's business.
+    /// Returns the nodes of the scheduler, for users who choose where to run something. Empty if they are not
+    /// published.
     fn nodes(&self) -> impl Future<Output = Result<Vec<ClusterNode>, SchedulerError>> + Send {
         std::future::ready(Ok(Vec::new()))
     }

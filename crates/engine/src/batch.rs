@@ -1,4 +1,4 @@
-//! A pipeline that looks at all rows of a claim at once.
+//! A pipeline that processes all rows of a claim at once.
 
 use std::future::Future;
 
@@ -9,17 +9,17 @@ use crate::{
     store::{Lease, Queue},
 };
 
-/// For decisions that need to see the whole queue, placement above all. Fetcher, heartbeat, hints and stop
-/// are those of any pipeline.
+/// For decisions that need the whole queue, such as placement. Fetcher, heartbeat, hints and stop are those of any
+/// pipeline.
 pub trait BatchPipeline: Send + Sync + 'static {
     type Error: std::error::Error + Send + Sync + 'static;
 
     fn queue(&self) -> Queue;
 
-    /// Processes the rows and says of each what became of it; one that is left out counts as failed.
+    /// Processes the rows and returns the outcome of each; an omitted row counts as failed.
     ///
-    /// All rows stand and fall together: when the lease of one runs out the whole batch is dropped. So write
-    /// each row guarded by its own token, and write at the end.
+    /// All rows share one fate: if the lease of one expires, the whole batch is dropped. So write each row guarded by
+    /// its own token, and write at the end.
     fn process(
         &self,
         leases: Vec<Lease>,

@@ -1,7 +1,7 @@
-//! What every lease store must do, as one suite: memory, SQLite and Postgres all pass it.
+//! Conformance suite of lease stores: memory, SQLite and Postgres all pass it.
 //!
-//! A store brings a [`Harness`] and calls [`lease_conformance!`](crate::lease_conformance) in its tests.
-//! No case waits for real time to pass: the harness moves stored times into the past instead.
+//! A store provides a [`Harness`] and calls [`lease_conformance!`](crate::lease_conformance) in its tests. No case
+//! waits for real time to pass: the harness moves stored times into the past instead.
 
 mod locks;
 mod related;
@@ -19,20 +19,20 @@ pub use related::*;
 /// Long enough that nothing expires by itself while a case runs.
 pub(crate) const TTL: Duration = Duration::from_secs(300);
 
-/// A store under test and a way round it: to the raw rows and to time.
+/// A store under test, with direct access to its rows and its time.
 pub trait Harness: Send + Sync + Sized + 'static {
     type Store: LeaseStore;
 
-    /// The table that pipelines claim from.
+    /// Table that pipelines claim from.
     const MAIN: &'static str;
-    /// The table whose rows are locked for an item of another pipeline.
+    /// Table whose rows are locked for an item of another pipeline.
     const RELATED: &'static str;
     /// Statuses that the pipeline under test claims; rows of `RELATED` may have them too.
     const CLAIMED: &'static [&'static str];
-    /// One that it does not claim.
+    /// A status that it does not claim.
     const UNCLAIMED: &'static str;
 
-    /// A store whose two tables are empty, shared with no other case.
+    /// Opens a store whose two tables are empty, shared with no other case.
     fn open() -> impl Future<Output = Self> + Send;
 
     fn store(&self) -> Arc<Self::Store>;
@@ -42,10 +42,10 @@ pub trait Harness: Send + Sync + Sized + 'static {
 
     fn row(&self, table: &'static str, id: Uuid) -> impl Future<Output = Row> + Send;
 
-    /// The database's time now.
+    /// Returns the current time of the database.
     fn now(&self) -> impl Future<Output = DbTime> + Send;
 
-    /// As if `by` had passed: moves `lock_expires_at` and `due_at` of every row of the table into the past.
+    /// Simulates the passing of `by`: moves `lock_expires_at` and `due_at` of every row of the table into the past.
     fn advance_time(&self, table: &'static str, by: Duration) -> impl Future<Output = ()> + Send;
 }
 
@@ -103,17 +103,17 @@ macro_rules! lease_conformance {
 pub(crate) const PIPELINE: &str = "conformance";
 pub(crate) const OTHER_PIPELINE: &str = "stranger";
 
-/// The queue of the pipeline under test.
+/// Returns the queue of the pipeline under test.
 pub(crate) fn queue<H: Harness>() -> Queue {
     Queue { pipeline: PIPELINE, table: H::MAIN, statuses: H::CLAIMED }
 }
 
-/// The same rows, claimed by a pipeline of another name.
+/// Returns a queue over the same rows for a pipeline with another name.
 pub(crate) fn other_pipeline_queue<H: Harness>() -> Queue {
     Queue { pipeline: OTHER_PIPELINE, ..queue::<H>() }
 }
 
-/// Ids that order like their numbers and are proper version 4 ids.
+/// Returns a version 4 id; ids sort like their numbers.
 pub(crate) fn id(number: u64) -> Uuid {
     Uuid::from_u64_pair((number << 16) | 0x4000, 0x8000_0000_0000_0000 | number)
 }
@@ -125,7 +125,7 @@ pub(crate) fn expect<T, E: std::fmt::Debug>(answer: Result<T, E>) -> T {
     }
 }
 
-/// A row of the main table that may be claimed, processed last `age_s` ago.
+/// Inserts a claimable row into the main table, last processed `age_s` seconds ago.
 pub(crate) async fn insert_row<H: Harness>(harness: &H, number: u64, age_s: i64) -> Uuid {
     insert_row_with(harness, number, age_s, |_| {}).await
 }
@@ -146,7 +146,7 @@ pub(crate) async fn claim<H: Harness>(harness: &H, limit: usize) -> Claim {
     expect(harness.store().claim(&queue::<H>(), limit, TTL).await)
 }
 
-/// Claims one row that must be there.
+/// Claims one row that must exist.
 pub(crate) async fn claim_one<H: Harness>(harness: &H) -> Lease {
     let mut claim = claim(harness, 1).await;
     claim.leases.pop().unwrap_or_else(|| panic!("no row was claimed"))

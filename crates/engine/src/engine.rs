@@ -1,4 +1,4 @@
-//! Starts the tasks of each pipeline, starts them again when one crashes, and stops them in order.
+//! Starts the tasks of each pipeline, restarts them after a crash, and stops them in order.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,8 +25,8 @@ use crate::{
 
 /// The pipelines of one replica.
 ///
-/// Dropping it is an abrupt death: no task takes another step, nothing is handed back, and the rows are
-/// taken over when their locks expire.
+/// Dropping it is an abrupt stop: no task continues, nothing is handed back, and other replicas claim the rows when
+/// their locks expire.
 pub struct Engine<S> {
     store: Arc<S>,
     hints: Hints,
@@ -36,7 +36,7 @@ pub struct Engine<S> {
     pipelines: JoinSet<()>,
 }
 
-/// Every task of the engine, so that they end at once and not one after the other.
+/// Handles of all tasks of the engine, so that they are aborted at once and not one after the other.
 #[derive(Clone, Default)]
 struct AbortHandles(Arc<Mutex<Vec<AbortHandle>>>);
 
@@ -52,14 +52,14 @@ impl<S: LeaseStore> Engine<S> {
         }
     }
 
-    /// Starts a pipeline that takes its rows one by one.
+    /// Starts a pipeline that processes its rows one by one.
     pub fn spawn<P: Pipeline>(&mut self, pipeline: P, settings: Settings) {
         let queue = pipeline.queue();
         let pipeline = Arc::new(pipeline);
         self.supervise(queue, settings, move |bench| Box::pin(worker::run(bench, pipeline.clone())));
     }
 
-    /// Starts a pipeline that takes all rows of a claim at once.
+    /// Starts a pipeline that processes all rows of a claim at once.
     pub fn spawn_batch<P: BatchPipeline>(&mut self, pipeline: P, settings: Settings) {
         let queue = pipeline.queue();
         let pipeline = Arc::new(pipeline);
@@ -70,18 +70,18 @@ impl<S: LeaseStore> Engine<S> {
         &self.hints
     }
 
-    /// One snapshot per pipeline, in the order they were started.
+    /// Returns one snapshot per pipeline, in the order in which they were started.
     pub fn status(&self) -> Vec<Snapshot> {
         self.monitor().snapshots()
     }
 
-    /// A view of the pipelines started so far, for whoever does not own the engine.
+    /// Returns a view of the pipelines started so far, for callers that do not own the engine.
     pub fn monitor(&self) -> Monitor {
         Monitor::new(self.meters.clone())
     }
 
-    /// Stops: no more fetches, queued rows handed back at once, what is in work finished within `grace` or
-    /// dropped and handed back. After it returns nothing of this engine runs.
+    /// Stops the engine: no more claims, queued rows are handed back at once, rows in progress are finished within
+    /// `grace` or dropped and handed back. After it returns no task of this engine runs.
     pub async fn stop(mut self, grace: Duration) {
         self.stop.send_replace(Some(Instant::now() + grace));
         while self.pipelines.join_next().await.is_some() {}
@@ -116,12 +116,12 @@ impl AbortHandles {
 
 type WorkerFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// What a worker of the pipeline does with its bench.
+/// Function that a worker of the pipeline runs with its context.
 trait WorkerFn<S>: Fn(WorkerContext<S>) -> WorkerFuture + Send + Sync + 'static {}
 
 impl<S, F: Fn(WorkerContext<S>) -> WorkerFuture + Send + Sync + 'static> WorkerFn<S> for F {}
 
-/// The tasks of one pipeline. Dropping them aborts them.
+/// Tasks of one pipeline. Dropping them aborts them.
 struct PipelineTasks {
     queue: Arc<WorkQueue>,
     fetcher: JoinSet<()>,
@@ -145,7 +145,7 @@ impl PipelineTasks {
             finisher: JoinSet::new(),
             heartbeater: JoinSet::new(),
         };
-        // Workers wait for the finisher only when it is a full batch behind.
+        // Workers wait for the finisher only if it is a full batch behind.
         let (out, inbox) = mpsc::channel(crank.settings.finish_max.max(1));
         aborts.add(tasks.finisher.spawn(finish::run(crank.clone(), inbox)));
         aborts.add(tasks.heartbeater.spawn(heartbeat::run(crank.clone())));
@@ -158,7 +158,7 @@ impl PipelineTasks {
         tasks
     }
 
-    /// Waits for a task that ends; none should. Answers which and how.
+    /// Waits for a task to end, which none should. Returns which one ended and how.
     async fn next_exit(&mut self) -> (&'static str, String) {
         let (which, ended) = tokio::select! {
             biased;
@@ -174,7 +174,7 @@ impl PipelineTasks {
         (which, how)
     }
 
-    /// Waits until the tasks are really gone: their rows may only be given back after that.
+    /// Waits until the tasks have ended: their rows may only be handed back after that.
     async fn shut_down(mut self) {
         for tasks in [&mut self.fetcher, &mut self.workers, &mut self.finisher, &mut self.heartbeater] {
             tasks.shutdown().await;
@@ -195,7 +195,7 @@ async fn supervise<S: LeaseStore>(
             deadline = wait_for_stop(&mut stop) => return stop_gracefully(&crank, tasks, deadline).await,
             crashed = tasks.next_exit() => crashed,
         };
-        // A task that ended by the order to stop did not crash.
+        // A task that ended because of the stop signal did not crash.
         let ordered = *stop.borrow();
         if let Some(deadline) = ordered {
             return stop_gracefully(&crank, tasks, deadline).await;
@@ -212,7 +212,7 @@ async fn supervise<S: LeaseStore>(
     }
 }
 
-/// Waits for the order to stop; the deadline it came with. Nobody left to give it counts as one.
+/// Waits for the stop signal and returns its deadline. A dropped sender counts as a signal.
 async fn wait_for_stop(stop: &mut StopSignal) -> Instant {
     match stop.wait_for(Option::is_some).await {
         Ok(deadline) => deadline.unwrap_or_else(Instant::now),
@@ -225,16 +225,16 @@ async fn stop_gracefully<S: LeaseStore>(
     mut tasks: PipelineTasks,
     deadline: Instant,
 ) {
-    // No worker takes another row, whatever the fetcher still brings.
+    // No worker starts another row, even if the fetcher still adds some.
     tasks.queue.close();
     crank.hand_back(tasks.queue.drain()).await;
-    // It may be in the middle of a claim; that is waited for and handed back too.
+    // A claim may be in progress; wait for it and hand its rows back too.
     let _ = timeout_at(deadline, tasks.fetcher.join_next()).await;
     tasks.fetcher.shutdown().await;
     crank.hand_back(tasks.queue.drain()).await;
     let _ = timeout_at(deadline, async { while tasks.workers.join_next().await.is_some() {} }).await;
     tasks.workers.shutdown().await;
-    // With the workers gone the finisher has no more senders: it does what it has and ends.
+    // Without workers the finisher has no senders left: it completes its batch and ends.
     let _ = timeout(crank.settings.lease_margin, tasks.finisher.join_next()).await;
     tasks.shut_down().await;
     crank.hand_back(crank.meter.leases.take_all()).await;

@@ -1,8 +1,7 @@
-//! The fetcher: claims many rows at once whenever the queue runs low, and sleeps while there is nothing.
+//! The fetcher: claims many rows at once whenever the queue runs low, and sleeps while there is nothing to claim.
 //!
-//! It wakes for a hint, for the earliest due time it knows of, or after a delay that grows with each empty
-//! fetch. That last one is the safety net: it finds what a dead replica left behind and what a lost hint
-//! would have told.
+//! It wakes for a hint, for the earliest known due time, or after a delay that grows with each empty fetch. The delay
+//! is the fallback: it finds the rows of a dead replica and those of a lost hint.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,10 +18,10 @@ use crate::{
     work_queue::WorkQueue,
 };
 
-/// A due time that has come but whose row could not be claimed must not make the fetcher spin.
+/// A row that is due but could not be claimed must not make the fetcher spin.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 
-/// `Some` once the pipeline is to stop: the moment by which it must have.
+/// `Some` once the pipeline is to stop: the deadline of the stop.
 pub(crate) type StopSignal = watch::Receiver<Option<Instant>>;
 
 pub(crate) struct Fetcher<S> {
@@ -35,7 +34,7 @@ pub(crate) struct Fetcher<S> {
     empty_fetches: usize,
 }
 
-/// Why the fetcher goes on.
+/// Reason why the fetcher continues.
 enum WakeReason {
     Fetch,
     Stop,
@@ -52,8 +51,7 @@ impl<S: LeaseStore> Fetcher<S> {
         Self { runtime, queue, hints, stop, jitter, empty_fetches: 0 }
     }
 
-    /// Runs until it is told to stop. A claim that is on its way then is waited for: nobody else would
-    /// know of its rows.
+    /// Runs until the stop signal. A claim in progress is awaited: its rows would be locked without a holder otherwise.
     pub(crate) async fn run(mut self) {
         loop {
             tokio::select! {
@@ -70,12 +68,12 @@ impl<S: LeaseStore> Fetcher<S> {
         }
     }
 
-    /// One claim. Answers how long to pause, if at all.
+    /// Performs one claim. Returns the pause after it, if any.
     async fn fetch(&mut self) -> Option<Duration> {
         let (crank, settings) = (&self.runtime, &self.runtime.settings);
         let room = settings.queue_len_max.saturating_sub(self.queue.len());
         let limit = room.min(settings.claim_max);
-        // Whatever was hinted or became due until now, this claim sees; what comes later stays noted.
+        // This claim includes everything that was hinted or became due until now; later hints are kept.
         self.hints.take();
         let known_due = crank.due_timer.take();
         crank.meter.fetches.add(1);
@@ -84,7 +82,7 @@ impl<S: LeaseStore> Fetcher<S> {
             if let Some(due_at) = known_due {
                 crank.due_timer.schedule(due_at);
             }
-            // A hint cannot mend the store, so it is left for the fetch after the pause.
+            // A hint does not make the store available again, so it is left for the fetch after the pause.
             let delay = self.next_idle_delay();
             return Some(delay);
         };
@@ -107,10 +105,10 @@ impl<S: LeaseStore> Fetcher<S> {
         self.queue.push(leases.into_iter().map(|lease| crank.meter.leases.track(lease, lease_use)).collect());
         self.empty_fetches = 0;
         if is_only_put_back {
-            // Rows that were put back a moment ago and nothing else: give whoever is in their way some time.
+            // Only rows that were just put back: wait for the holder of their related rows.
             return Some(self.jitter.apply(self.runtime.settings.related_retry_delay));
         }
-        // Nothing that is due is left; what comes now comes with a hint or with its time.
+        // No due rows are left; the next one comes with a hint or at its due time.
         took_all.then(|| self.next_idle_delay())
     }
 
@@ -118,7 +116,7 @@ impl<S: LeaseStore> Fetcher<S> {
         let delays = self.runtime.settings.idle_delays;
         let delay = self.jitter.apply(delay_at(delays, self.empty_fetches));
         self.empty_fetches = self.empty_fetches.saturating_add(1);
-        // The longest delay is a promise to whoever waits for a dead replica's rows: jitter only shortens it.
+        // The longest delay bounds the takeover of a dead replica's rows, so jitter only shortens it.
         delay.min(delays.last().copied().unwrap_or(delay))
     }
 
@@ -131,7 +129,7 @@ impl<S: LeaseStore> Fetcher<S> {
                 biased;
                 _ = self.stop.wait_for(Option::is_some) => return WakeReason::Stop,
                 () = self.hints.wait() => {
-                    // Something is going on: look closely again for a while.
+                    // There is activity: restart with short delays.
                     self.empty_fetches = 0;
                     return WakeReason::Fetch;
                 }

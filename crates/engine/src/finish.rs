@@ -1,8 +1,8 @@
-//! Finishes of many workers in one statement.
+//! Batching of finishes: those of many workers in one statement.
 //!
-//! While one statement is on its way the next batch gathers behind it, so a quiet pipeline finishes at once
-//! and a busy one in batches, with no timer to tune. Workers do not wait for the answer: the row stays
-//! tracked, and extended, until it is there.
+//! While one statement is in progress the next batch accumulates, so a quiet pipeline finishes at once and a busy one
+//! in batches, without a timer to tune. Workers do not wait for the result: the row stays tracked, and its lease
+//! extended, until then.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -14,11 +14,11 @@ use uuid::Uuid;
 
 use crate::{lease::TrackedLease, runtime::PipelineRuntime, store::LeaseStore};
 
-/// A statement that fails is tried so often; then its rows are left to expire.
+/// Number of attempts of a failed statement; then the leases of its rows expire.
 const ATTEMPTS_MAX: usize = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// A row to unlock and when it is due again.
+/// A row to unlock and its next due time.
 pub(crate) struct FinishRequest {
     row: Arc<TrackedLease>,
     due_in: Option<Duration>,
@@ -45,10 +45,10 @@ impl FinishRequest {
         Self { row, due_in: Some(retry_in), reason: FinishReason::Failed }
     }
 
-    /// Waits only when the store is far behind.
+    /// Sends the request. Waits only if the store is far behind.
     pub(crate) async fn send(self, out: &mpsc::Sender<Self>) {
         self.row.start_applying();
-        // The receiver is gone only when the whole pipeline is about to be; the row is handed back then.
+        // The receiver is gone only if the whole pipeline is about to stop; the row is handed back then.
         let _ = out.send(self).await;
     }
 }
@@ -102,13 +102,13 @@ fn record_finished<S: LeaseStore>(
     for finish in batch {
         crank.meter.leases.release(&finish.row);
         if !finished.contains(&finish.row.lease.id) {
-            // A row that is gone cannot be finished, which is as it should be.
+            // A deleted row cannot be finished, as expected.
             stale += usize::from(finish.reason != FinishReason::RowMissing);
             continue;
         }
         applied += usize::from(finish.reason == FinishReason::Done);
         if finish.reason == FinishReason::RowMissing {
-            // Nobody waits for it: it is not to wake the fetcher.
+            // It is not due, so it does not wake the fetcher.
             continue;
         }
         let at = now + finish.due_in.unwrap_or_default();

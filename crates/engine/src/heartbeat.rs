@@ -1,4 +1,5 @@
-//! The heartbeater: keeps the leases of everything queued or in work, and gives up in time what it cannot.
+//! The heartbeater: extends the leases of all rows queued or in progress, and drops those that it cannot extend in
+//! time.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,7 +16,7 @@ use crate::{
 
 pub(crate) async fn run<S: LeaseStore>(crank: Arc<PipelineRuntime<S>>) {
     loop {
-        // An idle pipeline has nothing to keep and costs nothing.
+        // An idle pipeline has nothing to extend and costs nothing.
         crank.meter.leases.wait_for_any().await;
         sleep(crank.settings.heartbeat_interval).await;
         let now = Instant::now();
@@ -56,7 +57,12 @@ async fn renew<S: LeaseStore>(crank: &PipelineRuntime<S>, rows: &[Arc<TrackedLea
         Ok(Err(error)) => error_chain(&error),
         Err(_) => "no answer in time".to_owned(),
     };
-    // Tried again at the next tick; the deadlines of the leases stand meanwhile.
+    // Retried at the next tick; the deadlines of the leases stay unchanged meanwhile.
     crank.meter.store_errors.add(1);
-    tracing::warn!(pipeline = crank.queue.pipeline, rows = held.len(), error = said, "heartbeat failed");
+    tracing::warn!(
+        pipeline = crank.queue.pipeline,
+        rows = held.len(),
+        error = said,
+        "failed to extend leases"
+    );
 }

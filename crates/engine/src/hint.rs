@@ -1,5 +1,5 @@
-//! Hints: "look now". They carry no data, so losing, delaying or doubling one changes latency and nothing
-//! else: whoever is woken reads the database.
+//! Hints: wake-ups of pipelines. They carry no data, so losing, delaying or repeating one only changes latency: the
+//! pipeline reads the database.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// The hub of one replica. Clones share it.
+/// Hub of one replica. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Hints {
     bus: Arc<Mutex<HintBus>>,
@@ -41,8 +41,8 @@ impl Hints {
         Self::default()
     }
 
-    /// Wakes the pipeline here, and in other replicas where something listens to [`Hints::outgoing`].
-    /// Call it after the commit, never before: a pipeline that looks too early sees nothing.
+    /// Wakes the pipeline here, and in other replicas if a task forwards [`Hints::outgoing`]. Call it after the commit,
+    /// never before: a pipeline that reads too early sees no change.
     pub fn hint(&self, pipeline: &'static str) {
         self.hint_local(pipeline);
         self.bus.lock().outboxes.retain(|outbox| {
@@ -65,7 +65,7 @@ impl Hints {
         }
     }
 
-    /// Wakes all pipelines of this replica: for a listener that was cut off and cannot know what it missed.
+    /// Wakes all pipelines of this replica: for a listener that was disconnected and may have missed hints.
     pub fn hint_all_local(&self) {
         let names: Vec<_> = self.bus.lock().subscribers.keys().copied().collect();
         for name in names {
@@ -73,14 +73,14 @@ impl Hints {
         }
     }
 
-    /// Hints for one pipeline from now on.
+    /// Subscribes to hints for one pipeline from now on.
     pub fn subscribe(&self, pipeline: &'static str) -> Subscription {
         let bell = Arc::new(HintSignal::default());
         self.bus.lock().subscribers.entry(pipeline).or_default().push(Arc::downgrade(&bell));
         Subscription { signal: bell }
     }
 
-    /// Hints given in this replica from now on, to be carried to the others.
+    /// Returns the hints of this replica from now on, to be forwarded to the others.
     pub fn outgoing(&self) -> OutgoingHints {
         let outbox = Arc::new(Outbox::default());
         self.bus.lock().outboxes.push(Arc::downgrade(&outbox));
@@ -88,27 +88,27 @@ impl Hints {
     }
 }
 
-/// One listener for one pipeline. Any number of hints that it has not looked at yet are one.
+/// One subscriber of one pipeline. Pending hints are merged into one.
 #[derive(Debug)]
 pub struct Subscription {
     signal: Arc<HintSignal>,
 }
 
 impl Subscription {
-    /// Waits for a hint that has not been taken yet.
+    /// Waits for a pending hint.
     pub async fn wait(&self) {
         while !self.take() {
             self.signal.notify.notified().await;
         }
     }
 
-    /// Takes a waiting hint, if there is one: what is fetched from now on will include what it meant.
+    /// Clears a pending hint and returns whether there was one: later claims include what it announced.
     pub fn take(&self) -> bool {
         self.signal.is_set.swap(false, Ordering::AcqRel)
     }
 }
 
-/// Names to be sent to other replicas.
+/// Names of pipelines to send to other replicas.
 #[derive(Debug)]
 pub struct OutgoingHints {
     outbox: Arc<Outbox>,

@@ -1,8 +1,8 @@
-//! The leases this replica holds, and until when each may be relied on.
+//! Leases that this replica holds, and their local deadlines.
 //!
-//! A deadline is local and monotonic: the moment the lease was asked for, plus its time to live, minus a
-//! margin. The database started counting later than that, so work stops before anybody else may take over,
-//! whatever the wall clocks say.
+//! A deadline is local and monotonic: the time at which the lease was requested, plus its time to live, minus a margin.
+//! The database started counting later than that, so work stops before another replica may claim the row, whatever the
+//! wall clocks show.
 
 use std::{
     collections::BTreeMap,
@@ -26,14 +26,14 @@ use uuid::Uuid;
 
 use crate::store::{Lease, LeaseKey};
 
-/// A lease on its way through the queue, a worker and the finish.
+/// A lease on its path through the queue, a worker and the finish.
 #[derive(Debug)]
 pub(crate) struct TrackedLease {
     pub(crate) lease: Lease,
     term: Mutex<LeaseTerm>,
-    /// The database no longer knows the token.
+    /// The database no longer has the token.
     refused: AtomicBool,
-    /// The guarded write is under way. From here a refusal proves nothing: our own commit causes it too.
+    /// The guarded write is in progress. From here a refusal proves nothing: our own commit also causes it.
     applying: AtomicBool,
     lost: AtomicBool,
     waker: AtomicWaker,
@@ -45,7 +45,7 @@ struct LeaseTerm {
     deadline: Instant,
 }
 
-/// The lease ended under the work, which was dropped.
+/// The lease ended during the work, which was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeaseLost;
 
@@ -75,7 +75,7 @@ impl TrackedLease {
         self.refused.load(Ordering::Acquire)
     }
 
-    /// True for the first caller only: a loss is counted once.
+    /// Returns true for the first caller only: a loss is counted once.
     pub(crate) fn mark_lost(&self) -> bool {
         let first = !self.lost.swap(true, Ordering::AcqRel);
         self.waker.wake();
@@ -89,7 +89,7 @@ impl TrackedLease {
     }
 }
 
-/// All leases of one pipeline, by token: a row may be held a second time before the first hold is forgotten.
+/// All leases of one pipeline, by token: a row may be claimed again before its first lease is removed.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     by_token: Mutex<BTreeMap<Uuid, Arc<TrackedLease>>>,
@@ -112,7 +112,7 @@ impl Leases {
         tracked
     }
 
-    /// Waits until there is one. For one waiter.
+    /// Waits until there is a lease. Supports one waiter.
     pub(crate) async fn wait_for_any(&self) {
         while self.by_token.lock().is_empty() {
             self.added.notified().await;
@@ -123,12 +123,12 @@ impl Leases {
         self.by_token.lock().remove(&tracked.lease.token);
     }
 
-    /// Forgets and names the leases whose deadline has passed.
+    /// Removes and returns the leases whose deadline has passed.
     pub(crate) fn remove_expired(&self, now: Instant) -> Vec<Arc<TrackedLease>> {
         self.by_token.lock().extract_if(.., |_, tracked| now >= tracked.deadline()).map(|(_, t)| t).collect()
     }
 
-    /// Leases that were last asked for at least `age` ago and that the database has not refused.
+    /// Returns the leases that were last requested at least `age` ago and that the database has not refused.
     pub(crate) fn older_than(&self, age: Duration, now: Instant) -> Vec<Arc<TrackedLease>> {
         let is_old = |tracked: &&Arc<TrackedLease>| {
             !tracked.is_refused() && now.saturating_duration_since(tracked.term.lock().renewed_at) >= age
@@ -136,19 +136,19 @@ impl Leases {
         self.by_token.lock().values().filter(is_old).cloned().collect()
     }
 
-    /// Forgets and names all of them.
+    /// Removes and returns all leases.
     pub(crate) fn take_all(&self) -> Vec<Arc<TrackedLease>> {
         std::mem::take(&mut *self.by_token.lock()).into_values().collect()
     }
 
-    /// When the longest-held lease was taken.
+    /// Returns when the oldest lease was claimed.
     pub(crate) fn oldest_requested_at(&self) -> Option<Instant> {
         self.by_token.lock().values().map(|tracked| tracked.lease.requested_at).min()
     }
 }
 
-/// Runs the work for as long as all of its leases hold, then drops it. The leases are looked at before each
-/// poll, so that a process that was frozen does not take one more step after it thaws.
+/// Runs the work as long as all of its leases are valid, then drops it. The leases are checked before each poll, so
+/// that a process that was suspended performs no further step after it resumes.
 pub(crate) async fn while_held<F: Future>(
     leases: &[Arc<TrackedLease>],
     work: F,
@@ -169,7 +169,7 @@ pub(crate) async fn while_held<F: Future>(
 
 struct LeaseWatch<'a> {
     leases: &'a [Arc<TrackedLease>],
-    /// Made only when the work has to wait: most passes on a fast store never need a timer.
+    /// Created only if the work has to wait: most passes on a fast store never need a timer.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
@@ -184,7 +184,7 @@ impl LeaseWatch<'_> {
             tracked.waker.register(context.waker());
         }
         loop {
-            // Looked at again after the waker is in place, or a refusal in between would go unnoticed.
+            // Checked again after the waker is registered, since a refusal in between would go unnoticed.
             if self.has_ended() {
                 return Poll::Ready(());
             }
@@ -195,7 +195,7 @@ impl LeaseWatch<'_> {
             if alarm.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            // It rang for a deadline that has been moved since: set it anew.
+            // It fired for a deadline that has been extended since: reset it.
             alarm.as_mut().reset(deadline);
         }
     }

@@ -1,11 +1,11 @@
-//! The crank: leased pipelines over any store. Knows rows, not runs.
+//! Engine: leased pipelines over any store. Knows rows, not runs.
 //!
-//! A pipeline is a fetcher, a bounded queue, workers and a heartbeater over the rows of one table.
-//! The lock is a set of columns on the row (token, owner, expiry, epoch), not an open transaction,
-//! so heavy work happens outside the database and any replica can pick up where another died.
+//! A pipeline is a fetcher, a bounded queue, workers and a heartbeater over the rows of one table. The lock is a set of
+//! columns on the row (token, owner, expiry, epoch), not an open transaction, so heavy work happens outside the
+//! database and any replica can continue where another died.
 //!
 //! ```text
-//!   hint, due time, back-off ─► fetcher ─claim─► line ─► workers ─► apply, or ─► finisher ─finish─►
+//!   hint, due time, back-off ─► fetcher ─claim─► queue ─► workers ─► apply, or ─► finisher ─finish─►
 //!                                                  └── heartbeater extends everything in between
 //! ```
 

@@ -1,7 +1,7 @@
-//! A lease store in memory: the model that the databases are held against, and the store of our own tests.
+//! Lease store in memory: the reference for the databases, and the store of the engine's tests.
 //!
-//! Its clock is tokio's plus an offset that tests may move, so it follows `tokio::time::pause` and can
-//! disagree with the server's clock as much as a real database may.
+//! Its clock is tokio's plus an offset that tests may change, so it follows `tokio::time::pause` and can differ from
+//! the server's clock as a real database may.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use crate::{
     store::{Claim, DbTime, Lease, LeaseKey, LeaseStore, Queue, RelatedLock, RelatedLockOutcome, StoreError},
 };
 
-/// What the clock shows when the store is made: an ordinary day, in microseconds.
+/// Initial time of the clock: an arbitrary date, in microseconds.
 const EPOCH: DbTime = 1_700_000_000_000_000;
 
 /// The lock columns of one row.
@@ -35,7 +35,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// An unlocked row that was never taken and is due.
+    /// Creates an unlocked row that was never claimed and is due.
     pub fn new(id: Uuid, status: &str, last_processed_at: DbTime) -> Self {
         Self {
             id,
@@ -78,7 +78,7 @@ impl Row {
     }
 }
 
-/// The circumstances that all rows of one take share.
+/// Parameters that all rows of one claim share.
 struct LockParams {
     now: DbTime,
     requested_at: Instant,
@@ -111,12 +111,12 @@ impl MemoryStore {
         }
     }
 
-    /// The store's time now.
+    /// Returns the current time of the store.
     pub fn now(&self) -> DbTime {
         EPOCH + micros(self.started.elapsed()) + self.offset_us.load(Ordering::Relaxed)
     }
 
-    /// Moves the store's clock against everybody else's.
+    /// Shifts the store's clock against all others.
     pub fn skew(&self, by_us: i64) {
         self.offset_us.fetch_add(by_us, Ordering::Relaxed);
     }
@@ -134,8 +134,8 @@ impl MemoryStore {
         self.tables.lock().get(table).map(|rows| rows.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// What a pipeline's own apply does: changes the row under its lock and unlocks it, in one step.
-    /// False, and nothing changed, when it is no longer held.
+    /// Performs the apply of a pipeline: changes the row under its lock and unlocks it, in one step. Returns false, and
+    /// changes nothing, if it is no longer held.
     pub fn apply(&self, table: &'static str, held: LeaseKey, change: impl FnOnce(&mut Row, DbTime)) -> bool {
         let now = self.now();
         self.with_locked_row(table, held, |row| {
@@ -184,7 +184,7 @@ impl LeaseStore for MemoryStore {
         }
         due.sort_unstable();
         due.truncate(limit);
-        // What is taken is worked on in the order in which it was last.
+        // Claimed rows are processed in the order of their last pass.
         due.sort_unstable_by_key(|(_, last, id)| (*last, *id));
         let take = |(_, _, id)| {
             rows.get_mut(&id).map(|row: &mut Row| {
@@ -215,7 +215,7 @@ impl LeaseStore for MemoryStore {
         let still = |(held, due_in): &&(LeaseKey, Option<Duration>)| {
             self.with_locked_row(queue.table, *held, |row| {
                 row.last_processed_at = now;
-                // Cleared while it was held: somebody poked it.
+                // Cleared while it was held: a pass was requested.
                 row.due_at = row.due_at.and(due_in.map(|due_in| now + micros(due_in)));
                 row.unlock();
             })

@@ -1,4 +1,4 @@
-//! What the tasks of one pipeline share, and what becomes of a row once its pass is over.
+//! State shared by the tasks of one pipeline, and the handling of rows after their pass.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,8 +20,8 @@ use crate::{
     work_queue::WorkQueue,
 };
 
-/// Rows whose failures are remembered, at most; beyond it the ones that failed longest ago are forgotten
-/// and start again with the shortest delay.
+/// Maximum number of rows whose failures are remembered; beyond it those that failed longest ago are forgotten and
+/// start again with the shortest delay.
 const FAILURES_MAX: usize = 4096;
 
 pub(crate) struct PipelineRuntime<S> {
@@ -31,7 +31,7 @@ pub(crate) struct PipelineRuntime<S> {
     pub(crate) hints: Hints,
     pub(crate) meter: Arc<PipelineMeter>,
     pub(crate) due_timer: DueTimer,
-    /// Rows that went back without progress, and until when a claim of nothing but such rows earns a pause.
+    /// Rows that were put back without progress, and the time until which a claim of only such rows leads to a pause.
     pub(crate) returned_rows: Mutex<BTreeMap<Uuid, Instant>>,
     failures: Mutex<BTreeMap<Uuid, Failures>>,
 }
@@ -63,14 +63,14 @@ impl<S: LeaseStore> PipelineRuntime<S> {
     }
 
     pub(crate) fn new_work_queue(&self) -> Arc<WorkQueue> {
-        // A lower limit above the bound would have the fetcher claim into a full queue.
+        // A lower limit above the maximum would make the fetcher claim into a full queue.
         let len_min = self.settings.queue_len_min.min(self.settings.queue_len_max);
         let line = Arc::new(WorkQueue::new(len_min));
         self.meter.set_queue(line.clone());
         line
     }
 
-    /// Does what the outcome of a pass asks for.
+    /// Handles the outcome of a pass.
     pub(crate) async fn handle_outcome(
         &self,
         row: Arc<TrackedLease>,
@@ -101,30 +101,30 @@ impl<S: LeaseStore> PipelineRuntime<S> {
         }
     }
 
-    /// The row was there no more, or not ours: unlock it if we still can.
+    /// Handles a row that is gone, or not processed by this pipeline: unlocks it if it is still held.
     pub(crate) async fn handle_missing_row(&self, row: Arc<TrackedLease>, out: &mpsc::Sender<FinishRequest>) {
         self.clear_failures(row.lease.id);
         self.schedule_return(row.lease.id);
         FinishRequest::row_missing(row).send(out).await;
     }
 
-    /// The pass failed: the row comes back later and later, so that it cannot spin.
+    /// Handles a failed pass: the row is due again after a growing delay, so that it cannot spin.
     pub(crate) async fn handle_failure(&self, row: Arc<TrackedLease>, out: &mpsc::Sender<FinishRequest>) {
         self.meter.errors.add(1);
         let retry_in = self.record_failure(row.lease.id);
         FinishRequest::failed(row, retry_in).send(out).await;
     }
 
-    /// Errors of passes end here: said once, with the row and all causes.
+    /// Logs the error of a pass: once, with the row and all causes.
     pub(crate) fn log_failure(&self, row: &TrackedLease, error: &str) {
-        tracing::warn!(pipeline = self.queue.pipeline, id = %row.lease.id, error, "pass failed");
+        tracing::warn!(pipeline = self.queue.pipeline, id = %row.lease.id, error, "failed to process row");
     }
 
     pub(crate) fn handle_lost_lease(&self, row: &TrackedLease) {
         self.meter.leases.release(row);
         if row.mark_lost() {
             self.meter.lost.add(1);
-            tracing::warn!(pipeline = self.queue.pipeline, id = %row.lease.id, "lost the lease of a row");
+            tracing::warn!(pipeline = self.queue.pipeline, id = %row.lease.id, "lost lease of row");
         }
     }
 
@@ -137,7 +137,7 @@ impl<S: LeaseStore> PipelineRuntime<S> {
                 self.schedule_return(row.lease.id);
             }
             Some(false) => self.meter.stale.add(1),
-            None => {} // Said already; the lock expires by itself.
+            None => {} // Logged already; the lock expires by itself.
         }
     }
 
@@ -149,7 +149,7 @@ impl<S: LeaseStore> PipelineRuntime<S> {
     fn schedule_return(&self, id: Uuid) {
         let back_at = Instant::now() + self.settings.related_retry_delay;
         self.due_timer.schedule(back_at);
-        // Remembered for the fetch at that time too, or every other retry would follow on its heels.
+        // Also remembered for the fetch at that time, since every other retry would otherwise follow immediately.
         self.returned_rows.lock().insert(id, back_at + self.settings.related_retry_delay);
     }
 
@@ -173,7 +173,7 @@ impl<S: LeaseStore> PipelineRuntime<S> {
         delay
     }
 
-    /// Gives rows back as they were taken. Best effort: what cannot be given back expires.
+    /// Hands rows back as they were claimed. Best effort: locks that cannot be released expire.
     pub(crate) async fn hand_back(&self, rows: Vec<Arc<TrackedLease>>) {
         if rows.is_empty() {
             return;
@@ -182,17 +182,17 @@ impl<S: LeaseStore> PipelineRuntime<S> {
         for row in &rows {
             self.meter.leases.release(row);
         }
-        // A stop must not hang on a store that does.
+        // A stop must not hang if the store does.
         let call =
             timeout(self.settings.lease_margin, self.with_timeout(self.store.hand_back(&self.queue, &held)));
         if let Ok(Some(())) = call.await {
             self.meter.handed_back.add(held.len());
-            // Somebody else is to go on with them now, not when its next fetch happens to come.
+            // Other replicas continue with them now, not at their next fetch.
             self.hints.hint(self.queue.pipeline);
         }
     }
 
-    /// The store's answer; `None`, and said, when it fails or takes as long as a lease lives.
+    /// Returns the result of the store; `None`, with a log event, if it fails or exceeds the lifetime of a lease.
     pub(crate) async fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -203,12 +203,12 @@ impl<S: LeaseStore> PipelineRuntime<S> {
             Err(_) => "no answer in time".to_owned(),
         };
         self.meter.store_errors.add(1);
-        tracing::warn!(pipeline = self.queue.pipeline, error = said, "lease store failed");
+        tracing::warn!(pipeline = self.queue.pipeline, error = said, "failed to access lease store");
         None
     }
 }
 
-/// The earliest time at which a row is known to be due.
+/// Earliest time at which a row is known to be due.
 #[derive(Debug, Default)]
 pub(crate) struct DueTimer {
     earliest: Mutex<Option<Instant>>,
@@ -224,7 +224,7 @@ impl DueTimer {
         }
     }
 
-    /// Forgets what is known: the claim about to be sent will say it anew.
+    /// Clears the known time: the next claim will return it again.
     pub(crate) fn take(&self) -> Option<Instant> {
         self.earliest.lock().take()
     }
@@ -233,13 +233,13 @@ impl DueTimer {
         *self.earliest.lock()
     }
 
-    /// Waits until an earlier time than before is told.
+    /// Waits until an earlier time is set.
     pub(crate) async fn rescheduled(&self) {
         self.rescheduled.notified().await;
     }
 }
 
-/// An error and all its causes on one line.
+/// Returns an error and all its causes on one line.
 pub(crate) fn error_chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,36 +1,36 @@
-//! How a pipeline is turned: sizes, times and the seed of its jitter. Every bound has a name.
+//! Settings of a pipeline: sizes, times and the seed of its jitter. Every limit has a name.
 
 use std::time::Duration;
 
-/// Rows in work at once. Most of them wait for a host or the database.
+/// Rows in progress at once. Most of them wait for a host or the database.
 pub const WORKERS: usize = 64;
-/// Rows waiting in memory, at most. It bounds what has to expire before others recover it after a crash.
+/// Maximum number of rows waiting in memory. It bounds the leases that must expire before others recover the rows after
+/// a crash.
 pub const QUEUE_LEN_MAX: usize = 256;
-/// Below this many waiting rows the fetcher claims more: half the queue, so that workers never wait for it.
+/// Number of waiting rows below which the fetcher claims more: half the queue, so that workers never wait for it.
 pub const QUEUE_LEN_MIN: usize = 128;
-/// Rows per claim.
+/// Maximum number of rows per claim.
 pub const CLAIM_MAX: usize = 256;
-/// Rows per finish statement.
+/// Maximum number of rows per finish statement.
 pub const FINISH_MAX: usize = 256;
-/// Rows that somebody wants looked at are claimed before those whose time has come. One that has been due for so long
-/// is claimed with them, so that none is forgotten over the others.
+/// Rows with a requested pass are claimed before rows whose due time has come. A row that has been due for this long is
+/// claimed with the former, so that none starves.
 pub const URGENT_AFTER: Duration = Duration::from_secs(30);
-/// A crashed replica's rows are taken over after this long.
+/// Time after which other replicas claim the rows of a crashed one.
 pub const LEASE_TTL: Duration = Duration::from_secs(30);
-/// Shorter leases would run out while a busy server is on its way to extend them.
+/// Shorter leases would expire before a busy server can extend them.
 pub const LEASE_TTL_MIN: Duration = Duration::from_secs(5);
-/// A holder that could not extend its lease lets go this long before others may take it.
+/// Time before the expiry at which a holder that could not extend its lease stops its work.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
-/// How often the heartbeater looks at its leases. Looking is free; only those older than [`RENEW_AFTER`]
-/// cost a statement.
+/// Interval of the heartbeater. The check is free; only leases older than [`RENEW_AFTER`] cost a statement.
 pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// Leases younger than this are not extended. Most passes take milliseconds and never see a heartbeat; a
-/// long one has (30 - 5 - 5) / 1 = 20 tries before its lease is given up.
+/// Leases younger than this are not extended. Most passes last milliseconds and never need a heartbeat; a long one has
+/// (30 - 5 - 5) / 1 = 20 attempts before its lease is lost.
 pub const RENEW_AFTER: Duration = Duration::from_secs(5);
-/// Sleeps after the first, second, … empty fetch.
+/// Delays after the first, second, … empty fetch.
 pub const IDLE_DELAYS: &[Duration] =
     &[Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5)];
-/// A row whose pass fails comes back after the first, second, … of these.
+/// Delays of a row after its first, second, … failed pass.
 pub const ERROR_DELAYS: &[Duration] = &[
     Duration::from_secs(1),
     Duration::from_secs(2),
@@ -38,15 +38,15 @@ pub const ERROR_DELAYS: &[Duration] = &[
     Duration::from_secs(10),
     Duration::from_secs(30),
 ];
-/// Between two tries to lock a related row that somebody else holds.
+/// Delay between two attempts to lock a related row that another holder has.
 pub const RELATED_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Before a pipeline one of whose tasks crashed is started again.
+/// Delay before a pipeline is restarted after one of its tasks crashed.
 pub const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub workers: usize,
-    /// What waits here is out of reach of other replicas, so a pipeline whose passes are slow wants a short
+    /// Rows that wait here are not available to other replicas, so a pipeline with slow passes should have a short
     /// queue.
     pub queue_len_max: usize,
     pub queue_len_min: usize,
@@ -84,30 +84,30 @@ impl Settings {
         }
     }
 
-    /// The same with leases of another length. What depends on the length keeps its share of it.
+    /// Returns the settings with another lease duration. Settings that depend on it keep their ratio.
     #[must_use]
     pub fn with_lease(self, lease_ttl: Duration) -> Self {
         Self { lease_ttl, lease_margin: lease_ttl / 6, renew_after: lease_ttl / 6, ..self }
     }
 
-    /// A lease must outlive the longest wait for its renewal, or every long pass would be dropped.
+    /// Returns whether a lease outlives the longest wait for its renewal; otherwise every long pass would be dropped.
     pub(crate) fn is_valid(&self) -> bool {
         self.renew_after + self.heartbeat_interval < self.lease_validity()
             && !self.heartbeat_interval.is_zero()
     }
 
-    /// How long a lease may be relied on after the moment it was asked for.
+    /// Returns how long a lease may be relied on after it was requested.
     pub(crate) fn lease_validity(&self) -> Duration {
         self.lease_ttl.saturating_sub(self.lease_margin)
     }
 }
 
-/// The `step`th of growing delays; the last one repeats.
+/// Returns the delay at `step`; the last one repeats.
 pub(crate) fn delay_at(delays: &[Duration], step: usize) -> Duration {
     delays.get(step).or(delays.last()).copied().unwrap_or(Duration::ZERO)
 }
 
-/// A small generator of our own (splitmix64): jitter must replay with its seed and needs no more.
+/// A small random generator (splitmix64): jitter must be reproducible from its seed and needs no more.
 #[derive(Debug)]
 pub(crate) struct Jitter(u64);
 
@@ -127,7 +127,7 @@ impl Jitter {
         word ^ (word >> 31)
     }
 
-    /// The delay, give or take a fifth.
+    /// Returns the delay, plus or minus up to a fifth.
     pub(crate) fn apply(&mut self, delay: Duration) -> Duration {
         let percent = 80 + u32::try_from(self.next() % 41).unwrap_or(0);
         delay * percent / 100

@@ -1,4 +1,4 @@
-//! How a pipeline is doing: gauges and totals, cheap to keep and cheap to read.
+//! Metrics of a pipeline: gauges and totals, cheap to update and to read.
 
 use std::{
     sync::{
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use crate::{lease::Leases, work_queue::WorkQueue};
 
-/// A pipeline at one moment, for `/metrics` and for people.
+/// State of a pipeline at one time, for `/metrics` and for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub pipeline: &'static str,
     /// Rows claimed and waiting for a worker.
     pub queued: usize,
     pub in_work: usize,
-    /// How long the oldest row has been held, queued or in work.
+    /// Age of the oldest lease, queued or in progress.
     pub oldest_age: Option<Duration>,
     /// Rows written or finished during the last minute.
     pub applied_last_minute: u64,
@@ -33,20 +33,20 @@ pub struct Totals {
     pub fetches: u64,
     pub fetches_empty: u64,
     pub claimed: u64,
-    /// Passes that ended well: written, or nothing to write.
+    /// Successful passes: written, or nothing to write.
     pub applied: u64,
-    /// Passes whose row somebody else held by the time they wanted to write.
+    /// Passes whose row was no longer held when they wrote.
     pub stale: u64,
     /// Rows put back because a related row was busy.
     pub reset: u64,
-    /// Leases that ended under a row queued or in work.
+    /// Leases that ended while their row was queued or in progress.
     pub lost: u64,
     /// Passes that failed or panicked.
     pub errors: u64,
     pub handed_back: u64,
     /// Calls to the store that failed.
     pub store_errors: u64,
-    /// Times the pipeline was started again after one of its tasks crashed.
+    /// Restarts of the pipeline after one of its tasks crashed.
     pub restarts: u64,
 }
 
@@ -61,7 +61,7 @@ impl Monitor {
         Self { meters: meters.into() }
     }
 
-    /// One snapshot per pipeline, in the order they were started.
+    /// Returns one snapshot per pipeline, in the order in which they were started.
     pub fn snapshots(&self) -> Vec<Snapshot> {
         self.meters.iter().map(|meter| meter.snapshot()).collect()
     }
@@ -122,12 +122,12 @@ impl PipelineMeter {
         }
     }
 
-    /// A pipeline that is started again gets a new line.
+    /// Sets the queue; a restarted pipeline has a new one.
     pub(crate) fn set_queue(&self, line: Arc<WorkQueue>) {
         *self.queue.lock() = Some(line);
     }
 
-    /// Counts rows as in work until the answer is dropped, however the work ends.
+    /// Counts rows as in progress until the guard is dropped, however the work ends.
     pub(crate) fn in_work(&self, count: usize) -> InWorkGuard<'_> {
         self.in_work.fetch_add(count, Ordering::Relaxed);
         InWorkGuard { meter: self, count }
@@ -194,7 +194,7 @@ impl RecentCounts {
         for passed in (self.second + 1..=second).take(BUCKETS as usize) {
             self.buckets[(passed % BUCKETS) as usize] = 0;
         }
-        // More than a minute of silence empties every bucket, whichever ones were visited.
+        // More than a minute without counts empties every bucket, whichever ones were visited.
         self.second = self.second.max(second);
     }
 

@@ -10,7 +10,7 @@ use crate::lease::TrackedLease;
 #[derive(Debug)]
 pub(crate) struct WorkQueue {
     waiting: Mutex<VecDeque<Arc<TrackedLease>>>,
-    /// One permit per row; tokio hands them out in order, so workers take turns.
+    /// One permit per row; tokio assigns them in order, so workers alternate.
     ready: Semaphore,
     below_min: Notify,
     len_min: usize,
@@ -36,12 +36,12 @@ impl WorkQueue {
         self.waiting.lock().len()
     }
 
-    /// The next row; `None` once the line is closed.
+    /// Returns the next row; `None` once the queue is closed.
     pub(crate) async fn next(&self) -> Option<Arc<TrackedLease>> {
         self.next_many(1).await?.pop()
     }
 
-    /// The next rows, at least one and as many as there are; `None` once the line is closed.
+    /// Returns the next rows, at least one and as many as there are; `None` once the queue is closed.
     pub(crate) async fn next_many(&self, count_max: usize) -> Option<Vec<Arc<TrackedLease>>> {
         loop {
             self.ready.acquire().await.ok()?.forget();
@@ -54,7 +54,7 @@ impl WorkQueue {
             if is_low {
                 self.below_min.notify_one();
             }
-            // A permit may outlive its row, when the line was drained.
+            // A permit may outlive its row, if the queue was drained.
             if !rows.is_empty() {
                 return Some(rows);
             }
@@ -72,7 +72,7 @@ impl WorkQueue {
         self.waiting.lock().drain(..).collect()
     }
 
-    /// Sends the workers home once each has done what it has in hand.
+    /// Ends the workers once each has finished its current row.
     pub(crate) fn close(&self) {
         self.ready.close();
     }

@@ -1,4 +1,4 @@
-//! Workers: each takes a row from the queue, runs its pass for as long as the lease holds, and reports.
+//! Workers: each runs the pass of one row after another while its lease is valid, and reports the outcome.
 
 use std::{any::Any, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::{
     work_queue::WorkQueue,
 };
 
-/// What a worker works with.
+/// State that a worker uses.
 pub(crate) struct WorkerContext<S> {
     pub(crate) runtime: Arc<PipelineRuntime<S>>,
     pub(crate) queue: Arc<WorkQueue>,
     pub(crate) finishes: mpsc::Sender<FinishRequest>,
 }
 
-/// One row after another, until the line is closed.
+/// Processes one row after another, until the queue is closed.
 pub(crate) async fn run<S: LeaseStore, P: Pipeline>(bench: WorkerContext<S>, pipeline: Arc<P>) {
     while let Some(row) = bench.queue.next().await {
         let _in_work = bench.runtime.meter.in_work(1);
@@ -48,7 +48,7 @@ async fn process<S: LeaseStore, P: Pipeline>(bench: &WorkerContext<S>, pipeline:
     }
 }
 
-/// The one order there is. `None`: there was no row to work on.
+/// Runs one pass in the fixed order. `None`: there was no row to process.
 async fn run_pass<P: Pipeline>(pipeline: &P, row: &TrackedLease) -> Result<Option<ApplyOutcome>, P::Error> {
     let lease = &row.lease;
     let Some(loaded) = pipeline.load(lease).await? else { return Ok(None) };
@@ -59,11 +59,11 @@ async fn run_pass<P: Pipeline>(pipeline: &P, row: &TrackedLease) -> Result<Optio
     pipeline.apply(lease, loaded, plan).await.map(Some)
 }
 
-/// How much longer than a batch took the rest after it is, and the longest rest.
+/// Ratio of the pause after a batch to the duration of the batch, and the maximum pause.
 const BATCH_PAUSE_FACTOR: u32 = 3;
 const BATCH_PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// One batch after another, until the line is closed.
+/// Processes one batch after another, until the queue is closed.
 pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: WorkerContext<S>, pipeline: Arc<P>) {
     let rows_max = bench.runtime.settings.claim_max;
     while let Some(rows) = bench.queue.next_many(rows_max).await {
@@ -71,8 +71,8 @@ pub(crate) async fn run_batches<S: LeaseStore, P: BatchPipeline>(bench: WorkerCo
         let in_work = bench.runtime.meter.in_work(rows.len());
         process_batch(&bench, &*pipeline, rows).await;
         drop(in_work);
-        // What a batch costs depends little on how many rows it has. Resting for longer than it took leaves most of
-        // the time to everybody else, and the rows that come meanwhile share the next one.
+        // The cost of a batch depends little on its number of rows. A pause longer than the batch leaves most of the
+        // time to other work, and the rows that arrive meanwhile share the next batch.
         tokio::time::sleep((began.elapsed() * BATCH_PAUSE_FACTOR).min(BATCH_PAUSE_MAX)).await;
     }
 }
@@ -83,7 +83,7 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
     mut rows: Vec<Arc<TrackedLease>>,
 ) {
     let WorkerContext { runtime: crank, finishes: out, .. } = bench;
-    // One that ended in the queue must not take the others with it.
+    // A lease that ended in the queue must not end the others.
     let now = Instant::now();
     for row in rows.extract_if(.., |row| row.has_ended(now)) {
         crank.handle_lost_lease(&row);
@@ -98,8 +98,7 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
     let work = AssertUnwindSafe(pipeline.process(leases)).catch_unwind();
     let failed = match while_held(&rows, work).await {
         Err(_) => {
-            // The batch is dropped already, so those of its rows that are still ours can go to somebody
-            // else at once.
+            // The batch is dropped already, so its rows that are still held can be claimed by others at once.
             let now = Instant::now();
             for row in rows.extract_if(.., |row| row.has_ended(now)) {
                 crank.handle_lost_lease(&row);
@@ -121,7 +120,7 @@ async fn process_batch<S: LeaseStore, P: BatchPipeline>(
         Ok(Ok(Err(error))) => error_chain(&error),
         Ok(Err(panic)) => panic_message(&*panic),
     };
-    // One failure, said once, for whichever row comes first.
+    // One failure, logged once, with the first row.
     crank.log_failure(&rows[0], &format!("{failed} (a batch of {})", rows.len()));
     for row in rows {
         crank.handle_failure(row, out).await;

@@ -1,4 +1,4 @@
-//! Brings together what the checkers read after a trial: the database, the hosts' journals, and the machine itself.
+//! Collects the input of the checkers after a trial: the database, the hosts' journals, and the state of the machine.
 
 use std::{
     collections::BTreeSet,
@@ -23,24 +23,24 @@ use super::Trial;
 use windlass_testenv::stage::TestEnv;
 use windlass_testkit::lab::LabHost;
 
-/// G6 gives so long after the end of faults.
-/// Keys of people stay for a minute after a task that is done: its output may still be read.
+/// Time limit of G6 after the end of faults. User keys stay for a minute after a task is done, because its output may
+/// still be read.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(90);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The label that says whose a container is.
+/// Label with the agent that owns a container.
 const HOME_LABEL: &str = "windlass.shim.home";
 
-/// A place where an agent works.
+/// A location where an agent runs.
 pub struct AgentSite {
-    /// The agent's directory, seen from this machine.
+    /// Directory of the agent, as seen from this machine.
     pub home: PathBuf,
-    /// Its name for itself, which containers carry.
+    /// Directory as the agent itself names it, which is the label of its containers.
     pub label: PathBuf,
-    /// Files with keys of people.
+    /// Files with user keys.
     pub keys: Vec<PathBuf>,
-    /// The engine its containers are in.
+    /// Engine of its containers.
     pub engine: Option<PathBuf>,
-    /// The journal was damaged on purpose: what is left of it is read.
+    /// The journal was damaged on purpose: only its valid part is read.
     pub is_damaged: bool,
 }
 
@@ -74,7 +74,7 @@ impl AgentSite {
         fs::read_dir(self.home.join("tasks")).is_ok_and(|mut tasks| tasks.next().is_some())
     }
 
-    /// Everything it ever did, as the checkers want it.
+    /// Converts its whole journal for the checkers.
     fn journal(&self, number: u128) -> Result<Vec<HostEntry>> {
         let path = self.home.join("journal");
         let reading = journal::read(&path).with_context(|| format!("read {}", path.display()))?;
@@ -94,7 +94,7 @@ impl AgentSite {
                     open.insert(record.submission);
                     entries.push(entry(HostEffect::ContainerStarted));
                 }
-                // What died with its host has no exit, but an end.
+                // A container that died with its host has no exit record, but an end.
                 JournalEvent::ContainerExited { .. } | JournalEvent::Terminated { .. } => {
                     if open.remove(&record.submission) {
                         entries.push(entry(HostEffect::ContainerExited));
@@ -125,7 +125,7 @@ impl AgentSite {
         Ok(entries)
     }
 
-    /// What is left of tasks here: directories, mounts, keys, containers.
+    /// Leftovers of tasks: directories, mounts, keys, containers.
     fn find_leftovers(&self, jobs: &BTreeSet<Uuid>) -> Vec<String> {
         let mut left = Vec::new();
         for entry in fs::read_dir(self.home.join("tasks")).into_iter().flatten().flatten() {
@@ -166,7 +166,7 @@ impl AgentSite {
     }
 }
 
-/// Tasks that have a process on this machine, by the mark every process of a task inherits.
+/// Tasks with a process on this machine, by a variable that every process of a task inherits.
 fn tasks_with_processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -179,7 +179,7 @@ fn tasks_with_processes(jobs: &BTreeSet<Uuid>) -> Vec<SubmissionId> {
     found.into_iter().map(SubmissionId).collect()
 }
 
-/// Control groups named by a task.
+/// Control groups named after a task.
 fn cgroups_of_tasks(jobs: &BTreeSet<Uuid>) -> Vec<String> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounts =
@@ -199,8 +199,8 @@ fn cgroups_of_tasks(jobs: &BTreeSet<Uuid>) -> Vec<String> {
 }
 
 impl Trial {
-    /// Faults are over. Waits until every run has ended, stops the server in good order, and runs the checkers over
-    /// its database, the journals of the sites, and what is on the machine.
+    /// Runs the checks after the faults: waits until every run has ended, stops the server cleanly, and checks its
+    /// database, the journals of the sites, and the state of the machine.
     pub async fn judge(&mut self, stage: &mut TestEnv, sites: &[AgentSite]) {
         let began = Instant::now();
         while let Some(run) = find_active_run(stage).await {
@@ -210,7 +210,7 @@ impl Trial {
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
-        // A host that was given up is rid of its old tasks when the server sees it again.
+        // An abandoned host removes its old tasks when the server reaches it again.
         while sites.iter().any(AgentSite::has_tasks) && began.elapsed() < CLEANUP_TIMEOUT {
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -219,7 +219,7 @@ impl Trial {
         self.check_database(&url, sites).await;
     }
 
-    /// The same for a database whose servers have stopped.
+    /// Checks a database whose servers have stopped.
     pub async fn check_database(&mut self, url: &DatabaseUrl, sites: &[AgentSite]) {
         if let Err(error) = self.run_checkers(url, sites).await {
             self.violation(&format!("the checkers could not run: {error:#}"));
@@ -266,7 +266,7 @@ fn find_all_leftovers(sites: &[AgentSite], jobs: &BTreeSet<Uuid>) -> Vec<String>
     left
 }
 
-/// Some run that has not ended.
+/// Returns any run that has not ended.
 async fn find_active_run(stage: &mut TestEnv) -> Option<Value> {
     let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
     runs.as_array().and_then(|runs| runs.first().cloned())

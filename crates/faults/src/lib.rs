@@ -1,4 +1,4 @@
-//! The fault matrix: real servers, real agents, real hosts, and something that goes wrong under them.
+//! The fault matrix: real servers, agents and hosts, with injected faults.
 //!
 //! ```text
 //! cargo xtask faults                       every row once
@@ -6,13 +6,13 @@
 //! cargo xtask faults --row F14 --seed 7    the same again
 //! ```
 //!
-//! A [`Row`] says what is injected, what is expected and within which bound, and which invariants that proves; its
-//! `play` does it once. It gets a [`Trial`]: a seed for its timing, a directory, a count of the faults that happened,
-//! the times that are held against the bound, and [`Trial::judge`], which runs the checkers over events, journals,
-//! processes and containers. A row of which no fault fired has failed: it proved nothing.
+//! A [`Row`] defines the injected fault, the expected behaviour with its time bound, and the invariants that it proves;
+//! its `play` runs it once. It gets a [`Trial`]: a seed for its timing, a directory, a count of the faults that
+//! occurred, the times to compare with the bound, and [`Trial::judge`], which runs the checkers over events, journals,
+//! processes and containers. A row without any fault has failed, because it proved nothing.
 //!
-//! To add a row: an entry in a table below `rows/`, with a function that takes a `&mut Trial`. Inside it a failed
-//! assertion is a violation; so is everything that the checkers find.
+//! To add a row, add an entry to a table below `rows/`, with a function that accepts a `&mut Trial`. A failed assertion
+//! in it is a violation; so is everything that the checkers find.
 
 mod judge;
 mod play;
@@ -29,7 +29,7 @@ pub use self::{
     trial::{TimedStep, Trial},
 };
 
-/// One line of the matrix.
+/// One row of the matrix.
 #[derive(Clone, Copy)]
 pub struct FaultRow {
     /// `F1`, `F2`, …
@@ -37,7 +37,7 @@ pub struct FaultRow {
     pub injection: &'static str,
     pub expected: &'static str,
     pub bound: &'static str,
-    /// Ids of invariants.
+    /// IDs of invariants.
     pub proves: &'static str,
     pub play: RowTest,
 }
@@ -45,14 +45,14 @@ pub struct FaultRow {
 #[derive(Clone, Copy)]
 pub enum RowTest {
     Now(fn(&mut Trial) -> TrialFuture<'_>),
-    /// Not in continuous integration, and why.
+    /// Not in continuous integration, with the reason.
     OutsideCi(&'static str, fn(&mut Trial) -> TrialFuture<'_>),
 }
 
 pub type TrialFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 impl FaultRow {
-    /// Why continuous integration leaves it out.
+    /// Reason why continuous integration skips it.
     pub const fn ci_exclusion(&self) -> Option<&'static str> {
         match self.play {
             RowTest::OutsideCi(why, _) => Some(why),

@@ -1,4 +1,4 @@
-//! Plays the fault matrix: `windlass-faults --row F14 --times 5`. `cargo xtask faults` builds it and what it needs.
+//! Runs the fault matrix: `windlass-faults --row F14 --times 5`. `cargo xtask faults` builds it and what it needs.
 
 use std::{
     io::Write as _,
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use windlass_faults::{self as faults, FaultRow, RunOptions, report};
 
-/// Trials wait more than they compute.
+/// More than the number of cores, because trials mostly wait.
 const JOBS: usize = 3;
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ struct Args {
     dir: Option<PathBuf>,
     is_long: bool,
     slack: u32,
-    /// As continuous integration does it.
+    /// Run as in continuous integration.
     is_daily: bool,
     list: bool,
     json: bool,
@@ -52,7 +52,7 @@ fn main() -> Result<ExitCode> {
         let number = done.fetch_add(1, Ordering::Relaxed) + 1;
         let _ = writeln!(std::io::stderr(), "[{number}/{all}] {}", report::render_trial(outcome));
     })?;
-    // Empty unless something was kept.
+    // Fails unless the directory is empty, that is, nothing was kept.
     let _ = std::fs::remove_dir(&order.dir);
     let lines = report::lines(&order.rows, &outcomes);
     if args.json {
@@ -66,7 +66,7 @@ fn main() -> Result<ExitCode> {
     Ok(if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Of 32 bits: a person may have to type it.
+/// 32 bits, so that a user can type it.
 fn drawn() -> Result<u64> {
     let mut bytes = [0; 4];
     getrandom::fill(&mut bytes).context("draw a seed")?;

@@ -1,4 +1,4 @@
-//! Plays rows: so many times, so many at once, each time in a directory of its own.
+//! Runs rows repeatedly and in parallel, each trial in a separate directory.
 
 use std::{
     cell::RefCell,
@@ -13,46 +13,46 @@ use parking_lot::Mutex;
 
 use super::{FaultRow, RowTest, TimedStep, Trial};
 
-/// No trial takes longer unless it is stuck.
+/// Time limit of a trial; a longer one is stuck.
 const TRIAL_MAX: Duration = Duration::from_secs(300);
-/// The same where rows do not shorten what they wait for.
+/// Time limit of a trial in the long form, in which rows do not shorten waits.
 const LONG_TRIAL_MAX: Duration = Duration::from_secs(1500);
 
-/// What is to be played.
+/// Rows to run, and how.
 pub struct RunOptions {
     pub rows: Vec<FaultRow>,
     pub times: u64,
-    /// At once.
+    /// Number of parallel trials.
     pub jobs: usize,
-    /// Of the first trial; the next has the next.
+    /// Seed of the first trial; each further trial uses the next one.
     pub seed: u64,
     pub is_long: bool,
-    /// What each bound is multiplied by: a machine that does other things as well is slower than it should be.
+    /// Multiplier of all bounds, for a machine that is busy with other work.
     pub slack: u32,
-    /// Where trials have their directories.
+    /// Parent of the trials' directories.
     pub dir: PathBuf,
 }
 
-/// What came of one trial.
+/// The result of one trial.
 #[derive(Clone, Debug)]
 pub struct TrialOutcome {
     pub row: &'static str,
     pub seed: u64,
     pub took: Duration,
-    /// How often which fault happened.
+    /// Number of faults by kind.
     pub fired: Vec<(&'static str, u64)>,
     pub times: Vec<TimedStep>,
     pub violations: Vec<String>,
-    /// Left for whoever wants to know why.
+    /// Directory kept for analysis.
     pub kept: Option<PathBuf>,
 }
 
 thread_local! {
-    /// Where and why this thread panicked last.
+    /// Location and message of this thread's last panic.
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Plays everything and tells of each trial as it ends.
+/// Runs all trials and reports each at its end.
 pub fn play(order: &RunOptions, tell: impl Fn(&TrialOutcome) + Sync) -> Result<Vec<TrialOutcome>> {
     std::fs::create_dir_all(&order.dir).with_context(|| format!("make {}", order.dir.display()))?;
     std::panic::set_hook(Box::new(|info| {
@@ -89,7 +89,7 @@ fn run_trial(row: &FaultRow, seed: u64, order: &RunOptions) -> TrialOutcome {
         trial.violation("no fault fired: this proves nothing");
     }
     let kept = (!trial.violations.is_empty()).then(|| dir.clone());
-    // A table has no room for all that a violation says.
+    // Violations are too long for a table.
     let _ = match &kept {
         Some(dir) => std::fs::write(dir.join("violations.txt"), trial.violations.join("\n\n") + "\n"),
         None => std::fs::remove_dir_all(&dir),
@@ -105,7 +105,7 @@ fn run_trial(row: &FaultRow, seed: u64, order: &RunOptions) -> TrialOutcome {
     }
 }
 
-/// A panic in a row is how its assertions fail.
+/// Runs a trial; assertions of a row fail with a panic.
 fn try_run_trial(row: &FaultRow, trial: &mut Trial, dir: &Path) -> Result<()> {
     let (RowTest::Now(play) | RowTest::OutsideCi(_, play)) = row.play;
     let _ = std::fs::remove_dir_all(dir);
@@ -119,7 +119,7 @@ fn try_run_trial(row: &FaultRow, trial: &mut Trial, dir: &Path) -> Result<()> {
     let played = catch_unwind(AssertUnwindSafe(|| {
         runtime.block_on(async { tokio::time::timeout(limit, play(trial)).await })
     }));
-    // What the row left running in the background ends here.
+    // Ends background tasks of the row.
     runtime.shutdown_timeout(Duration::from_secs(5));
     match played {
         Ok(Ok(())) => Ok(()),

@@ -1,4 +1,4 @@
-//! What came of all trials, by row: a table for people, JSON for machines, Markdown for the documentation.
+//! Results of all trials by row: a table for the terminal, JSON, and Markdown for the documentation.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::{FaultRow, RowTest, TimedStep, TrialOutcome};
 
-/// How many words of a violation a table has room for.
+/// Maximum length of a violation in a table.
 const VIOLATION_LENGTH_MAX: usize = 160;
 
-/// One row's trials together.
+/// The trials of one row.
 pub struct RowSummary<'a> {
     pub row: &'a FaultRow,
     pub outcomes: Vec<&'a TrialOutcome>,
@@ -28,7 +28,7 @@ impl RowSummary<'_> {
         self.outcomes.iter().map(|outcome| outcome.violations.len()).sum()
     }
 
-    /// The time that came nearest to its bound, or went furthest beyond.
+    /// The time closest to its bound, or furthest beyond.
     fn worst(&self) -> Option<&TimedStep> {
         let times = self.outcomes.iter().flat_map(|outcome| &outcome.times);
         times.max_by(|a, b| a.share().total_cmp(&b.share()))
@@ -55,13 +55,13 @@ impl RowSummary<'_> {
     }
 }
 
-/// Every row that was asked for, in its order.
+/// Groups the results by row, in the order of the rows.
 pub fn lines<'a>(rows: &'a [FaultRow], outcomes: &'a [TrialOutcome]) -> Vec<RowSummary<'a>> {
     let of = |row: &FaultRow| outcomes.iter().filter(|outcome| outcome.row == row.id).collect();
     rows.iter().map(|row| RowSummary { row, outcomes: of(row) }).collect()
 }
 
-/// For people at a terminal.
+/// Table for the terminal.
 pub fn render_table(lines: &[RowSummary<'_>]) -> String {
     let mut text = String::new();
     let _ = writeln!(
@@ -91,7 +91,7 @@ fn render_totals(lines: &[RowSummary<'_>]) -> String {
     format!("{rows} rows, {trials} trials, {faults} faults, {violations} violations")
 }
 
-/// For `docs/reliability.md`.
+/// Table for `docs/reliability.md`.
 pub fn render_markdown(lines: &[RowSummary<'_>]) -> String {
     let mut text = String::from(
         "| row | injected | expected | bound | proves | times | faults that fired | violations | nearest to its bound |\n\
@@ -130,7 +130,7 @@ pub fn render_json(lines: &[RowSummary<'_>]) -> Value {
     json!({"rows": lines.iter().map(line).collect::<Vec<_>>()})
 }
 
-/// The list of rows, with what each of them does.
+/// List of rows with their descriptions.
 pub fn render_list(rows: &[FaultRow]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -144,7 +144,7 @@ pub fn render_list(rows: &[FaultRow]) -> String {
     text.trim_end().to_owned()
 }
 
-/// One trial as it ends, with what to type to see it again.
+/// Line for a finished trial, with the command that repeats it.
 pub fn render_trial(outcome: &TrialOutcome) -> String {
     let faults: u64 = outcome.fired.iter().map(|(_, times)| times).sum();
     let (row, seed, took) = (outcome.row, outcome.seed, outcome.took.as_secs_f64());

@@ -1,4 +1,4 @@
-//! One play of one row.
+//! One run of one row.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use windlass_testkit::rng::Rng;
 
 use windlass_testenv::stage::{HostMode, TestEnv};
 
-/// Something that had to happen within a bound.
+/// A step with a time bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimedStep {
     pub what: &'static str,
@@ -19,17 +19,17 @@ pub struct TimedStep {
 }
 
 impl TimedStep {
-    /// Part of the bound that was used; more than 1 is a violation.
+    /// Used share of the bound; more than 1 is a violation.
     pub fn share(&self) -> f64 {
         self.took.as_secs_f64() / self.bound.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }
 
 pub struct Trial {
-    /// Says everything that is random about it.
+    /// Determines everything that is random in the trial.
     pub seed: u64,
     pub rng: Rng,
-    /// Bounds and waits as long as in earnest, where a row shortens them.
+    /// Real bounds and waits, where a row usually shortens them.
     pub is_long: bool,
     slack: u32,
     dir: PathBuf,
@@ -52,17 +52,17 @@ impl Trial {
         }
     }
 
-    /// Its own; kept when something was wrong.
+    /// Directory of the trial; kept after a violation.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A server of its own, not yet started; its files are in the trial's directory.
+    /// A separate server, not yet started; its files are in the trial's directory.
     pub fn stage(&self, machines: HostMode) -> TestEnv {
         TestEnv::at(self.dir.join("stage"), machines)
     }
 
-    /// A fault happened: said where it was seen to happen, never where it was only asked for.
+    /// Records a fault: called where the fault was observed, never where it was only requested.
     pub fn fired(&mut self, what: &'static str) {
         self.record_faults(what, 1);
     }
@@ -71,7 +71,7 @@ impl Trial {
         *self.fired.entry(what).or_default() += times;
     }
 
-    /// Holds a time against its bound.
+    /// Compares a time with its bound.
     pub fn within(&mut self, what: &'static str, bound: Duration, took: Duration) {
         let bound = bound * self.slack;
         let timed = TimedStep { what, took, bound };
@@ -85,13 +85,13 @@ impl Trial {
         self.violations.push(what.to_owned());
     }
 
-    /// Waits for some time that only the seed knows.
+    /// Waits for a time that the seed determines.
     pub async fn pause(&mut self, from_ms: u64, to_ms: u64) {
         let pause = self.rng.millis(from_ms, to_ms);
         tokio::time::sleep(pause).await;
     }
 
-    /// One of several ways, each as often as the others.
+    /// Chooses one of several variants with equal probability.
     pub fn choose<T: Copy>(&mut self, from: &[T]) -> T {
         *self.rng.pick(from)
     }

@@ -1,4 +1,4 @@
-//! One record for each request, handed to whoever writes it down.
+//! Access records, one per request, passed to an access log.
 
 use std::{
     net::IpAddr,
@@ -8,13 +8,13 @@ use std::{
 
 use hyper::{Method, StatusCode, Uri, Version};
 
-/// A request that is over. Carries no credential: neither header nor body. The query may contain one, so who
-/// writes records down takes the path only.
+/// Completed request. Contains no credentials: neither headers nor body. The query may contain one, so an access log
+/// must write the path only.
 #[derive(Clone, Debug)]
 pub struct AccessRecord {
     /// `project/run`.
     pub service: Arc<str>,
-    /// Who answered; absent when it was the proxy itself.
+    /// Replica that answered; absent if the proxy itself did.
     pub replica: Option<Arc<str>>,
     pub peer: IpAddr,
     pub method: Method,
@@ -25,18 +25,18 @@ pub struct AccessRecord {
     pub took: Duration,
     pub bytes_in: u64,
     pub bytes_out: u64,
-    /// Replicas asked.
+    /// Replicas that were tried.
     pub tries: u32,
-    /// The answer ended before it was whole.
+    /// True if the response ended before it was complete.
     pub cut: bool,
 }
 
-/// Where records go. Called at the end of each request, on the thread that served it: it must not block.
+/// Receiver of records. Called at the end of each request, on the thread that served it, so it must not block.
 pub trait AccessLog: Send + Sync + 'static {
     fn record(&self, record: AccessRecord);
 }
 
-/// One line of the process's log for each request. Never the query: it may hold somebody's credential.
+/// Writes one tracing event per request. Never writes the query, which may contain a credential.
 #[derive(Clone, Copy, Debug)]
 pub struct TracingAccessLog;
 
@@ -55,7 +55,7 @@ impl AccessLog for TracingAccessLog {
             bytes_out = record.bytes_out,
             tries = record.tries,
             cut = record.cut,
-            "request"
+            "request completed"
         );
     }
 }

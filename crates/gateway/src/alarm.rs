@@ -1,7 +1,7 @@
-//! Alarms that are set with every request and hardly ever ring.
+//! Timers that are set with every request and rarely fire.
 //!
-//! To set one is to write a moment down. The timer below is armed once; when it goes off before that moment, it is armed
-//! for what is left. Timers of the runtime that come and go with each request cost several times as much.
+//! Setting one only stores a deadline. The underlying timer is armed once; if it fires before the deadline, it is armed
+//! again for the remaining time. Creating a runtime timer per request costs several times as much.
 
 use std::{
     pin::Pin,
@@ -18,7 +18,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 pub(crate) struct LazyTimer(Option<Pin<Box<Sleep>>>);
 
 impl LazyTimer {
-    /// Whether the moment has come. Else whoever asks is woken then; others who asked before are not.
+    /// Completes when the deadline has passed. Only the most recent caller is woken.
     pub(crate) fn poll(&mut self, at: Instant, cx: &mut Context<'_>) -> Poll<()> {
         let timer = self.0.get_or_insert_with(|| Box::pin(sleep_until(at)));
         loop {
@@ -34,7 +34,7 @@ impl LazyTimer {
     }
 }
 
-/// For one connection, which waits for one thing at a time.
+/// Timer of one connection, which waits for one thing at a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionTimer(Arc<Mutex<LazyTimer>>);
 

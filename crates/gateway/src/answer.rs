@@ -1,4 +1,4 @@
-//! What the proxy itself says: a status, one plain sentence, and when to come back.
+//! Responses of the proxy itself: a status, one plain sentence and an optional `Retry-After`.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use hyper::{
 
 use crate::reply::ResponseBody;
 
-/// An answer of our own.
+/// Error response that the proxy generates.
 pub(crate) struct ErrorResponse {
     pub(crate) status: StatusCode,
     pub(crate) text: String,
@@ -36,7 +36,7 @@ impl ErrorResponse {
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
         if let Some(after) = self.retry_after {
-            // Rounded up: to come back too early helps nobody.
+            // Rounded up, so that the client does not retry too early.
             let seconds = after.as_millis().div_ceil(1000).max(1);
             if let Ok(value) = HeaderValue::from_str(&seconds.to_string()) {
                 headers.insert(header::RETRY_AFTER, value);

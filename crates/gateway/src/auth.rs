@@ -1,4 +1,4 @@
-//! Who may call: the hook that asks the server, and a bounded memory of its answers.
+//! Access control: the hook that queries the server, and a bounded cache of its responses.
 
 use std::{
     collections::HashMap,
@@ -16,49 +16,50 @@ use hyper::{
 use parking_lot::{Mutex, RwLock};
 use sha2::{Digest as _, Sha256};
 
-/// Cookies with this start are ours: never shown to a service, never set by one.
+/// Prefix of windlass's cookies. They are never passed to a service and never accepted from one.
 pub const COOKIE_PREFIX: &str = "__Host-windlass-";
-/// The cookie of a browser's session.
+/// Cookie of a browser session.
 pub const SESSION_COOKIE: &str = "__Host-windlass-session";
-/// Where a replica finds out who calls.
+/// Header with which a replica learns the identity of the caller.
 pub const IDENTITY_HEADER: &str = "x-windlass-identity";
-/// Of users and gateways, and of the queue.
+/// Prefixes of the tokens of users and gateways, and of the queue.
 const TOKEN_PREFIXES: [&[u8]; 2] = [b"wl_", b"v2/wlass-"];
 const TOKEN_MAX: usize = 4096;
 
-/// What the gatekeeper says.
+/// Decision of the gatekeeper.
 #[derive(Clone, Debug)]
 pub enum Verdict {
     Allow {
-        /// Signed by whoever knows the key; passed on as it is.
+        /// Signed identity; passed on unchanged.
         identity: Option<HeaderValue>,
     },
-    /// The token is unknown, or its user is no member of the project.
+    /// The token is unknown, or its user is not a member of the project.
     Deny,
-    /// Nobody could be asked. The request is refused, and nothing is remembered.
+    /// The server could not be queried. The request is refused, and nothing is cached.
     Unknown,
 }
 
-/// Decides whether a token opens the services of a project.
+/// Decides whether a token permits requests to the services of a project.
 pub trait Gatekeeper: Send + Sync + 'static {
-    /// `peer` is where the caller sits: who guesses tokens is known by it.
+    /// `peer` is the address of the caller, by which token guessing is detected.
     fn check<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Verdict>;
 
-    /// Whether a token is one of the server's, whatever it opens: no service may be shown it. Nothing when nobody
-    /// could be asked.
+    /// Returns whether a token is one of the server's, whatever it permits: such a token must not be passed to a
+    /// service. `None` if the server could not be queried.
     fn knows<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>>;
 
-    /// Returns when a token that opened the project does so no longer, a few seconds later at most.
+    /// Completes when a token that permitted access to the project no longer does, with a delay of a few seconds at
+    /// most.
     fn lost(&self, token: &str, project: &str) -> BoxFuture<'static, ()>;
 }
 
-/// The rights that an answer rests on which may last.
+/// Access rights that a long-lived response depends on.
 pub(crate) struct AccessGrant {
     gatekeeper: Arc<dyn Gatekeeper>,
     token: String,
     project: String,
-    /// Made when somebody waits for the first time: most answers are whole before. Never locked: the lock only lets a
-    /// request with this inside be looked at from two threads.
+    /// Created at the first wait, because most responses complete earlier. Never locked: the mutex only makes a request
+    /// that contains it `Sync`.
     lost: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
@@ -72,7 +73,7 @@ impl AccessGrant {
         }
     }
 
-    /// Whether they are gone. Asked again when they are.
+    /// Returns whether the rights have been revoked; wakes the task when they are.
     pub(crate) fn is_lost(&mut self, cx: &mut Context<'_>) -> bool {
         let lost = self.lost.get_mut();
         let lost = lost.get_or_insert_with(|| self.gatekeeper.lost(&self.token, &self.project));
@@ -84,16 +85,16 @@ impl AccessGrant {
     }
 }
 
-/// How long answers are believed.
+/// Lifetimes of cached decisions.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenCacheConfig {
-    /// A revoked token works on for at most this long.
+    /// Maximum time for which a revoked token keeps working.
     pub allow: Duration,
     pub deny: Duration,
     pub entries_max: usize,
 }
 
-/// A gatekeeper with a memory. Tokens are not kept, only their hashes.
+/// Gatekeeper with a cache. Stores hashes of tokens only.
 pub struct CachingGatekeeper<G> {
     inner: G,
     trust: TokenCacheConfig,
@@ -110,7 +111,7 @@ impl<G> CachingGatekeeper<G> {
         Self { inner, trust, answers: RwLock::new(HashMap::new()) }
     }
 
-    /// Forgets everything: something was revoked.
+    /// Clears the cache, after a revocation.
     pub fn forget(&self) {
         self.answers.write().clear();
     }
@@ -137,7 +138,7 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
         Box::pin(async move {
             let key: [u8; 32] =
                 Sha256::new().chain_update(project).chain_update([0]).chain_update(token).finalize().into();
-            // The life of an answer begins before the question: what was revoked meanwhile is not believed longer.
+            // The lifetime starts before the query, so that a revocation during the query does not prolong it.
             let now = Instant::now();
             if let Some(answer) = self.answers.read().get(&key)
                 && answer.until > now
@@ -152,7 +153,7 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
 
     fn knows<'a>(&'a self, token: &'a str, project: &'a str, peer: IpAddr) -> BoxFuture<'a, Option<bool>> {
         Box::pin(async move {
-            // The names of projects hold no such byte: no answer of the one kind is taken for the other.
+            // Project names contain no such byte, so the two kinds of entries cannot collide.
             let key: [u8; 32] =
                 Sha256::new().chain_update(project).chain_update([1]).chain_update(token).finalize().into();
             let now = Instant::now();
@@ -173,7 +174,7 @@ impl<G: Gatekeeper> Gatekeeper for CachingGatekeeper<G> {
     }
 }
 
-/// The token of a request, and whether it is in `Authorization`.
+/// Returns the token of a request, and whether it is in `Authorization`.
 pub(crate) fn token(headers: &HeaderMap) -> Option<(&str, bool)> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(bearer);
     if let Some(token) = bearer {
@@ -195,17 +196,18 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<(&str, bool)> {
 
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, token) = value.as_bytes().split_at_checked(7)?;
-    // The queue's clients write `OAuth2`, which is as long.
+    // The queue's clients send `OAuth2`, which has the same length.
     let is_known = scheme.eq_ignore_ascii_case(b"bearer ") || scheme.eq_ignore_ascii_case(b"oauth2 ");
     is_known.then(|| token.trim_ascii()).filter(|token| !token.is_empty())
 }
 
-/// Whether an `Authorization` carries what looks like a token of ours, wherever it was sent.
+/// Returns whether an `Authorization` header contains a token with a prefix of windlass.
 pub(crate) fn is_windlass_token(value: &HeaderValue) -> bool {
     bearer(value).is_some_and(|token| TOKEN_PREFIXES.iter().any(|prefix| token.starts_with(prefix)))
 }
 
-/// The tokens in `Authorization` that do not look like ours, but may be: an operator chooses what they like.
+/// Returns the tokens in `Authorization` without a prefix of windlass. They may still be tokens of the server: an
+/// operator can choose any value.
 pub(crate) fn unrecognized_tokens(headers: &HeaderMap) -> impl Iterator<Item = Option<&str>> {
     let values = headers.get_all(header::AUTHORIZATION).iter().filter(|value| !is_windlass_token(value));
     values

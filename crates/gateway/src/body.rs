@@ -1,7 +1,7 @@
-//! The body of a request on its way to a replica.
+//! Body of a request that is forwarded to a replica.
 //!
-//! It is pulled only as fast as the replica takes it. A small one is remembered, so that it can be sent again to
-//! another replica.
+//! It is read only as fast as the replica accepts it. A small body is buffered, so that it can be sent again to another
+//! replica.
 
 use std::{
     future::Future as _,
@@ -20,10 +20,10 @@ use tokio::time::{Instant, Sleep};
 
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What is remembered of a body at most.
+/// Maximum size of a body that is buffered for a replay.
 const REPLAY_MAX: usize = 64 * 1024;
 
-/// Why the body of a request ended too early.
+/// Reason why the body of a request ended early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestBodyError {
     #[error("the body is larger than {max} bytes")]
@@ -36,7 +36,7 @@ pub(crate) enum RequestBodyError {
     Read(#[source] BoxError),
 }
 
-/// A piece of the body.
+/// Part of the body.
 pub(crate) enum BodyPart {
     Data(Bytes),
     Trailers(HeaderMap),
@@ -49,21 +49,20 @@ enum BodySource {
     Boxed(UnsyncBoxBody<Bytes, BoxError>),
 }
 
-/// The body of a request.
 pub struct RequestBody {
     kind: BodySource,
-    /// The exact length, where it was known before the first piece.
+    /// Exact length, if it was known before the first part.
     length: Option<u64>,
     taken: u64,
     bound: Option<u64>,
     stall: Duration,
-    /// Made at the first wait: most bodies never wait.
+    /// Created at the first wait, because most bodies never wait.
     alarm: Option<Pin<Box<Sleep>>>,
     waiting: bool,
-    /// Pieces already taken, while all of them can still be given again.
+    /// Parts already read, as long as all of them can be replayed.
     kept: Option<Vec<Bytes>>,
     kept_len: usize,
-    /// How many of the kept pieces were given since the last rewind.
+    /// Number of buffered parts that were returned since the last rewind.
     given: usize,
     ended: bool,
 }
@@ -111,7 +110,7 @@ impl RequestBody {
         Self::new(BodySource::Empty)
     }
 
-    /// Any other body.
+    /// Wraps any other body.
     pub fn boxed<B>(body: B) -> Self
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -132,7 +131,7 @@ impl RequestBody {
         matches!(self.kind, BodySource::Empty)
     }
 
-    /// The exact length, where it is known before.
+    /// Returns the exact length, if it is known in advance.
     pub(crate) const fn length(&self) -> Option<u64> {
         self.length
     }
@@ -141,14 +140,14 @@ impl RequestBody {
         self.taken
     }
 
-    /// From now on remember what is taken, if it is short.
+    /// Starts to buffer the body for a replay, if it is short.
     pub(crate) fn enable_replay(&mut self) {
         if self.length().is_some_and(|length| length <= REPLAY_MAX as u64) {
             self.kept = Some(Vec::new());
         }
     }
 
-    /// Starts again from the beginning. False when that is not possible.
+    /// Restarts from the beginning. Returns false if that is not possible.
     pub(crate) fn rewind(&mut self) -> bool {
         if self.taken == 0 && !self.ended {
             return true;
@@ -218,7 +217,7 @@ impl RequestBody {
         Ok(BodyPart::Data(data))
     }
 
-    /// Nothing there yet: a caller who goes silent is not waited for without end.
+    /// Waits for data, up to the stall timeout of the caller.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<BodyPart, RequestBodyError>>> {
         let stall = self.stall;
         let Some(until) = Instant::now().checked_add(stall) else { return Poll::Pending };

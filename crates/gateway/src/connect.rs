@@ -1,6 +1,6 @@
-//! How a replica is reached: a byte stream, whatever carries it.
+//! Connections to replicas: a byte stream over any transport.
 //!
-//! The proxy knows no addresses of its own: it opens what the routes name, and nothing else.
+//! The proxy has no addresses other than those in the routes.
 
 use std::{io, time::Duration};
 
@@ -15,7 +15,7 @@ pub trait Connector: Send + Sync + 'static {
     fn connect<'a>(&'a self, target: &'a ReplicaTarget) -> BoxFuture<'a, io::Result<Stream>>;
 }
 
-/// Sockets of this machine and addresses. Knows no tunnels.
+/// Connector for unix sockets and TCP addresses. Does not support tunnels.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectConnector;
 
@@ -38,7 +38,7 @@ impl Connector for DirectConnector {
     }
 }
 
-/// `connect`, but not for ever.
+/// Connects, with a timeout.
 pub(crate) async fn connect_with_timeout(
     bound: Duration,
     connector: &dyn Connector,

@@ -1,25 +1,25 @@
-//! Requests that mean two things, for tests: what we do with them, and what nginx does.
+//! Ambiguous requests for tests, with the behaviour of this proxy and of nginx.
 //!
-//! A replica must never see `/smuggled`. Where nginx differs the case says why.
+//! A replica must never receive `/smuggled`. Each case that differs from nginx states why.
 
-/// An honest request, and the last on its connection.
+/// Valid request, the last one on its connection.
 pub const LAST: &str = "GET /last HTTP/1.1\r\nHost: llm.test\r\nConnection: close\r\n\r\n";
-/// What must never arrive.
+/// Request that must never reach a replica.
 const SMUGGLED: &str = "GET /smuggled HTTP/1.1\r\nHost: llm.test\r\nContent-Length: 0\r\n\r\n";
 
-/// Bytes of a caller, and what becomes of them.
+/// Bytes that a caller sends, and the expected outcome.
 #[derive(Debug)]
 pub struct Case {
     pub name: &'static str,
     pub bytes: String,
-    /// Statuses that the caller gets, then what the replica sees.
+    /// Statuses that the caller receives, then the requests that the replica receives.
     pub ours: &'static str,
     pub nginx: &'static str,
-    /// Why the two differ.
+    /// Reason for the difference.
     pub why: &'static str,
 }
 
-/// Both do the same.
+/// Case with the same outcome in both.
 fn same_as_nginx(name: &'static str, bytes: impl Into<String>, ours: &'static str) -> Case {
     Case { name, bytes: bytes.into(), ours, nginx: ours, why: "" }
 }

@@ -1,4 +1,4 @@
-//! Which pages of other origins may call a service, told to browsers in its place.
+//! CORS: the proxy answers browsers on behalf of the service.
 
 use bytes::Bytes;
 use hyper::{
@@ -12,7 +12,7 @@ use crate::{reply::ResponseBody, route::Cors};
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
 const ANY: HeaderValue = HeaderValue::from_static("*");
 
-/// Answers a browser that asks beforehand. It asks without credentials, so this comes before any check of them.
+/// Answers a preflight request. Browsers send it without credentials, so this precedes authentication.
 pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<ResponseBody>> {
     if parts.method != Method::OPTIONS || !parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD) {
         return None;
@@ -35,7 +35,7 @@ pub(crate) fn preflight(cors: &Cors, parts: &Parts) -> Option<Response<ResponseB
     Some(response)
 }
 
-/// Marks an answer. What the replica said about it is replaced: two voices would be none.
+/// Sets the CORS headers of a response. Replaces those of the replica: duplicate headers would be invalid.
 pub(crate) fn set_headers(cors: &Cors, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
     headers.remove(header::ACCESS_CONTROL_ALLOW_ORIGIN);
     headers.remove(header::ACCESS_CONTROL_ALLOW_CREDENTIALS);

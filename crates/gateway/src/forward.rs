@@ -1,7 +1,7 @@
-//! The way to a replica: pick one, send, and try another while nobody has answered.
+//! Forwarding: selects a replica, sends the request, and tries another replica until one responds.
 //!
-//! A request is sent again only when that cannot do a thing twice: no byte of it left us, or its method says that
-//! twice is as good as once. And only while its body can still be given from the beginning.
+//! A request is sent again only if that cannot have an effect twice: no byte of it was sent, or its method is
+//! idempotent. Its body must also still be available from the beginning.
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
@@ -24,28 +24,28 @@ use crate::{
     upstream::{ExchangeError, Framing, RequestWriter, ResponseHead, UpstreamConnection},
 };
 
-/// How often a held request looks again for a replica that can be reached.
+/// Interval at which a held request checks again for a reachable replica.
 const HOLD_POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Stale connections that one request may meet.
+/// Maximum number of stale connections that one request may encounter.
 const STALE_MAX: u32 = 8;
 
-/// One attempt that failed.
+/// Failed attempt.
 struct FailedAttempt {
     failure: ExchangeError,
     body: RequestBody,
-    /// The replica may have seen some of the request.
+    /// True if the replica may have received a part of the request.
     sent: bool,
-    /// On a connection that had served before: likely the replica closed it meanwhile.
+    /// True on a reused connection: the replica probably closed it meanwhile.
     reused: bool,
 }
 
-/// Where the attempts at one request stand.
+/// State of the attempts at one request.
 #[derive(Default)]
 struct Attempts {
     tried: Vec<Arc<Replica>>,
     count: u32,
     stale: u32,
-    /// Idle connections are not trusted any longer.
+    /// True if idle connections are no longer used.
     fresh_only: bool,
     last: Option<String>,
     deadline: Option<Instant>,
@@ -101,7 +101,7 @@ impl Proxy {
         }
     }
 
-    /// An open connection to somebody.
+    /// Returns an open connection to a replica.
     async fn connect_replica(
         &self,
         live: &mut Arc<ServiceState>,
@@ -112,7 +112,7 @@ impl Proxy {
                 Box::pin(self.hold(live, tries)).await?;
                 continue;
             };
-            // Somebody else may have been faster.
+            // A concurrent request may have reserved it.
             let Some(outstanding) = replica.reserve(live.at_once()) else { continue };
             if !tries.fresh_only
                 && let Some(conn) = poll_fn(|cx| Poll::Ready(replica.take(cx))).await
@@ -123,12 +123,12 @@ impl Proxy {
             tries.count += 1;
             let connected =
                 connect::connect_with_timeout(self.bounds.connect, &*self.connector, &replica.target);
-            // In a box, as waiting is above: what most requests do without takes no room in all of them.
+            // Boxed, like the wait above: what most requests do not need must not enlarge the future of each request.
             match Box::pin(connected).await {
                 Ok(stream) => return Ok((outstanding, Box::new(UpstreamConnection::new(stream)), false)),
                 Err(error) => {
                     replica.mark_failed();
-                    tracing::debug!(service = %live.key, replica = %replica.id, %error, "cannot reach a replica");
+                    tracing::debug!(service = %live.key, replica = %replica.id, %error, "failed to connect to replica");
                     tries.last = Some(format!("open a connection: {}", error.kind()));
                     tries.tried.push(replica);
                     if tries.tried.len() >= self.bounds.tries_max as usize && live.service.hold_ms == 0 {
@@ -139,7 +139,8 @@ impl Proxy {
         }
     }
 
-    /// Nobody is there, nobody could be reached, or all have enough to do: wait for a change, if the service may.
+    /// Waits for a change if there is no replica, none is reachable, or all are busy; fails if the service does not
+    /// hold requests.
     async fn hold(&self, live: &mut Arc<ServiceState>, tries: &mut Attempts) -> Result<(), ErrorResponse> {
         let service = &live.service;
         if service.hold_ms == 0 {
@@ -162,15 +163,15 @@ impl Proxy {
         let _held = HeldGuard(counted, began);
         let mut changes = self.routes.changes();
         let freed = live.freed();
-        // Who waits for a free replica wakes nobody: they are all at work.
+        // A request that waits for a free replica wakes nothing: the replicas exist and are busy.
         if live.replicas.is_empty() || service.at_once.is_none() {
             self.wake.wake(&service.project, &service.run);
         }
-        // Asked after the subscription, so that no change falls between.
+        // Read after the subscription, so that no change is missed.
         let key = Arc::clone(&live.key);
         loop {
             let mut room = pin!(freed.notified());
-            // From here on, so that no place that gets free is missed.
+            // Enabled before the check, so that no notification is missed.
             room.as_mut().enable();
             let Some(now) = self.routes.service(&key) else {
                 return Err(ErrorResponse::new(StatusCode::NOT_FOUND, "the service is gone"));
@@ -183,7 +184,7 @@ impl Proxy {
                 return Err(later(live));
             }
             let look = deadline.min(Instant::now() + HOLD_POLL_INTERVAL);
-            // A timeout is as good as a change: replicas that failed are asked again.
+            // A timeout counts as a change: failed replicas are tried again.
             tokio::select! {
                 _ = tokio::time::timeout_at(look, changes.changed()) => {}
                 () = room => {}
@@ -230,7 +231,7 @@ impl Proxy {
     }
 }
 
-/// Sends and listens at once, until the head of the answer is there.
+/// Sends and receives concurrently, until the head of the response has arrived.
 async fn exchange(
     conn: &mut UpstreamConnection,
     sending: &mut RequestWriter,
@@ -249,7 +250,8 @@ async fn exchange(
                 Poll::Ready(Ok(())) | Poll::Pending => None,
             }
         };
-        // Who refuses a large body answers early and stops listening: the answer counts, not the broken pipe.
+        // A replica that rejects a large body may respond early and stop reading: the response counts, not the broken
+        // pipe.
         match (conn.poll_head(method, upgrade, headers, cx), broken) {
             (Poll::Ready(Ok(answer)), _) => return Poll::Ready(Ok(answer)),
             (_, Some(failure)) | (Poll::Ready(Err(failure)), None) => return Poll::Ready(Err(failure)),
@@ -259,7 +261,7 @@ async fn exchange(
             if conn.sent() == progress {
                 return Poll::Ready(Err(ExchangeError::Late));
             }
-            // A long upload is no silence.
+            // Progress of a long upload extends the deadline.
             progress = conn.sent();
             ends = Instant::now() + patience;
         }
@@ -269,7 +271,7 @@ async fn exchange(
 }
 
 impl Attempts {
-    /// Whether the request may be tried once more.
+    /// Checks whether the request may be tried once more.
     fn check_retry(
         &mut self,
         method: &Method,
@@ -323,7 +325,7 @@ fn is_idempotent(method: &Method) -> bool {
     method.is_idempotent()
 }
 
-/// A failure in words for the caller.
+/// Converts a failure to a response for the caller.
 fn tell(failure: &ExchangeError) -> ErrorResponse {
     let status = match failure {
         ExchangeError::Request(RequestBodyError::TooLarge { .. }) => StatusCode::PAYLOAD_TOO_LARGE,
@@ -343,7 +345,7 @@ fn tell(failure: &ExchangeError) -> ErrorResponse {
     ErrorResponse::new(status, failure.to_string())
 }
 
-/// A request that waits since then.
+/// Held request, with the time at which the wait began.
 struct HeldGuard(Arc<ServiceState>, std::time::Instant);
 
 impl Drop for HeldGuard {

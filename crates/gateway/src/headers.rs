@@ -1,7 +1,7 @@
-//! What a head may say, and what of it is passed on.
+//! Validation of request heads, and the header fields that are forwarded.
 //!
-//! A head that two readers could understand differently is refused, not repaired. Fields that speak of one
-//! connection end here; fields that say who called are ours alone.
+//! A head that two parsers could interpret differently is rejected, not repaired. Hop-by-hop fields are not forwarded;
+//! fields that identify the caller are set by the proxy only.
 
 use std::net::SocketAddr;
 
@@ -17,15 +17,15 @@ use crate::{
     upstream::{Framing, content_length, has_token},
 };
 
-/// The longest path with its query.
+/// Maximum length of the path with its query.
 const PATH_MAX: usize = 16 * 1024;
 
-/// Whose connection a request came by.
+/// Connection of the client that sent a request.
 #[derive(Clone, Debug)]
 pub struct ClientConnection {
     pub peer: SocketAddr,
     pub https: bool,
-    /// The address as a field, made once for all requests of the connection.
+    /// Address as a header value, created once for all requests of the connection.
     forwarded_for: HeaderValue,
 }
 
@@ -38,16 +38,16 @@ impl ClientConnection {
     }
 }
 
-/// Why a head is refused: the status, and the words.
+/// Reason for rejecting a head: status and message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeadRefusal(pub(crate) u16, pub(crate) &'static str);
 
-/// What a head asks for, once it is known to mean one thing only.
+/// Parsed contents of a head that is known to be unambiguous.
 #[derive(Clone, Debug)]
 pub(crate) struct ParsedHead {
-    /// As it was written, with the port.
+    /// Host as written, with the port.
     pub(crate) host: HeaderValue,
-    /// What it wants to change the protocol to.
+    /// Requested protocol of an upgrade.
     pub(crate) upgrade: Option<HeaderValue>,
 }
 
@@ -109,8 +109,8 @@ fn host(parts: &Parts) -> Result<HeaderValue, HeadRefusal> {
     Ok(host)
 }
 
-/// A wish to change the protocol. It is passed on only when it is plain: a GET without a body, one protocol. HTTP/2
-/// would hide all that follows from us, so it is not on offer.
+/// Returns the requested upgrade. It is forwarded only in its simple form: a GET without a body, with one protocol.
+/// HTTP/2 is not offered, because it would hide all that follows from the proxy.
 fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
     let mut wishes = parts.headers.get_all(header::UPGRADE).iter();
     let Some(wish) = wishes.next() else { return Ok(None) };
@@ -129,7 +129,7 @@ fn upgrade(parts: &Parts) -> Result<Option<HeaderValue>, HeadRefusal> {
     Ok(Some(wish.clone()))
 }
 
-/// The name in a Host, without its port, for looking it up.
+/// Returns the name in a `Host` value without its port, for the lookup.
 pub(crate) fn host_name(host: &HeaderValue) -> &str {
     let host = host.to_str().unwrap_or_default();
     if host.starts_with('[') {
@@ -138,18 +138,18 @@ pub(crate) fn host_name(host: &HeaderValue) -> &str {
     host.split_once(':').map_or(host, |(name, _)| name)
 }
 
-/// How a request is passed on.
+/// Parameters for forwarding a request.
 pub(crate) struct ForwardedHeaders<'a> {
     pub(crate) origin: &'a ClientConnection,
     pub(crate) asked: &'a ParsedHead,
-    /// Path and query, as the replica shall see them.
+    /// Path and query that the replica receives.
     pub(crate) path: &'a str,
-    /// What was taken off the path.
+    /// Prefix that was removed from the path.
     pub(crate) prefix: Option<&'a str>,
     pub(crate) framing: Framing,
-    /// The Authorization was meant for us.
+    /// True if the `Authorization` header was meant for windlass.
     pub(crate) ours: bool,
-    /// Who calls, signed.
+    /// Signed identity of the caller.
     pub(crate) identity: Option<&'a HeaderValue>,
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn write_request_head(buffer: &mut BytesMut, parts: &Parts, passage: 
     buffer.put_slice(b" HTTP/1.1\r\n");
     put_header(buffer, "host", passage.asked.host.as_bytes());
     let named = parts.headers.get_all(header::CONNECTION);
-    // The usual `Connection: keep-alive` names no field of the message.
+    // The usual `Connection: keep-alive` names no header field.
     let names_more = named.iter().any(|value| !value.as_bytes().eq_ignore_ascii_case(b"keep-alive"));
     for (name, value) in &parts.headers {
         if is_managed_header(name)
@@ -203,7 +203,7 @@ fn write_connection(buffer: &mut BytesMut, parts: &Parts, passage: &ForwardedHea
     }
 }
 
-/// All cookies but ours, in one field: HTTP/2 splits them.
+/// Writes all cookies except those of windlass as one field; HTTP/2 splits them.
 fn write_cookies(buffer: &mut BytesMut, headers: &HeaderMap) {
     let start = buffer.len();
     for value in headers.get_all(header::COOKIE) {
@@ -228,7 +228,7 @@ pub(crate) fn put_header(buffer: &mut BytesMut, name: &str, value: &[u8]) {
     buffer.put_slice(b"\r\n");
 }
 
-/// Fields of one connection.
+/// Returns whether a field is hop-by-hop.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     *name == header::CONNECTION
         || *name == header::TRANSFER_ENCODING
@@ -237,7 +237,7 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
         || matches!(name.as_str(), "keep-alive" | "proxy-connection" | "http2-settings")
 }
 
-/// Fields that are never passed on as they came: those of one connection, and those that we write ourselves.
+/// Returns whether a field is never forwarded as received: hop-by-hop fields, and those that the proxy writes itself.
 fn is_managed_header(name: &HeaderName) -> bool {
     let text = name.as_str();
     match text.as_bytes() {
@@ -255,7 +255,7 @@ fn is_managed_header(name: &HeaderName) -> bool {
     }
 }
 
-/// Whether a trailer may be passed on: none that frames, routes or authenticates.
+/// Returns whether a trailer may be forwarded: none for framing, routing or authentication.
 pub(crate) fn is_forwardable_trailer(name: &HeaderName) -> bool {
     !is_managed_header(name)
         && *name != header::AUTHORIZATION
@@ -265,11 +265,11 @@ pub(crate) fn is_forwardable_trailer(name: &HeaderName) -> bool {
         && !name.as_str().starts_with("content-")
 }
 
-/// Takes out of an answer what speaks of the replica's connection, or would speak for us.
+/// Removes hop-by-hop fields from a response, and those that only windlass may set.
 pub(crate) fn clean_response(headers: &mut HeaderMap) {
     let is_clean =
         |name: &HeaderName| !is_hop_by_hop(name) && *name != header::ALT_SVC && *name != header::SET_COOKIE;
-    // As most are, and to look at all fields costs less than to look for each of these.
+    // The common case. One pass over all fields costs less than a lookup of each of these.
     if headers.keys().all(is_clean) {
         return;
     }
@@ -280,7 +280,7 @@ pub(crate) fn clean_response(headers: &mut HeaderMap) {
                 .iter()
                 .flat_map(|value| value.as_bytes().split(|b| *b == b','))
                 .filter_map(|word| HeaderName::from_bytes(word.trim_ascii()).ok())
-                // Framing is not for a list to take away.
+                // A `Connection` header must not remove the framing.
                 .filter(|name| *name != header::CONTENT_LENGTH)
                 .collect();
             for name in named {
@@ -299,7 +299,7 @@ pub(crate) fn clean_response(headers: &mut HeaderMap) {
     }
 }
 
-/// A service may not set the cookies by which we know people.
+/// Removes cookies with the prefix of windlass: a service must not set session cookies.
 fn drop_our_cookies(headers: &mut HeaderMap) {
     let ours = |value: &HeaderValue| {
         let name = value.as_bytes().trim_ascii_start();
@@ -506,7 +506,7 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// What is passed on is one request to one host, whatever a stranger puts in its head.
+        /// Checks that the forwarded head is one request to one host, for any head that a client may send.
         #[test]
         fn fuzz_of_heads_of_requests(
             fields in prop::collection::vec((prop::sample::select(NAMES), prop::sample::select(VALUES)), 0..12),
@@ -525,7 +525,7 @@ mod tests {
             let head = String::from_utf8_lossy(&buffer).to_lowercase();
             prop_assert_eq!(head.matches("\r\nhost:").count(), 1, "{}", head);
             prop_assert!(head.find("\r\n\r\n").is_none_or(|at| at + 4 == head.len()), "{}", head);
-            // In other fields the same words are nobody's credential.
+            // In other fields the same value is not a credential.
             prop_assert!(!head.contains("\r\nauthorization: bearer wl_x"), "{}", head);
             prop_assert!(!head.contains("\r\ntransfer-encoding:"), "{}", head);
         }

@@ -1,12 +1,12 @@
-//! The hook that wakes a service which sleeps at nought replicas.
+//! Hook that wakes a service that is scaled to zero.
 
-/// Told that a request waits for a service without replicas. Called for each such request: it must be cheap, and
-/// saying it twice must do no harm.
+/// Notified of a request that waits for a service without replicas. Called for each such request, so it must be cheap
+/// and idempotent.
 pub trait ServiceWaker: Send + Sync + 'static {
     fn wake(&self, project: &str, run: &str);
 }
 
-/// Nobody to wake.
+/// Waker that does nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct NoWaker;
 

@@ -1,7 +1,7 @@
-//! The data plane for services: routes, proxy, rate limits, statistics.
+//! Data plane for services: routes, proxy, rate limits, statistics.
 //!
-//! One library, two users: the server carries requests to services below its own address, and a gateway does on a
-//! host of its own. Both give it routes, a way to reach replicas, and somebody who knows tokens.
+//! One library with two users: the server, which proxies requests to services below its own address, and the gateway,
+//! which does so on a separate host. Both provide routes, a connector to replicas, and a gatekeeper for tokens.
 
 mod access;
 pub mod acme;

@@ -1,4 +1,4 @@
-//! Rate limits: a leaky bucket per key, as one number (the generic cell rate algorithm).
+//! Rate limits: one leaky bucket per key, stored as one number (generic cell rate algorithm).
 
 use std::{
     collections::HashMap,
@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 
 use crate::route::{LimitKey, RouteLimit};
 
-/// Keys kept for one limit. When full, those whose bucket is empty are forgotten, then all.
+/// Maximum number of keys of one limit. When full, keys with an empty bucket are removed, then all.
 const KEYS_MAX: usize = 50_000;
-/// Longer keys are cut: nobody may fill the memory with one header.
+/// Maximum length of a key. Longer keys are truncated, so that a header cannot fill the memory.
 const KEY_BYTES_MAX: usize = 256;
 
-/// The budgets of one service.
+/// Limits of one service.
 #[derive(Debug)]
 pub(crate) struct RateLimits {
     started: Instant,
@@ -26,11 +26,11 @@ pub(crate) struct RateLimits {
 #[derive(Debug)]
 struct LimitRule {
     limit: RouteLimit,
-    /// Nanoseconds that one request costs.
+    /// Cost of one request, in nanoseconds.
     cost: u64,
-    /// How far ahead of the clock a bucket may run, in nanoseconds.
+    /// Maximum lead of a bucket over the clock, in nanoseconds.
     slack: u64,
-    /// When the bucket of a key is empty again, in nanoseconds since the start.
+    /// Time at which the bucket of a key is empty again, in nanoseconds since the start.
     buckets: Mutex<HashMap<BucketKey, u64>>,
 }
 
@@ -45,7 +45,7 @@ impl RateLimits {
         let mut rules: Vec<LimitRule> = limits
             .iter()
             .map(|limit| {
-                // At least one nanosecond, at most a minute: what the configuration allows.
+                // From one nanosecond to one minute: the range that the configuration allows.
                 let cost = (1e9 / limit.rps).clamp(1.0, 60e9) as u64;
                 let slack = cost.saturating_mul(limit.burst);
                 LimitRule { limit: limit.clone(), cost, slack, buckets: Mutex::new(HashMap::new()) }
@@ -55,7 +55,7 @@ impl RateLimits {
         Self { started: now, rules }
     }
 
-    /// Takes one request from the budget, or says how long to wait for one.
+    /// Consumes one request from the budget, or returns the time to wait for one.
     pub(crate) fn take(
         &self,
         path: &str,
@@ -104,8 +104,8 @@ impl LimitRule {
     }
 }
 
-/// A path as a replica will understand it: `/%61pi`, `//api` and `/x/../api` are all `/api`. Otherwise a limit
-/// could be walked around by spelling.
+/// Normalises a path as a replica will interpret it: `/%61pi`, `//api` and `/x/../api` are all `/api`. Otherwise a
+/// different spelling could bypass a limit.
 fn plain(path: &str) -> std::borrow::Cow<'_, str> {
     if !path.contains('%') && !path.contains("//") && !path.contains("/.") {
         return path.into();

@@ -1,7 +1,7 @@
-//! What each service was asked through this process, as text for Prometheus.
+//! Request metrics of each service through this process, as text for Prometheus.
 //!
-//! Names of projects and runs are labels. The number of series is bounded: only services that are reached now have any,
-//! and only so many of them.
+//! Project and run names are labels. The number of series is bounded: only services with a current route have any, up
+//! to a maximum number of services.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -10,10 +10,10 @@ use crate::{
     table::{Routes, ServiceState},
 };
 
-/// Services that have series.
+/// Maximum number of services with series.
 const SERVICES_MAX: usize = 1_000;
 
-/// Name, kind, help, and how it is read.
+/// Name, type, help and the function that reads the value.
 type Series = (&'static str, &'static str, &'static str, fn(&ServiceState, &StatsSnapshot) -> u64);
 
 const SERIES: &[Series] = &[
@@ -33,7 +33,7 @@ pub fn text(routes: &Routes) -> String {
         .map(|live| {
             let (project, run) = key(&live);
             let read = live.stats().read();
-            // Both have letters that need no escape.
+            // Both consist of characters that need no escaping.
             (format!("project=\"{project}\",run=\"{run}\""), live, read)
         })
         .collect();

@@ -1,4 +1,4 @@
-//! The OpenAI-compatible endpoint of a project: a list of its models, and requests routed by the model they name.
+//! OpenAI-compatible endpoint of a project: lists its models, and routes requests by the model that they name.
 
 use std::sync::Arc;
 
@@ -22,15 +22,15 @@ use crate::{
     table::{Routes, ServiceState},
 };
 
-/// The largest request: it is read as a whole, because the model's name may stand anywhere in it.
+/// Maximum size of a request. It is read as a whole, because the model's name may be anywhere in it.
 const BODY_MAX: usize = 32 * 1024 * 1024;
-/// What is passed on to the service of a model.
+/// Calls that are forwarded to the service of a model.
 const MODEL_CALLS: [&str; 3] = ["/chat/completions", "/completions", "/embeddings"];
 
-/// Why a call was refused: status, kind and words, as clients of that interface expect them.
+/// Refused call: status, type and message, as clients of the OpenAI API expect them.
 struct ModelCallError(StatusCode, &'static str, String);
 
-/// The models of a project, by name.
+/// Returns the models of a project, by name.
 pub fn list(routes: &Routes, project: &str) -> Value {
     let mut models: Vec<_> = routes
         .services()
@@ -47,7 +47,7 @@ pub fn list(routes: &Routes, project: &str) -> Value {
     json!({ "object": "list", "data": data })
 }
 
-/// Who serves a model: of several the one with replicas, then the newest.
+/// Returns the service of a model: of several, one with replicas, then the newest.
 fn find_service(routes: &Routes, project: &str, name: &str) -> Option<Arc<ServiceState>> {
     let serves = |live: &Arc<ServiceState>| {
         live.service.project == project && live.service.model.as_ref().is_some_and(|model| model.name == name)
@@ -57,7 +57,7 @@ fn find_service(routes: &Routes, project: &str, name: &str) -> Option<Arc<Servic
     })
 }
 
-/// A request to `BASE/PROJECT/…`, such as `/proxy/models/main/chat/completions`.
+/// Handles a request to `BASE/PROJECT/…`, such as `/proxy/models/main/chat/completions`.
 pub async fn handle<B>(
     proxy: &Proxy,
     origin: &ClientConnection,
@@ -106,7 +106,7 @@ where
     let prefix = live.service.model.as_ref().map_or("", |model| model.prefix.trim_end_matches('/'));
     let path: PathAndQuery = format!("{prefix}{call}").parse().map_err(|_| unknown())?;
     parts.uri = Uri::from(path);
-    // The body is whole now, whatever framed it before.
+    // The body was read as a whole, so its former framing no longer applies.
     parts.headers.remove(header::TRANSFER_ENCODING);
     parts.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
     Ok(proxy.vouched(live, origin, admitted, Request::from_parts(parts, RequestBody::from(body))).await)
@@ -153,7 +153,7 @@ where
 }
 
 fn service_for(routes: &Routes, project: &str, body: &[u8]) -> Result<Arc<ServiceState>, ModelCallError> {
-    /// All that matters here of a request.
+    /// The part of a request that matters here.
     #[derive(Deserialize)]
     struct ModelRequest {
         model: String,

@@ -1,4 +1,4 @@
-//! A stream that gives up when the other side takes nothing for too long.
+//! Stream with a write timeout: fails if the other side accepts nothing for too long.
 
 use std::{
     io,
@@ -14,12 +14,12 @@ use tokio::{
 
 use crate::{alarm::LazyTimer, connect::Io};
 
-/// The stream. Its alarm is made at the first write that has to wait: most connections never need one.
+/// The stream. Its timer is created at the first write that has to wait, because most connections never need one.
 pub(crate) struct WriteTimeout<S> {
     inner: S,
     bound: Duration,
     alarm: LazyTimer,
-    /// While a write waits: when that is too long.
+    /// Deadline of a pending write.
     until: Option<Instant>,
 }
 

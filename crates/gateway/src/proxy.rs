@@ -1,7 +1,7 @@
-//! The engine: from a request to a service, to an answer.
+//! Proxy: routes a request to a service and returns its response.
 //!
-//! One future carries a request all the way. It knows nothing of sockets on the caller's side: who serves HTTP
-//! (the server's API, or a gateway's listeners) hands requests in and takes answers.
+//! One future handles a request from start to end. It is independent of client sockets: the HTTP server (the server's
+//! API, or a gateway's listeners) passes requests in and receives responses.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,16 +28,16 @@ use crate::{
     upstream::content_length,
 };
 
-/// Bounds that hold for all services.
+/// Limits that apply to all services.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyLimits {
-    /// How long it may take to open a connection to a replica.
+    /// Timeout for opening a connection to a replica.
     pub connect: Duration,
-    /// How long a caller may be silent in the middle of a body.
+    /// Maximum time without data in the middle of a request body.
     pub body_stall: Duration,
-    /// Requests of one service that may wait for a first replica.
+    /// Maximum number of requests of one service that wait for a first replica.
     pub held_max: u64,
-    /// Replicas that one request is tried on.
+    /// Maximum number of replicas that one request is tried on.
     pub tries_max: u32,
 }
 
@@ -50,38 +50,37 @@ impl ProxyLimits {
     };
 }
 
-/// The proxy.
 pub struct Proxy {
     pub routes: Arc<Routes>,
     pub connector: Arc<dyn Connector>,
     pub gatekeeper: Arc<dyn Gatekeeper>,
     pub wake: Arc<dyn ServiceWaker>,
     pub log: Option<Arc<dyn AccessLog>>,
-    /// Plain requests are sent to HTTPS only for names that have a certificate here; for all, where this is absent.
+    /// Names with a certificate. Only plain requests to these are redirected to HTTPS; without this field, all are.
     pub certificates: Option<Arc<Certificates>>,
     pub bounds: ProxyLimits,
 }
 
-/// A request that is known to mean one thing, on its way. It goes in a box: futures that hand it on would hold it, and
-/// copy it, once each.
+/// Validated request that is being forwarded. It is boxed, because every future that passes it on would otherwise
+/// contain and copy it.
 pub(crate) struct ProxyRequest<'a> {
     pub(crate) origin: &'a ClientConnection,
     pub(crate) parts: Parts,
     pub(crate) asked: ParsedHead,
-    /// What the path loses before the replica sees it.
+    /// Prefix that is removed from the path before the replica receives it.
     pub(crate) mount: &'a str,
-    /// The token was checked before.
+    /// True if the token was checked before.
     pub(crate) vouched: bool,
-    /// The `Authorization` was for us.
+    /// True if the `Authorization` header was meant for windlass.
     pub(crate) ours: bool,
     pub(crate) identity: Option<HeaderValue>,
     pub(crate) on_upgrade: Option<OnUpgrade>,
-    /// What the answer ends with; nothing where anybody may ask.
+    /// Rights that the response depends on; absent if no token is required.
     pub(crate) rights: Option<AccessGrant>,
 }
 
 impl ProxyRequest<'_> {
-    /// Path and query, as the replica shall see them.
+    /// Returns the path and query that the replica receives.
     pub(crate) fn path(&self) -> &str {
         let path = self.parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);
         path.get(self.mount.len()..).unwrap_or("/")
@@ -89,7 +88,7 @@ impl ProxyRequest<'_> {
 }
 
 impl Proxy {
-    /// A request for the service that answers to its host.
+    /// Serves a request for the service of its host.
     pub async fn serve_by_host<B: Into<RequestBody>>(
         &self,
         origin: &ClientConnection,
@@ -114,7 +113,7 @@ impl Proxy {
         self.certificates.as_ref().is_none_or(|known| known.has(host))
     }
 
-    /// A request for `BASE/PROJECT/RUN/…`, such as `/proxy/services/main/llm/v1/models`.
+    /// Serves a request for `BASE/PROJECT/RUN/…`, such as `/proxy/services/main/llm/v1/models`.
     pub async fn serve_by_path<B: Into<RequestBody>>(
         &self,
         origin: &ClientConnection,
@@ -132,11 +131,11 @@ impl Proxy {
         };
         let mount = path.get(..path.len() - rest.len()).unwrap_or_default();
         if rest.is_empty() {
-            // Relative links of the page would lead out of the service.
+            // Otherwise relative links of the page would point outside the service.
             return redirect(&format!("{mount}/{}", query(&errand.parts)));
         }
         let Some(live) = self.routes.service(key) else {
-            // Whoever may not ask for a service of the project is told the same as of one that is there.
+            // A caller without access to the project gets the same response as for an existing service.
             let project = key.split('/').next().unwrap_or_default();
             return match self.check_token(project, &mut errand).await {
                 Ok(()) => {
@@ -151,7 +150,7 @@ impl Proxy {
         self.serve(live, errand, body).await
     }
 
-    /// A request for a service that is known already, by somebody whose token was checked already.
+    /// Serves a request for a known service, by a caller whose token was checked already.
     pub(crate) async fn vouched<B: Into<RequestBody>>(
         &self,
         live: Arc<ServiceState>,
@@ -204,7 +203,7 @@ impl Proxy {
         response
     }
 
-    /// The checks before a replica hears of it. May answer in its place.
+    /// Runs the checks that precede forwarding. May return a response.
     async fn check_admission(
         &self,
         live: &ServiceState,
@@ -240,12 +239,13 @@ impl Proxy {
         Ok(None)
     }
 
-    /// Whether the `Authorization` that a service without tokens was sent holds one of ours all the same.
+    /// Returns whether the `Authorization` header of a request to a service without authentication contains a token of
+    /// the server.
     async fn carries_windlass_token(&self, live: &ServiceState, errand: &ProxyRequest<'_>) -> bool {
         for token in auth::unrecognized_tokens(&errand.parts.headers) {
             let Some(token) = token else { continue };
             let known = self.gatekeeper.knows(token, &live.service.project, errand.origin.peer.ip()).await;
-            // In doubt it is.
+            // If unknown, assume that it does.
             if known != Some(false) {
                 return true;
             }
@@ -303,12 +303,12 @@ fn parse_request<'a, B: Into<RequestBody>>(
 fn refusal_response(HeadRefusal(status, text): HeadRefusal) -> Response<ResponseBody> {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
     let mut response = ErrorResponse::new(status, text).into_response();
-    // Whoever frames requests in a strange way is not listened to any further.
+    // The connection is closed, because its framing cannot be trusted.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// `PROJECT/RUN` and what follows it.
+/// Splits off `PROJECT/RUN`.
 fn split_service_path<'a>(path: &'a str, base: &str) -> Option<(&'a str, &'a str)> {
     let path = path.strip_prefix(base)?.strip_prefix('/')?;
     let (project, rest) = path.split_once('/')?;

@@ -1,4 +1,4 @@
-//! A replica as the proxy sees it: idle connections, unanswered requests, and whether it is well.
+//! Proxy state of a replica: idle connections, outstanding requests and health.
 
 use std::{
     sync::{
@@ -17,15 +17,16 @@ use crate::{
     upstream::UpstreamConnection,
 };
 
-/// Idle connections kept to one replica.
+/// Maximum number of idle connections to one replica.
 const IDLE_MAX: usize = 256;
-/// A replica closes idle connections when it likes; those not used for this long are closed by us.
+/// Maximum idle time of a connection. Replicas may close idle connections earlier.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
-/// How long a replica is left alone after a first failed connection. It doubles up to the bound.
+/// Time for which a replica is avoided after its first failed connection. It doubles with each failure, up to the
+/// maximum.
 const EJECT_MS: u64 = 500;
 const EJECT_MS_MAX: u64 = 30_000;
 
-/// A replica. It outlives changes of routes that still name it.
+/// Replica. It persists across route changes that still include it.
 pub struct Replica {
     pub(crate) id: Arc<str>,
     pub(crate) target: ReplicaTarget,
@@ -39,19 +40,19 @@ pub struct Replica {
     leaving: AtomicBool,
     down: AtomicBool,
     failures: AtomicU32,
-    /// In milliseconds since `began`.
+    /// Milliseconds since `began`.
     ejected_until: AtomicU64,
     answered: Notify,
     /// Shared by all replicas of the service.
     freed: Arc<Notify>,
 }
 
-/// How a drain ended.
+/// Result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DrainOutcome {
-    /// Every request was answered.
+    /// All requests were answered.
     Clean,
-    /// So many were still unanswered when the time was over.
+    /// Number of requests that were still unanswered at the timeout.
     Cut(usize),
 }
 
@@ -62,7 +63,7 @@ impl std::fmt::Debug for Replica {
 }
 
 impl Replica {
-    /// `freed` is told when it has room again.
+    /// `freed` is notified when the replica has capacity again.
     pub(crate) fn new(replica: &route::ReplicaRoute, freed: Arc<Notify>) -> Self {
         Self {
             freed,
@@ -83,12 +84,12 @@ impl Replica {
         &self.id
     }
 
-    /// Requests not yet answered in full.
+    /// Returns the number of requests that are not yet answered in full.
     pub fn outstanding(&self) -> usize {
         self.outstanding.load(Relaxed)
     }
 
-    /// What a health check found. A replica that is down gets no requests.
+    /// Sets the result of a health check. A replica that is down receives no requests.
     pub fn set_down(&self, down: bool) {
         self.down.store(down, Relaxed);
         if !down {
@@ -108,7 +109,7 @@ impl Replica {
         self.failures.load(Relaxed) > 0 && self.now_ms() < self.ejected_until.load(Relaxed)
     }
 
-    /// It could not be reached: others come first for a while.
+    /// Marks the replica as unreachable: others are preferred for a while.
     pub(crate) fn mark_failed(&self) {
         let failures = self.failures.fetch_add(1, Relaxed).min(16);
         let pause = (EJECT_MS << failures).min(EJECT_MS_MAX);
@@ -122,14 +123,14 @@ impl Replica {
         }
     }
 
-    /// A place for one more request, unless it has `max` already.
+    /// Reserves capacity for one request, unless the replica has `max` already.
     pub(crate) fn reserve(self: &Arc<Self>, max: usize) -> Option<OutstandingRequest> {
         let more = |count: usize| (count < max).then_some(count + 1);
         self.outstanding.fetch_update(Relaxed, Relaxed, more).ok()?;
         Some(OutstandingRequest { replica: Arc::clone(self), max })
     }
 
-    /// An idle connection that is still good.
+    /// Returns an idle connection that is still usable.
     pub(crate) fn take(&self, cx: &mut Context<'_>) -> Option<Box<UpstreamConnection>> {
         let mut idle = self.idle.lock();
         while let Some(mut conn) = idle.pop() {
@@ -151,7 +152,7 @@ impl Replica {
         }
     }
 
-    /// Closes what is old, and what the replica has closed.
+    /// Closes connections that are too old, and those that the replica has closed.
     pub(crate) fn sweep(&self) {
         let mut cx = Context::from_waker(Waker::noop());
         self.idle
@@ -164,7 +165,7 @@ impl Replica {
         self.idle.lock().clear();
     }
 
-    /// Waits until every request is answered, but not longer than `bound`.
+    /// Waits until all requests are answered, up to `bound`.
     pub async fn drained(&self, bound: Duration) -> DrainOutcome {
         let clean = async {
             loop {
@@ -182,10 +183,10 @@ impl Replica {
     }
 }
 
-/// A request that this replica has not answered in full.
+/// Request that this replica has not answered in full.
 pub(crate) struct OutstandingRequest {
     pub(crate) replica: Arc<Replica>,
-    /// How many it may have.
+    /// Maximum number of outstanding requests.
     max: usize,
 }
 
@@ -197,7 +198,7 @@ impl Drop for OutstandingRequest {
             replica.answered.notify_waiters();
         }
         if before >= self.max {
-            // Whoever waited longest.
+            // Wakes the request that has waited longest.
             replica.freed.notify_one();
         }
     }

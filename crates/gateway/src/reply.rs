@@ -1,4 +1,4 @@
-//! The body of an answer on its way to the caller, and the account that is closed when it ends.
+//! Body of a response to the caller, and the metrics that are recorded when it ends.
 
 use std::{
     pin::Pin,
@@ -23,17 +23,17 @@ use crate::{
     upstream::{BodyReader, ExchangeError, RequestWriter, UpstreamConnection},
 };
 
-/// Why an answer ended early.
+/// Reason why a response ended early.
 #[derive(Debug, thiserror::Error)]
 #[error("pass on the answer of a replica")]
 pub struct ResponseTruncated(#[source] ExchangeError);
 
-/// The body of an answer.
+/// Body of a response.
 pub struct ResponseBody(ResponseBodyKind);
 
 enum ResponseBodyKind {
     Text(Bytes),
-    /// In a box: an answer changes hands often on its way out.
+    /// Boxed, because a response is moved often.
     Flow(Box<StreamedResponse>),
 }
 
@@ -47,15 +47,15 @@ impl ResponseBody {
     }
 }
 
-/// An answer that comes from a replica, piece by piece, as fast as the caller takes it.
+/// Response that is streamed from a replica as fast as the caller reads it.
 pub(crate) struct StreamedResponse {
-    /// Taken at the end, for the next request.
+    /// Released at the end, for the next request.
     pub(crate) conn: Option<Box<UpstreamConnection>>,
     pub(crate) reading: BodyReader,
-    /// What of the request is still to be sent: a replica may answer before it has heard all.
+    /// Unsent rest of the request: a replica may respond before it has received everything.
     pub(crate) sending: Option<RequestWriter>,
     pub(crate) keep_alive: bool,
-    /// What the caller must go on having.
+    /// Rights that the caller must keep.
     pub(crate) rights: Option<AccessGrant>,
     pub(crate) outstanding: OutstandingRequest,
     pub(crate) tally: RequestMetrics,
@@ -66,7 +66,7 @@ impl StreamedResponse {
         matches!(self.reading, BodyReader::End | BodyReader::Sized(0))
     }
 
-    /// The caller may not hear the rest.
+    /// Ends the response, because the caller's rights were revoked.
     fn end_revoked(&mut self) -> Poll<Option<Result<Frame<Bytes>, ResponseTruncated>>> {
         self.keep_alive = false;
         self.conn = None;
@@ -81,7 +81,7 @@ impl StreamedResponse {
             self.tally.bytes_in = sending.taken();
             match sent {
                 Poll::Ready(Ok(())) => self.sending = None,
-                // Who has answered need not listen any longer.
+                // A replica that has responded may stop reading.
                 Poll::Ready(Err(_)) => {
                     self.keep_alive = false;
                     self.sending = None;
@@ -89,7 +89,7 @@ impl StreamedResponse {
                 Poll::Pending => {}
             }
         }
-        // What comes after the rights were lost is not passed on, however much of it is there.
+        // After a revocation nothing more is forwarded, even if it has been received already.
         if self.rights.as_mut().is_some_and(|rights| rights.is_watched() && rights.is_lost(cx)) {
             return self.end_revoked();
         }
@@ -170,7 +170,7 @@ impl Body for ResponseBody {
     }
 }
 
-/// The account of one request. It is closed when dropped, whichever way the request ended.
+/// Metrics of one request. Recorded on drop, however the request ended.
 pub(crate) struct RequestMetrics {
     live: Arc<ServiceState>,
     began: Instant,
@@ -181,7 +181,7 @@ pub(crate) struct RequestMetrics {
     pub(crate) note: Option<Box<AccessEntry>>,
 }
 
-/// What the access log wants to know besides.
+/// Additional data for the access log.
 pub(crate) struct AccessEntry {
     pub(crate) log: Arc<dyn AccessLog>,
     pub(crate) record: AccessRecord,
@@ -194,7 +194,7 @@ impl RequestMetrics {
         Self {
             live: Arc::clone(live),
             began,
-            // The caller went away before anybody answered.
+            // Applies if the caller disconnects before there is a response.
             status: CLIENT_CLOSED,
             bytes_in: 0,
             bytes_out: 0,
@@ -208,7 +208,7 @@ impl RequestMetrics {
     }
 }
 
-/// "The caller closed the connection", as nginx writes it in its logs; never sent.
+/// Status of a client that closed the connection, as in nginx logs; never sent.
 pub(crate) const CLIENT_CLOSED: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
     Err(_) => StatusCode::BAD_REQUEST,

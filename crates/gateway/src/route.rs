@@ -1,6 +1,6 @@
-//! What the server tells a data plane: which services there are, and where their replicas answer.
+//! Routes from the server: the services, and the addresses of their replicas.
 //!
-//! A snapshot is whole: it replaces the one before. Its generation only grows.
+//! A snapshot is complete and replaces the previous one. Its generation only increases.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -13,26 +13,26 @@ pub struct RouteSnapshot {
     pub services: Vec<Service>,
 }
 
-/// One service: how its requests are treated, and who answers them.
+/// Service: handling of its requests, and its replicas.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Service {
     pub project: String,
-    /// The name of the run.
+    /// Name of the run.
     pub run: String,
-    /// Names of hosts it answers to; `*.example.org` stands for one label.
+    /// Host names of the service; `*` in `*.example.org` stands for one label.
     #[serde(default)]
     pub domains: Vec<String>,
-    /// Plain HTTP is sent to HTTPS.
+    /// Redirects plain HTTP to HTTPS.
     #[serde(default)]
     pub https: bool,
-    /// Requests need a token of a project member.
+    /// Requires a token of a project member.
     pub auth: bool,
-    /// The path below which it is mounted is not shown to it.
+    /// Removes the path prefix of the service from requests.
     #[serde(default = "yes")]
     pub strip_prefix: bool,
     #[serde(default)]
     pub balance: Balance,
-    /// Requests that one replica gets at once; others wait. No bound when absent.
+    /// Maximum number of concurrent requests per replica; others wait. Unlimited if absent.
     #[serde(default)]
     pub at_once: Option<u32>,
     #[serde(default)]
@@ -41,21 +41,20 @@ pub struct Service {
     pub cors: Option<Cors>,
     #[serde(default)]
     pub model: Option<ServedModel>,
-    /// The largest body of a request, in bytes; no bound when absent.
+    /// Maximum size of a request body, in bytes; unlimited if absent.
     #[serde(default)]
     pub body_max: Option<u64>,
-    /// How long a request waits for a replica, in milliseconds. Zero: not at all.
+    /// Maximum time that a request waits for a replica, in milliseconds. Zero: it does not wait.
     #[serde(default)]
     pub hold_ms: u64,
-    /// How long a replica may take to begin its answer, in milliseconds.
+    /// Time within which a replica must start its response, in milliseconds.
     #[serde(default = "answer_ms")]
     pub answer_ms: u64,
     pub groups: Vec<RouteGroup>,
 }
 
 impl Service {
-    /// A service without replicas, with everything as usual: open to members only, mounted without its path, no
-    /// limits.
+    /// Service without replicas and with default settings: for members only, path prefix removed, no limits.
     pub fn new(project: impl Into<String>, run: impl Into<String>) -> Self {
         Self {
             project: project.into(),
@@ -76,7 +75,7 @@ impl Service {
         }
     }
 
-    /// With these replicas, in one group.
+    /// Sets the replicas, in one group.
     #[must_use]
     pub fn with_replicas(mut self, replicas: Vec<ReplicaRoute>) -> Self {
         self.groups = vec![RouteGroup { name: "0".to_owned(), replicas }];
@@ -92,21 +91,21 @@ const fn answer_ms() -> u64 {
     300_000
 }
 
-/// Equal replicas.
+/// Group of equivalent replicas.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteGroup {
     pub name: String,
     pub replicas: Vec<ReplicaRoute>,
 }
 
-/// Somebody who answers. Who drains is left out of the next snapshot.
+/// Replica that receives requests. A draining replica is omitted from the next snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaRoute {
     pub id: String,
     pub target: ReplicaTarget,
 }
 
-/// Where a replica listens.
+/// Address of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ReplicaTarget {
@@ -123,55 +122,55 @@ pub enum ReplicaTarget {
     },
 }
 
-/// Who of the replicas gets the next request.
+/// Selection of the replica for the next request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Balance {
     #[default]
     RoundRobin,
-    /// The one with the fewest unanswered requests.
+    /// The replica with the fewest outstanding requests.
     LeastOutstanding,
 }
 
-/// How many requests are let through.
+/// Rate limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouteLimit {
-    /// Paths that it is for; the longest prefix wins.
+    /// Prefix of the paths that it applies to; the longest prefix wins.
     pub prefix: String,
     pub key: LimitKey,
     pub rps: f64,
-    /// Requests above the rate that are let through at once.
+    /// Requests above the rate that are admitted at once.
     pub burst: u64,
 }
 
-/// What shares one budget of requests.
+/// Requests that share one budget.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LimitKey {
     IpAddress,
-    /// The value of a header; the address of the caller where it is absent.
+    /// By the value of a header; by the address of the caller if it is absent.
     Header {
         header: String,
     },
 }
 
-/// Which pages of other origins may call.
+/// Access for pages of other origins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cors {
-    /// Origins; empty stands for all, without credentials.
+    /// Allowed origins; empty means all, without credentials.
     pub origins: Vec<String>,
-    /// Cookies and credentials may be sent along; only for listed origins.
+    /// Allows cookies and credentials; only for listed origins.
     pub credentials: bool,
-    /// How long a browser may remember the answer.
+    /// Time for which a browser may cache the response, in seconds.
     pub max_age_s: u32,
 }
 
-/// The model it serves, for the model endpoint.
+/// Model that the service provides, for the model endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedModel {
     pub name: String,
-    /// Where its OpenAI-compatible interface begins.
+    /// Path prefix of its OpenAI-compatible API.
     pub prefix: String,
-    /// When the service was made, in seconds of Unix time.
+    /// Creation time of the service, in seconds of Unix time.
     pub created: i64,
 }

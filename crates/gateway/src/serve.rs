@@ -1,4 +1,4 @@
-//! Sockets on the callers' side: HTTP/1.1 and HTTP/2, plain or with TLS, with bounds on what one caller may take.
+//! Listeners for clients: HTTP/1.1 and HTTP/2, with or without TLS, with limits per client.
 
 use std::{
     convert::Infallible,
@@ -39,28 +39,28 @@ use crate::{
     reply::ResponseBody,
 };
 
-/// The largest head of a request.
+/// Maximum size of a request head.
 const HEAD_MAX: usize = 32 * 1024;
 const HEADERS_MAX: usize = 100;
-/// Streams of one HTTP/2 connection.
+/// Maximum number of streams of one HTTP/2 connection.
 const STREAMS_MAX: u32 = 250;
-/// Streams that were reset before they were looked at: more than that is an attack.
+/// Maximum number of streams that are reset before they are accepted; more are an attack.
 const RESETS_MAX: usize = 20;
-/// Where models are found at the name of a gateway.
+/// Path of the model endpoint at the gateway's own name.
 const MODELS_PATH: &str = "/proxy/models";
 
-/// How requests are told apart.
+/// Routing of requests.
 #[derive(Clone, Debug)]
 pub enum RequestRouting {
-    /// By the host they ask for.
+    /// By host.
     Hosts,
-    /// The same; models are found at a name of the gateway's own.
+    /// By host, with the model endpoint at the gateway's own name.
     Gateway(Arc<OwnHostname>),
-    /// By their path: services below one base, models below another.
+    /// By path: services below one prefix, models below another.
     ByPath { services: String, models: String },
 }
 
-/// The name of a gateway itself, once it is known.
+/// Name of the gateway itself, once it is known.
 #[derive(Debug, Default)]
 pub struct OwnHostname(RwLock<Option<String>>);
 
@@ -69,7 +69,7 @@ impl OwnHostname {
         *self.0.write() = name.map(str::to_ascii_lowercase);
     }
 
-    /// The name, if this is what a request is for.
+    /// Returns the name if the request is for it.
     fn match_request(&self, request: &Request<Incoming>) -> Option<String> {
         let host = match request.uri().host() {
             Some(host) => host,
@@ -79,22 +79,22 @@ impl OwnHostname {
     }
 }
 
-/// How long callers are waited for.
+/// Timeouts and limits for clients.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenerLimits {
-    /// For a whole head, and for the next request on an idle connection.
+    /// For a complete head, and for the next request on an idle connection.
     pub head: Duration,
     /// For a TLS handshake.
     pub handshake: Duration,
-    /// For a caller that takes nothing of its answer.
+    /// For a client that reads nothing of its response.
     pub write: Duration,
-    /// For requests under way when the listener stops.
+    /// For requests in flight when the listener stops.
     pub drain: Duration,
     pub connections_max: usize,
 }
 
 impl ListenerLimits {
-    /// When the machine has no descriptor left.
+    /// Delay after a failed accept, when the process has no file descriptor left.
     pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
     pub const USUAL: Self = Self {
@@ -106,21 +106,21 @@ impl ListenerLimits {
     };
 }
 
-/// A listener with all it needs.
+/// Listener configuration.
 #[derive(Clone)]
 pub struct ListenerConfig {
     pub proxy: Arc<Proxy>,
     pub door: RequestRouting,
-    /// Proofs for certificate authorities, shown on plain connections.
+    /// Responses to challenges of certificate authorities, served on plain connections.
     pub challenges: Option<Arc<Challenges>>,
-    /// Plain HTTP without.
+    /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
     pub patience: ListenerLimits,
 }
 
-/// The end of a listener, as its connections hear of it.
+/// Shutdown signal of a listener for its connections.
 struct ShutdownSignal {
-    /// Set before anybody is told. To look costs nothing, and a connection looks whenever it is woken.
+    /// Set before the notification. Cheap to check, and a connection checks it whenever it is woken.
     has_begun: AtomicBool,
     told: CancellationToken,
 }
@@ -131,7 +131,7 @@ impl ShutdownSignal {
         self.told.cancel();
     }
 
-    /// Until `work` is over, or the listener closes: then there is no result. For one task, which is woken by both.
+    /// Runs `work` to its end, or until the listener shuts down: then returns `None`. For one task, which both wake.
     async fn run_until<T>(&self, mut work: Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut told = pin!(self.told.cancelled());
         let mut is_listening = false;
@@ -149,7 +149,7 @@ impl ShutdownSignal {
     }
 }
 
-/// Serves until `stop`; then lets requests under way finish, within their bound.
+/// Serves until `stop`; then lets requests in flight finish, within their limit.
 pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: CancellationToken) {
     let listening = Arc::new(listening);
     let places = Arc::new(Semaphore::new(listening.patience.connections_max));
@@ -157,7 +157,7 @@ pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: Cance
     let closing =
         Arc::new(ShutdownSignal { has_begun: AtomicBool::new(false), told: CancellationToken::new() });
     loop {
-        // Who has no place for one more must hear of the stop as well: it is we who tell the others.
+        // A listener at its connection limit must also react to the stop, because it notifies the connections.
         let place = tokio::select! {
             Ok(place) = Arc::clone(&places).acquire_owned() => place,
             () = stop.cancelled() => break,
@@ -169,7 +169,7 @@ pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: Cance
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                tracing::warn!(%error, "failed to accept connection");
                 tokio::time::sleep(ListenerLimits::ACCEPT_RETRY_DELAY).await;
                 continue;
             }
@@ -178,7 +178,7 @@ pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: Cance
         tasks.spawn(async move {
             let _place = place;
             if let Err(error) = listening.handle_connection(stream, peer, &closing).await {
-                tracing::debug!(%peer, %error, "a connection ended early");
+                tracing::debug!(%peer, %error, "connection ended early");
             }
         });
     }
@@ -186,7 +186,7 @@ pub async fn serve(listener: TcpListener, listening: ListenerConfig, stop: Cance
     closing.begin();
     tasks.close();
     if tokio::time::timeout(listening.patience.drain, tasks.wait()).await.is_err() {
-        tracing::warn!(connections = tasks.len(), "requests under way were cut when the listener stopped");
+        tracing::warn!(connections = tasks.len(), "listener stopped with requests in flight");
     }
 }
 
@@ -246,7 +246,7 @@ impl ListenerConfig {
         builder
             .timer(ConnectionTimer::default())
             .header_read_timeout(self.patience.head)
-            // Most answers are small: one copy costs less than a call with two places.
+            // Most responses are small: one copy costs less than a vectored write.
             .writev(false)
             .max_headers(HEADERS_MAX)
             .max_header_size(HEAD_MAX)
@@ -254,12 +254,13 @@ impl ListenerConfig {
         builder
     }
 
-    /// Whether there is HTTPS for a name in this process.
+    /// Returns whether this process has a certificate for a name.
     fn has_certificate(&self, name: &str) -> bool {
         self.proxy.certificates.as_ref().is_some_and(|known| known.has(name))
     }
 
-    /// Its future is copied and kept once for each request: what is large and not always needed is in boxes.
+    /// Routes a request. The future is copied and kept per request, so large parts that are not always needed are
+    /// boxed.
     async fn route_request(
         &self,
         origin: &ClientConnection,
@@ -276,7 +277,7 @@ impl ListenerConfig {
             RequestRouting::Hosts | RequestRouting::ByPath { .. } => None,
         };
         if let Some(own) = own {
-            // Whoever calls brings a token, which is nobody's business on the way.
+            // The request carries a token, which must not be sent unencrypted.
             if !origin.https && self.has_certificate(&own) {
                 return redirect_to_https(&own, request.uri().path());
             }
@@ -296,7 +297,7 @@ impl ListenerConfig {
     }
 }
 
-/// HTTP/2 with bounds on what one connection may take. A silent peer is asked whether it lives after `patience`.
+/// HTTP/2 server settings with limits per connection. A silent peer is pinged after `patience`.
 pub fn http2(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
     let mut builder = conn::http2::Builder::new(TokioExecutor::new());
     builder
@@ -310,7 +311,7 @@ pub fn http2(patience: Duration) -> conn::http2::Builder<TokioExecutor> {
     builder
 }
 
-/// Whether a plain connection begins with the preface of HTTP/2. No method of HTTP/1 begins so.
+/// Returns whether a plain connection starts with the HTTP/2 preface. No HTTP/1 method starts with it.
 pub async fn detect_http2(stream: &TcpStream) -> io::Result<bool> {
     const PREFACE: &[u8] = b"PRI ";
     let mut start = [0_u8; PREFACE.len()];
@@ -323,7 +324,7 @@ pub async fn detect_http2(stream: &TcpStream) -> io::Result<bool> {
         if seen == PREFACE.len() {
             return Ok(true);
         }
-        // Peeking does not take the bytes, so the socket stays readable: look again in a moment.
+        // Peeking does not consume the bytes, so the socket stays readable: poll again in a moment.
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

@@ -1,7 +1,7 @@
-//! The last known routes in a file, so that a gateway serves at once after a restart, server or not.
+//! Last known routes in a file, so that a gateway serves at once after a restart, even without the server.
 //!
-//! The file is replaced by a rename, and its first line carries length and checksum of the rest: a torn or edited
-//! file is found out, never half believed.
+//! The file is replaced by a rename, and its first line contains the length and the checksum of the rest: a torn or
+//! edited file is detected and never used in part.
 
 use std::{
     fs::{self, File},
@@ -13,10 +13,10 @@ use std::{
 use serde::{Serialize, de::DeserializeOwned};
 
 const MAGIC: &str = "windlass-routes 1";
-/// A larger file is not one of ours.
+/// A larger file was not written by this program.
 const FILE_MAX: u64 = 256 * 1024 * 1024;
 
-/// Why routes were not kept or not found.
+/// Failure to store or load routes.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteFileError {
     #[error("write the routes to `{}`", .path.display())]
@@ -41,7 +41,7 @@ pub enum RouteFileError {
     },
 }
 
-/// Keeps what is known. When this returns, it survives a power cut.
+/// Stores the routes durably: when this returns, they survive a power failure.
 pub fn save<T: Serialize>(path: &Path, known: &T) -> Result<(), RouteFileError> {
     let body = serde_json::to_vec(known)
         .map_err(|source| RouteFileError::Content { path: path.to_owned(), source })?;
@@ -50,7 +50,7 @@ pub fn save<T: Serialize>(path: &Path, known: &T) -> Result<(), RouteFileError> 
 
 fn write(path: &Path, body: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("new");
-    // Replicas' addresses are nobody else's business.
+    // Readable by this user only, because it contains addresses of replicas.
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     writeln!(file, "{MAGIC} {} {:08x}", body.len(), crc32fast::hash(body))?;
     file.write_all(body)?;
@@ -60,7 +60,7 @@ fn write(path: &Path, body: &[u8]) -> io::Result<()> {
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// What was kept last; nothing when there never was anything.
+/// Returns the stored routes; `None` if none were ever stored.
 pub fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, RouteFileError> {
     let damaged = |what| RouteFileError::Damaged { path: path.to_owned(), what };
     let read = |source| RouteFileError::Read { path: path.to_owned(), source };

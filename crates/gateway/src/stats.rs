@@ -1,6 +1,6 @@
-//! What a service's traffic looks like: for the autoscaler, for metrics, for people.
+//! Traffic statistics of a service, for the autoscaler, metrics and users.
 //!
-//! Nothing here locks or allocates: a request touches a handful of atomic numbers.
+//! Lock-free and without allocation: a request updates a few atomic counters.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -9,52 +9,52 @@ use std::{
 
 use hyper::StatusCode;
 
-/// Seconds kept. More than the longest window, so a reader that comes late still finds all of it.
+/// Number of seconds that are kept. More than the longest window, so that a late reader still gets all of it.
 const FRAMES: usize = 512;
 const _: () = assert!(FRAMES > WINDOW_MAX);
 
-/// The longest window, in seconds.
+/// Maximum length of a window, in seconds.
 pub const WINDOW_MAX: usize = 300;
 
-/// Upper ends of the latency histogram, in microseconds. The last bucket has none.
+/// Upper bounds of the latency histogram, in microseconds. The last bucket is unbounded.
 pub const BUCKETS_US: [u64; 14] = [
     1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000,
     10_000_000, 60_000_000,
 ];
 
-/// The counters of one service. They outlive a change of its routes.
+/// Counters of one service. They persist across route changes.
 #[derive(Debug)]
 pub struct ServiceStats {
     started: Instant,
-    /// One second each: the second in the upper half, requests in the lower.
+    /// One second each: the second in the upper half, the number of requests in the lower half.
     frames: Box<[AtomicU64]>,
     requests: AtomicU64,
     admitted: AtomicU64,
     in_flight: AtomicU64,
     held: AtomicU64,
-    /// 1xx to 5xx, by their first digit less one.
+    /// Responses from 1xx to 5xx, indexed by their first digit minus one.
     classes: [AtomicU64; 5],
     buckets: [AtomicU64; BUCKETS_US.len() + 1],
     latency_us: AtomicU64,
-    /// When those began that are not over, summed, in microseconds since `started`.
+    /// Sum of the start times of requests in flight, in microseconds since `started`.
     began_us: AtomicU64,
-    /// The same of those that wait; and the time that others have waited.
+    /// Sum of the start times of waiting requests, and the total time that others have waited.
     held_began_us: AtomicU64,
     held_us: AtomicU64,
     bytes_in: AtomicU64,
     bytes_out: AtomicU64,
 }
 
-/// How long requests were on their way so far, all of them together: two for a second are two seconds. The difference
-/// of two of these, by the time between them, is how many there were at once on average.
+/// Total time of all requests in flight so far: two requests for one second are two seconds. The difference of two
+/// readings, divided by the time between them, is the average concurrency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusyTime {
     pub in_flight_us: u64,
-    /// Of that, waiting for a replica.
+    /// Part of it that was spent waiting for a replica.
     pub held_us: u64,
 }
 
-/// What a service had counted when somebody was last told.
+/// Counters of a service at the last report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficTotals {
     pub requests: u64,
@@ -63,18 +63,18 @@ pub struct TrafficTotals {
     pub answers: ResponseStats,
 }
 
-/// How requests were answered.
+/// Responses by status class and latency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponseStats {
     /// 1xx to 5xx.
     pub classes: [u64; 5],
-    /// As in [`Reading`].
+    /// Buckets as in [`Reading`].
     pub buckets: [u64; BUCKETS_US.len() + 1],
     pub latency_us: u64,
 }
 
 impl ResponseStats {
-    /// As it is told to others.
+    /// Converts to the API type.
     pub fn wire(&self) -> windlass_api::metrics::ResponseCounts {
         windlass_api::metrics::ResponseCounts {
             classes: self.classes.to_vec(),
@@ -98,14 +98,14 @@ impl ResponseStats {
     }
 }
 
-/// The time within which this part of the answers was given, in microseconds: somewhere in its bucket, as if they were
-/// spread evenly. Nothing without answers.
+/// Estimates a quantile of the latency in microseconds, by linear interpolation within its bucket. `None` without
+/// responses.
 pub fn quantile_us(buckets: &[u64], part: f64) -> Option<f64> {
     let all: u64 = buckets.iter().sum();
     let wanted = all as f64 * part;
     let (mut before, mut from) = (0.0, 0.0);
     for (at, count) in buckets.iter().enumerate() {
-        // What took longer than all others is told as that much.
+        // Latencies in the unbounded bucket count as the highest bound.
         let until = BUCKETS_US.get(at).map_or(from, |end| *end as f64);
         let within = *count as f64;
         if within > 0.0 && before + within >= wanted {
@@ -125,7 +125,7 @@ impl TrafficTotals {
         Self { requests: admitted, in_flight_us, held_us, answers }
     }
 
-    /// What came since `before`; nothing where nothing did.
+    /// Returns the difference to `before`; `None` if there is none.
     #[must_use]
     pub fn since(self, before: Self) -> Option<Self> {
         let came = Self {
@@ -138,17 +138,17 @@ impl TrafficTotals {
     }
 }
 
-/// The counters at one moment.
+/// Counters at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatsSnapshot {
     pub requests: u64,
-    /// Those of them that were let through to the service: by their token, within its limits.
+    /// Requests that were admitted to the service: with a valid token and within its limits.
     pub admitted: u64,
     pub in_flight: u64,
     /// Requests that wait for a first replica.
     pub held: u64,
     pub classes: [u64; 5],
-    /// Not cumulative: one number for each of `BUCKETS_US`, and one for what took longer.
+    /// Not cumulative: one count for each of `BUCKETS_US`, and one for longer latencies.
     pub buckets: [u64; BUCKETS_US.len() + 1],
     pub latency_us: u64,
     pub bytes_in: u64,
@@ -175,7 +175,7 @@ impl ServiceStats {
         }
     }
 
-    /// Seconds since the counters began, from one: a frame of nought was never written.
+    /// Returns the seconds since the counters started, from one, because zero marks a frame that was never written.
     fn second(&self, now: Instant) -> u64 {
         now.saturating_duration_since(self.started).as_secs() + 1
     }
@@ -200,7 +200,7 @@ impl ServiceStats {
         }
     }
 
-    /// Passed the checks: it is work for the service.
+    /// Counts a request that passed the checks.
     pub(crate) fn admit(&self) {
         self.admitted.fetch_add(1, Relaxed);
     }
@@ -228,7 +228,7 @@ impl ServiceStats {
         self.bytes_out.fetch_add(bytes_out, Relaxed);
     }
 
-    /// Counts a request that waits, unless `max` wait already.
+    /// Counts a waiting request. Returns false if `max` requests wait already.
     pub(crate) fn hold(&self, max: u64, now: Instant) -> bool {
         let counted = self.held.fetch_update(Relaxed, Relaxed, |held| (held < max).then_some(held + 1));
         if counted.is_ok() {
@@ -237,15 +237,15 @@ impl ServiceStats {
         counted.is_ok()
     }
 
-    /// It waited from `began` to `now`.
+    /// Records that a request waited from `began` to `now`.
     pub(crate) fn release_held(&self, began: Instant, now: Instant) {
         self.held.fetch_sub(1, Relaxed);
         self.held_began_us.fetch_sub(self.since_start_us(began), Relaxed);
         self.held_us.fetch_add(micros(now.saturating_duration_since(began)), Relaxed);
     }
 
-    /// What is over has lasted as long as it took, what is not from its beginning to now. The parts are read one after
-    /// the other: whoever takes differences bounds them at nought.
+    /// Returns the time of completed requests, plus that of open ones from their start to now. The counters are read
+    /// one after the other, so differences must be clamped at zero.
     pub fn busy(&self, now: Instant) -> BusyTime {
         let now_us = self.since_start_us(now);
         let open = |count: &AtomicU64, began: &AtomicU64| {
@@ -257,7 +257,7 @@ impl ServiceStats {
         }
     }
 
-    /// Requests that came in the last `seconds` whole seconds (at most `WINDOW_MAX`).
+    /// Returns the number of requests in the last `seconds` whole seconds (at most `WINDOW_MAX`).
     pub fn window(&self, seconds: usize, now: Instant) -> u64 {
         let this = self.second(now);
         let first = this.saturating_sub(seconds.min(WINDOW_MAX) as u64);
@@ -269,7 +269,7 @@ impl ServiceStats {
             .sum()
     }
 
-    /// How long these counters have run: a window longer than that is not full yet.
+    /// Returns the age of the counters: a longer window is not complete yet.
     pub fn age(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.started)
     }
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(stats.window(60, at(400)), 60);
         assert_eq!(stats.window(300, at(400)), 300);
         assert_eq!(stats.window(9_999, at(400)), 300);
-        // The second that is not over yet does not count, and silence is nought.
+        // The current second does not count, and silence is zero.
         assert_eq!(stats.window(1, at(398)), 397 % 3);
         assert_eq!(stats.window(300, at(800)), 0);
     }

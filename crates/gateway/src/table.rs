@@ -1,7 +1,7 @@
-//! The routes in use: replaced as a whole, read without waiting.
+//! Routes in use: replaced as a whole, read without waiting.
 //!
-//! What a service has counted and which connections are open stays over a change of routes. A replica that a new
-//! snapshot no longer names gets no further requests and drains.
+//! The counters and open connections of a service persist across route changes. A replica that a new snapshot omits
+//! receives no further requests and drains.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,7 +22,7 @@ use crate::{
     stats::ServiceStats,
 };
 
-/// A service with all that lives with it.
+/// Service with its runtime state.
 #[derive(Debug)]
 pub struct ServiceState {
     pub(crate) key: Arc<str>,
@@ -32,12 +32,12 @@ pub struct ServiceState {
     lasting: Arc<PersistentState>,
 }
 
-/// What outlives a change of routes.
+/// State that persists across route changes.
 #[derive(Debug)]
 struct PersistentState {
     stats: ServiceStats,
     next: AtomicUsize,
-    /// A replica that was full has room.
+    /// Notified when a full replica has capacity again.
     freed: Arc<Notify>,
 }
 
@@ -85,18 +85,18 @@ impl ServiceState {
         &self.replicas
     }
 
-    /// How many requests one replica gets at once.
+    /// Returns the maximum number of concurrent requests per replica.
     pub(crate) fn at_once(&self) -> usize {
         self.service.at_once.map_or(usize::MAX, |max| max as usize)
     }
 
-    /// Tells somebody who waits when a replica that was full has room.
+    /// Returns the notification of a full replica that has capacity again.
     pub(crate) fn freed(&self) -> Arc<Notify> {
         Arc::clone(&self.lasting.freed)
     }
 
-    /// Who answers next. Those just tried and those that are full are left out; those that could not be reached lately
-    /// come last.
+    /// Selects the replica for the next request. Skips those just tried and those that are full; those that recently
+    /// failed come last.
     pub(crate) fn pick_replica(&self, tried: &[Arc<Replica>]) -> Option<&Arc<Replica>> {
         let count = self.replicas.len();
         let start = if count > 1 { self.lasting.next.fetch_add(1, Relaxed) % count } else { 0 };
@@ -124,11 +124,11 @@ struct RouteGeneration {
     generation: u64,
     services: HashMap<Arc<str>, Arc<ServiceState>>,
     hosts: HashMap<Box<str>, Arc<ServiceState>>,
-    /// By what follows `*.`.
+    /// By the part after `*.`.
     wildcards: HashMap<Box<str>, Arc<ServiceState>>,
 }
 
-/// Why a snapshot was not taken.
+/// Refusal of a snapshot that is not newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("generation {offered} of the routes is not newer than {current}")]
 pub struct StaleGeneration {
@@ -136,7 +136,6 @@ pub struct StaleGeneration {
     pub offered: u64,
 }
 
-/// The routes in use.
 #[derive(Debug)]
 pub struct Routes {
     table: RwLock<Arc<RouteGeneration>>,
@@ -150,7 +149,7 @@ impl Default for Routes {
 }
 
 impl Routes {
-    /// Puts a newer snapshot in place. Gives back the replicas that are no longer named: they drain.
+    /// Applies a newer snapshot. Returns the replicas that it omits: they drain.
     pub fn replace(&self, snapshot: RouteSnapshot) -> Result<Vec<Arc<Replica>>, StaleGeneration> {
         let mut slot = self.table.write();
         let old = Arc::clone(&slot);
@@ -197,17 +196,17 @@ impl Routes {
         self.table.read().generation
     }
 
-    /// Tells each change of generation.
+    /// Subscribes to changes of the generation.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
 
-    /// By `project/run`.
+    /// Finds a service by `project/run`.
     pub fn service(&self, key: &str) -> Option<Arc<ServiceState>> {
         self.table.read().services.get(key).cloned()
     }
 
-    /// By the name of the host, in any case of letters. A name beats a wildcard.
+    /// Finds a service by host name, case-insensitively. An exact name takes precedence over a wildcard.
     pub fn host(&self, name: &str) -> Option<Arc<ServiceState>> {
         if name.bytes().any(|b| b.is_ascii_uppercase()) {
             return self.find_by_lowercase_host(&name.to_ascii_lowercase());
@@ -228,7 +227,7 @@ impl Routes {
         self.table().services.values().cloned().collect()
     }
 
-    /// What is in use, as it came.
+    /// Returns the present routes as a snapshot.
     pub fn snapshot(&self) -> RouteSnapshot {
         let table = self.table();
         let mut services: Vec<Service> = table.services.values().map(|live| live.service.clone()).collect();
@@ -236,7 +235,7 @@ impl Routes {
         RouteSnapshot { generation: table.generation, services }
     }
 
-    /// Closes idle connections that are old or that replicas have closed. To be called every few seconds.
+    /// Closes idle connections that are too old or were closed by replicas. To be called every few seconds.
     pub fn sweep(&self) {
         for live in self.table().services.values() {
             for replica in &live.replicas {

@@ -1,4 +1,4 @@
-//! Certificates by the name that is asked for, replaced while connections go on.
+//! Certificates by server name, replaceable while connections are open.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 
-/// Why a certificate was not taken.
+/// Refusal of a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("read the certificate of `{name}`")]
@@ -38,9 +38,9 @@ pub enum TlsError {
     Setup(#[source] rustls::Error),
 }
 
-/// A certificate with its key, as text.
+/// Certificate with its key, as PEM.
 pub struct CertificatePem {
-    /// A name, or `*.example.org`, or `*` for all that have none of their own.
+    /// Name, `*.example.org`, or `*` for all names without another certificate.
     pub name: String,
     pub chain: Vec<u8>,
     pub key: Vec<u8>,
@@ -52,14 +52,14 @@ impl std::fmt::Debug for CertificatePem {
     }
 }
 
-/// The certificates in use.
+/// Certificates in use.
 #[derive(Debug, Default)]
 pub struct Certificates {
     by_name: RwLock<HashMap<String, Arc<CertifiedKey>>>,
 }
 
 impl Certificates {
-    /// Adds one, or takes the place of the old one of that name. Connections that are open are not touched.
+    /// Adds a certificate, or replaces the one with the same name. Open connections are not affected.
     pub fn put(&self, pem: &CertificatePem) -> Result<(), TlsError> {
         let name = pem.name.to_ascii_lowercase();
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem.chain)
@@ -80,7 +80,7 @@ impl Certificates {
         self.by_name.write().remove(&name.to_ascii_lowercase());
     }
 
-    /// One for this very name.
+    /// Returns whether there is a certificate for exactly this name.
     pub fn has_own(&self, name: &str) -> bool {
         self.by_name.read().contains_key(&name.to_ascii_lowercase())
     }
@@ -106,7 +106,7 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1.
+/// Server configuration with TLS 1.2 and 1.3, HTTP/2 preferred over HTTP/1.1.
 pub fn config(certificates: Arc<Certificates>) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(rustls::DEFAULT_VERSIONS)

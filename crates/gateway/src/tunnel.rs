@@ -1,4 +1,5 @@
-//! After a change of protocol (a WebSocket): bytes both ways, until one side ends or the caller may not any longer.
+//! Tunnel after an upgrade (such as a WebSocket): copies bytes in both directions until one side ends or the caller's
+//! rights are revoked.
 
 use std::{future::poll_fn, task::Poll};
 
@@ -10,7 +11,7 @@ use crate::{
     auth::AccessGrant, replica::OutstandingRequest, reply::RequestMetrics, upstream::UpstreamConnection,
 };
 
-/// Copied at once in each direction.
+/// Size of the copy buffer of each direction.
 const COPY_BUFFER_BYTES: usize = 16 * 1024;
 
 pub(crate) fn spawn_splice(
@@ -21,7 +22,7 @@ pub(crate) fn spawn_splice(
     mut rights: Option<AccessGrant>,
 ) {
     tokio::spawn(async move {
-        // The account and the replica's count are closed with the tunnel, not with the head of the answer.
+        // Metrics and the replica's request count are closed with the tunnel, not with the head of the response.
         let (_outstanding, mut tally) = (outstanding, tally);
         let Ok(caller) = caller.await else {
             tally.cut = true;

@@ -1,6 +1,6 @@
-//! What a gateway is told: its services, and how it comes to the hosts of their replicas.
+//! Configuration of a gateway from the server: its services, and access to the hosts of their replicas.
 //!
-//! All of it opens hosts. It is never logged, and kept in a file that its owner alone may read.
+//! Contains credentials for hosts. It is never logged, and stored in a file that only its owner can read.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -9,34 +9,34 @@ use windlass_tunnel::{HostKey, HostKeyPin, KeyError, LoginKey, SshDestination};
 
 use crate::route::Service;
 
-/// Everything at one moment.
+/// Complete configuration at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GatewayConfig {
     pub services: Vec<Service>,
-    /// By the name that stands before the slash in the targets of replicas.
+    /// Hosts, by the name before the slash in the targets of replicas.
     pub sites: BTreeMap<String, ReplicaHost>,
-    /// The name of the gateway itself.
+    /// Name of the gateway itself.
     #[serde(default)]
     pub own: Option<String>,
-    /// Where certificates come from; nothing is no HTTPS, or the process's own business.
+    /// Source of certificates; absent without HTTPS, or if the process has its own setting.
     #[serde(default)]
     pub certificate: Option<CertificateSource>,
 }
 
-/// Where the certificates of a gateway come from.
+/// Source of the certificates of a gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum CertificateSource {
-    /// An authority that speaks ACME.
+    /// ACME authority.
     Acme,
     /// Files on the gateway's own host.
     Files { chain: PathBuf, key: PathBuf },
 }
 
-/// A host with replicas.
+/// Host with replicas.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaHost {
-    /// What is shown at its agent's door: a pass to the ports of these replicas, and nothing more.
+    /// Credential for its agent: a pass to the ports of these replicas only.
     pub credential: String,
     pub way: AgentAddress,
 }
@@ -47,11 +47,11 @@ impl fmt::Debug for ReplicaHost {
     }
 }
 
-/// How its agent is reached.
+/// Connection to the agent of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum AgentAddress {
-    /// The machine of the server: only a gateway on that machine comes there.
+    /// Socket on the server's machine: only a gateway on that machine can connect.
     Socket {
         path: PathBuf,
     },
@@ -61,15 +61,15 @@ pub enum AgentAddress {
     },
 }
 
-/// Where a host is and how to log in there, as it is written down.
+/// Address and login of a host, in serialised form.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SshLogin {
     pub host: String,
     pub port: u16,
     pub user: String,
-    /// A private key, as text.
+    /// Private key, as text.
     pub key: String,
-    /// The line of the key that the host is known by; absent before anybody was there.
+    /// Pinned host key, as one line; absent until it is known.
     pub host_key: Option<String>,
     pub via: Option<Box<Self>>,
 }
@@ -80,7 +80,7 @@ impl fmt::Debug for SshLogin {
     }
 }
 
-/// Why nobody can log in with what is written.
+/// Invalid key in a login.
 #[derive(Debug, thiserror::Error)]
 pub enum SshLoginError {
     #[error("log in to {host}: its private key cannot be used")]
@@ -98,7 +98,7 @@ pub enum SshLoginError {
 }
 
 impl SshLogin {
-    /// Ready to be used.
+    /// Converts to an SSH destination.
     pub fn target(&self) -> Result<SshDestination, SshLoginError> {
         let key = LoginKey::parse(&self.key)
             .map_err(|source| SshLoginError::PrivateKey { host: self.host.clone(), source })?;
@@ -114,12 +114,12 @@ impl SshLogin {
         })
     }
 
-    /// The name its key is kept under.
+    /// Returns the name under which the host key is stored.
     pub fn known_hosts_name(&self) -> String {
         SshDestination::known_hosts_name_for(&self.host, self.port)
     }
 
-    /// Whether the host and all on the way to it are known by their keys.
+    /// Returns whether the keys of the host and of all its jump hosts are pinned.
     pub fn is_pinned(&self) -> bool {
         self.host_key.is_some() && self.via.as_ref().is_none_or(|via| via.is_pinned())
     }

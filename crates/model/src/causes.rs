@@ -1,8 +1,8 @@
-//! What is said of an error.
+//! Formatting of errors with their causes.
 
 use std::error::Error;
 
-/// An error and what caused it, in one line. Who only passes on what its cause says does not say it twice.
+/// Returns an error and its causes in one line. A cause that the previous message already ends with is not repeated.
 pub fn chain(error: &dyn Error) -> String {
     let mut said = error.to_string();
     let mut source = error.source();

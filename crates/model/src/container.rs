@@ -1,13 +1,13 @@
-//! The container: one piece of work in the queue that dispatchers pull from.
+//! The container: one unit of work in the queue that dispatchers pull from.
 
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The state of a container.
+    /// State of a container.
     pub enum Status: "container state" {
         /// waits for a dispatcher
         Queued = "Queued",
-        /// a dispatcher holds it and prepares its start
+        /// a dispatcher has locked it and prepares its start
         Locked = "Locked",
         /// the executor runs it
         Running = "Running",
@@ -17,23 +17,23 @@ words! {
         Cancelled = "Cancelled",
     }
 
-    /// What can happen to a container.
+    /// Events of a container.
     pub enum Event: "container event" {
-        /// a dispatcher takes it; needs a priority above 0
+        /// a dispatcher locks it; needs a priority above 0
         Lock = "lock",
-        /// its holder gives it back; the attempt's tokens die
+        /// its holder returns it to the queue; the attempt's tokens expire
         Unlock = "unlock",
-        /// its holder gives it back for the last time allowed: too many attempts
+        /// its holder returns it for the last time allowed: too many attempts
         UnlockSpent = "unlock-spent",
         /// the executor is about to run user code
         Start = "start",
         /// the program ended; needs its exit code
         Complete = "complete",
-        /// killed, lost, never started, or not wanted any more
+        /// killed, lost, never started, or no longer wanted
         Cancel = "cancel",
     }
 
-    /// Who asks for a change.
+    /// Actor that requests a change.
     pub enum Actor: "container actor" {
         /// a dispatcher that does not hold the container
         Dispatcher = "dispatcher",
@@ -48,10 +48,10 @@ words! {
 
 final_statuses!(Status: Complete | Cancelled; active: Queued | Locked | Running);
 
-/// How often a container may be locked and given back before it is cancelled.
+/// Maximum number of times that a container may be locked before it is cancelled.
 pub const LOCKS_MAX: u32 = 10;
 
-/// The container's machine.
+/// State machine of a container.
 #[derive(Clone, Copy, Debug)]
 pub struct ContainerLifecycle;
 
@@ -68,7 +68,7 @@ impl StateMachine for ContainerLifecycle {
     }
 }
 
-/// A repeated write is refused, not tolerated: tolerance would let two executors run.
+/// Returns the next state. A repeated write is refused: accepting it would let two executors run.
 pub fn step(status: Status, event: Event) -> Step<Status> {
     use Step::{Refuse, To};
     match status {
@@ -99,7 +99,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     }
 }
 
-/// Whether `actor` may cause `event` in `status`, given that the machine accepts it.
+/// Returns whether `actor` may cause `event` in `status`, provided that the state machine accepts it.
 pub fn is_allowed(actor: Actor, status: Status, event: Event) -> bool {
     match event {
         Event::Lock => match actor {

@@ -1,4 +1,4 @@
-//! The event: what happened, to whom, by whom and why. Append-only, written with the change it tells of.
+//! Events: what happened to a row, the actor and the reason. Append-only, written together with the change.
 
 use serde::Serialize;
 use uuid::Uuid;
@@ -12,7 +12,7 @@ use crate::{
 };
 
 words! {
-    /// What an event is about.
+    /// Kind of row that an event belongs to.
     pub enum Entity: "event entity" {
         Project = "project",
         User = "user",
@@ -28,19 +28,19 @@ words! {
         Container = "container",
     }
 
-    /// What sort of thing happened.
+    /// Kind of event.
     pub enum EventKind: "event kind" {
         /// the status changed
         Status = "status",
         /// the schedule state of a managed job changed
         Schedule = "schedule",
-        /// something worth telling happened and the status stays
+        /// something notable happened and the status stays
         Note = "note",
-        /// a change was asked for that the machine does not know; nothing was written
+        /// a change was requested that the state machine does not permit; nothing was written
         Refused = "refused",
     }
 
-    /// The pipelines, as actors.
+    /// Pipelines, as actors.
     pub enum Pipeline: "pipeline" {
         Run = "Run",
         JobSubmitted = "JobSubmitted",
@@ -55,21 +55,21 @@ words! {
     }
 }
 
-/// Who did it.
+/// Actor that caused an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actor {
     User(UserId),
-    /// A pipeline, under the lease that carries `epoch`.
+    /// A pipeline, under the lease with this `epoch`.
     Pipeline {
         name: Pipeline,
         epoch: u64,
     },
-    /// The server itself, outside any pipeline: at start-up, on a schedule of its own.
+    /// The server itself, outside any pipeline: at start-up, or on an internal schedule.
     Server,
 }
 
 impl Actor {
-    /// As stored: the pipeline's name, `user:ID` or `server`.
+    /// Returns the stored form: the pipeline's name, `user:ID` or `server`.
     pub fn label(self) -> String {
         match self {
             Self::User(id) => format!("user:{id}"),
@@ -86,7 +86,7 @@ impl Actor {
     }
 }
 
-/// One row of `events`, but for its number and time, which the database gives.
+/// One row of `events`, except for its number and time, which the database assigns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
     pub entity: Entity,
@@ -97,13 +97,13 @@ pub struct Event {
     pub is_final: bool,
     pub actor: String,
     pub epoch: Option<u64>,
-    /// A word that programs read: a termination reason, or what the machine was told.
+    /// Fixed value for programs: a termination reason, or the event of the state machine.
     pub reason: String,
-    /// A sentence that people read.
+    /// Message for people.
     pub message: String,
 }
 
-/// Who changes something, and why: no event is made without.
+/// Actor and reason of a change, required by every event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventCause {
     pub actor: Actor,
@@ -111,7 +111,7 @@ pub struct EventCause {
     pub message: String,
 }
 
-/// A machine whose changes are recorded.
+/// A state machine whose changes are recorded.
 pub trait RecordedMachine: StateMachine {
     const ENTITY: Entity;
     const KIND: EventKind = EventKind::Status;
@@ -139,7 +139,7 @@ recorded! {
     container::ContainerLifecycle => Container Status;
 }
 
-/// A change that the machine does not know. The caller writes nothing but this event.
+/// A change that the state machine does not permit. The caller writes only this event.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{machine} in status `{status}` refuses `{event}`")]
 pub struct TransitionError {
@@ -149,7 +149,7 @@ pub struct TransitionError {
     pub record: Box<Event>,
 }
 
-/// The status after a change, and its record where the status changed.
+/// Status after a change, and its record if the status changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransitionResult<S> {
     pub status: S,
@@ -157,12 +157,12 @@ pub struct TransitionResult<S> {
 }
 
 impl Event {
-    /// The first event of a row: it now exists, in `status`.
+    /// Returns the first event of a row: it was created, in `status`.
     pub fn created<M: RecordedMachine>(id: impl Into<Uuid>, status: M::Status, because: EventCause) -> Self {
         Self::record::<M>(M::KIND, id.into(), None, Some(status), because)
     }
 
-    /// Something worth telling about a row whose status stays.
+    /// Returns a notable event of a row whose status stays.
     pub fn note(entity: Entity, id: impl Into<Uuid>, because: EventCause) -> Self {
         let EventCause { actor, reason, message } = because;
         Self {
@@ -197,7 +197,7 @@ impl Event {
     }
 }
 
-/// Moves a row by an event and tells of it: the one way to change a status.
+/// Applies an event to a row and records it: the only means to change a status.
 pub fn transition<M: RecordedMachine>(
     id: impl Into<Uuid>,
     from: M::Status,

@@ -1,6 +1,6 @@
-//! Why not: every reason a job does not start where it could, as data, and in words.
+//! Shortfalls: every reason why a job does not start on an instance or offer, as data and as text.
 //!
-//! `why`, the plan table and the UI are renderings of these; nobody writes such sentences elsewhere.
+//! `why`, the plan table and the UI render these; such messages are not written elsewhere.
 
 use std::fmt::{self, Display};
 
@@ -13,7 +13,7 @@ use crate::{
     resources::{CpuArch, Gb, GpuVendor, Range},
 };
 
-/// One reason. Numbers say what was wanted and what there is.
+/// One reason. Numbers show what was requested and what is available.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Shortfall {
     CpuArch {
@@ -56,7 +56,7 @@ pub enum Shortfall {
         at_least: (u32, u32),
         has: Option<(u32, u32)>,
     },
-    /// A list of the configuration (backends, regions, zones, instance types) leaves it out.
+    /// A list of the configuration (backends, regions, zones, instance types) excludes it.
     NotListed {
         what: &'static str,
         wanted: Vec<String>,
@@ -78,38 +78,38 @@ pub enum Shortfall {
     },
     /// `instances:` names others.
     NotNamed,
-    /// The job names an image, and the machine has no container engine.
+    /// The job names an image, and the host has no container engine.
     NoContainers {
         image: String,
     },
-    /// The job names an image, and the machine's container engine does not answer now.
+    /// The job names an image, and the host's container engine does not respond now.
     EngineUnavailable {
         image: String,
         why: String,
     },
-    /// The job is to be a plain process, and the machine allows containers only.
+    /// The job is a plain process, and the host only allows containers.
     NoProcesses,
-    /// The job names no image, the machine allows containers only, and no default image is set.
+    /// The job names no image, the host only allows containers, and no default image is set.
     NoDefaultImage,
-    /// The job is a plain process, and the machine's owner takes none.
+    /// The job is a plain process, and the host's owner refuses them.
     ProcessesRefused,
-    /// The job is a plain process, and the machine's agent has not said yet what it does with those.
+    /// The job is a plain process, and the host's agent has not reported its support for those yet.
     ProcessesUnknown,
-    /// The job is a plain process, and the machine cannot keep it from other tasks and from the agent.
+    /// The job is a plain process, and the host cannot isolate it from other tasks and from the agent.
     NotConfined {
         why: String,
     },
-    /// A managed job was lost there, and looks elsewhere first.
+    /// A managed job was lost there, and tries other locations first.
     Avoided {
         place: String,
     },
-    /// `fleets:` names others, or the run already chose another.
+    /// `fleets:` names others, or the run already uses another.
     FleetNotNamed,
     /// Several nodes need `placement: cluster`.
     NotCluster,
     /// `creation_policy: reuse` forbids a new instance.
     ReuseOnly,
-    /// The backend says it has none to give.
+    /// The backend reports no capacity.
     Unavailable {
         availability: Availability,
     },
@@ -119,7 +119,7 @@ pub enum Shortfall {
         free: u32,
         total: u32,
     },
-    /// Kept free for an older job.
+    /// Reserved for an older job.
     Reserved {
         by: SubmissionId,
     },
@@ -127,7 +127,7 @@ pub enum Shortfall {
     Unhealthy,
     NotReady,
     Draining,
-    /// `nodes.max` of the fleet is reached. `frees`: some of its instances go by themselves when they are idle.
+    /// `nodes.max` of the fleet is reached. `frees`: some of its instances are terminated when they are idle.
     FleetFull {
         max: u32,
         wanted: u32,
@@ -139,7 +139,7 @@ pub enum Shortfall {
         fit: u32,
         could: u32,
     },
-    /// Another job of the run chooses the fleet first.
+    /// Another job of the run selects the fleet first.
     FleetNotChosen,
     NoFleets,
     /// The fleet has no instances and creates none.
@@ -153,7 +153,7 @@ pub enum Shortfall {
 }
 
 impl Shortfall {
-    /// Whether waiting alone may cure it; the others need a change of what is asked or of what there is.
+    /// Returns whether waiting alone may resolve it; the others need a change of the request or of the capacity.
     pub const fn passes(&self) -> bool {
         match self {
             Self::Busy { .. }
@@ -200,8 +200,8 @@ impl Shortfall {
         }
     }
 
-    /// Whether no time cures it: what exists stays what it is, and it is not what was asked for. The others may pass,
-    /// or another host, offer or volume may come.
+    /// Returns whether time never resolves it: the existing instances do not match the request. The others may pass, or
+    /// another host, offer or volume may appear.
     pub const fn is_for_good(&self) -> bool {
         match self {
             Self::CpuArch { .. }
@@ -248,7 +248,7 @@ impl Shortfall {
         }
     }
 
-    /// A stable word for programs.
+    /// Returns a stable name for programs.
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::CpuArch { .. } => "cpu_arch",
@@ -295,7 +295,7 @@ impl Shortfall {
         }
     }
 
-    /// What would make it fit; a clause, no full stop.
+    /// Returns what would make it fit; a clause, no full stop.
     pub fn cure(&self) -> String {
         match self {
             Self::CpuArch { has: Some(has), .. } => format!("ask for `cpu: {}`", arch(*has)),
@@ -410,13 +410,13 @@ fn range<T: PartialOrd + Copy>(range: &Range<T>, show: impl Fn(T) -> String) -> 
     }
 }
 
-/// `exactly 1 GPU`, `2 to 4 GPUs`.
+/// Formats a count, such as `exactly 1 GPU` or `2 to 4 GPUs`.
 fn format_count(wanted: &Range<u32>, noun: &str) -> String {
     let last = wanted.max.or(wanted.min);
     format!("{} {noun}{}", range(wanted, |n: u32| n.to_string()), if last == Some(1) { "" } else { "s" })
 }
 
-/// A clause with numbers, lower case and without a full stop: "needs at least 8 CPUs, has 2".
+/// Prints a clause with numbers, lower case and without a full stop: "needs at least 8 CPUs, has 2".
 impl Display for Shortfall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -525,7 +525,7 @@ fn format_locations(at: &[Location]) -> String {
     at.iter().map(place).collect::<Vec<_>>().join(" or ")
 }
 
-/// `{kind, message, cure, passes}`: what the API and the UI show.
+/// Serialises `{kind, message, cure, passes}`, which the API and the UI show.
 impl Serialize for Shortfall {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
@@ -538,24 +538,24 @@ impl Serialize for Shortfall {
     }
 }
 
-/// One place a job was refused at, or several equal ones, with every reason.
+/// One location that refused a job, or several equal ones, with every reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Refusal {
-    /// An instance's name, or what the offer is: `aws us-east-1 p4d.24xlarge`.
+    /// Name of an instance, or the offer: `aws us-east-1 p4d.24xlarge`.
     pub place: String,
-    /// How many there are of it.
+    /// Number of equal locations.
     pub count: u32,
     pub shortfalls: Vec<Shortfall>,
 }
 
 impl Refusal {
-    /// Whether waiting alone may cure it.
+    /// Returns whether waiting alone may resolve it.
     pub fn passes(&self) -> bool {
         self.shortfalls.iter().all(Shortfall::passes)
     }
 }
 
-/// `gpu-0 and 3 more: needs at least 8 CPUs, has 2 (lower cpu to 2); …`
+/// Prints `gpu-0 and 3 more: needs at least 8 CPUs, has 2 (lower cpu to 2); …`.
 impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place)?;
@@ -570,7 +570,7 @@ impl Display for Refusal {
     }
 }
 
-/// One line for a status column: the nearest miss, which comes first, and how many others there are.
+/// Returns one line for a status column: the nearest miss, which is first, and the number of others.
 pub fn refusal_summary(refusals: &[Refusal]) -> Option<String> {
     let nearest = refusals.first()?;
     let others = refusals.len() - 1;

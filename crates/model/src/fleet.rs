@@ -3,9 +3,9 @@
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The status of a fleet. Fleets are created active; `submitted` and `failed` exist on the wire.
+    /// Status of a fleet. Fleets are created active; `submitted` and `failed` exist in the API.
     pub enum Status: "fleet status" {
-        /// accepted, not taken up yet
+        /// accepted, not processed yet
         Submitted = "submitted",
         /// keeps its instances
         Active = "active",
@@ -13,17 +13,17 @@ words! {
         Terminating = "terminating",
         /// deleted and empty
         Terminated = "terminated",
-        /// could not be taken up
+        /// could not be processed
         Failed = "failed",
     }
 
-    /// What can happen to a fleet.
+    /// Events of a fleet.
     pub enum Event: "fleet event" {
-        /// the pipeline took it up
+        /// the pipeline processed it
         Activated = "activated",
-        /// it cannot be taken up
+        /// it cannot be processed
         Broken = "broken",
-        /// a user deletes it while no job uses it, or it outlived the run it was made for
+        /// a user deletes it while no job uses it, or the run that it was created for has ended
         DeleteAsked = "delete-asked",
         /// the last instance is terminated
         Emptied = "emptied",
@@ -32,7 +32,7 @@ words! {
 
 final_statuses!(Status: Terminated | Failed; active: Submitted | Active | Terminating);
 
-/// The fleet's machine.
+/// State machine of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct FleetLifecycle;
 

@@ -1,57 +1,57 @@
-//! The gateway and its replicas: hosts that take requests for services.
+//! The gateway and its replicas: hosts that receive requests for services.
 //!
-//! Deletion is not a status of the gateway: its replicas end, and the row leaves all lists.
+//! Deletion is not a status of the gateway: its replicas are terminated, and the row is removed from all lists.
 
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The status of a gateway.
+    /// Status of a gateway.
     pub enum Status: "gateway status" {
-        /// wanted; nothing exists yet
+        /// requested; nothing exists yet
         Submitted = "submitted",
-        /// its load balancer and replicas are being made
+        /// its load balancer and replicas are being created
         Provisioning = "provisioning",
-        /// all its replicas were running: it takes services
+        /// all its replicas were running: it accepts services
         Running = "running",
         /// a replica ended before all were running
         Failed = "failed",
     }
 
-    /// What can happen to a gateway.
+    /// Events of a gateway.
     pub enum Event: "gateway event" {
-        /// its replicas were asked for
+        /// its replicas were requested
         Created = "created",
         /// all replicas are running
         Ready = "ready",
-        /// a replica ended meanwhile, or none can be made
+        /// a replica ended meanwhile, or none can be created
         Broken = "broken",
-        /// a user deletes it: its replicas end and the row leaves all lists
+        /// a user deletes it: its replicas are terminated and the row is removed from all lists
         DeleteAsked = "delete-asked",
     }
 
-    /// The status of one replica of a gateway.
+    /// Status of one replica of a gateway.
     pub enum ReplicaStatus: "gateway replica status" {
-        /// wanted; nothing exists yet
+        /// requested; nothing exists yet
         Submitted = "submitted",
-        /// exists; the gateway program does not answer yet
+        /// exists; the gateway program does not respond yet
         Provisioning = "provisioning",
-        /// takes requests
+        /// receives requests
         Running = "running",
-        /// being given back
+        /// being deleted
         Terminating = "terminating",
         /// gone
         Terminated = "terminated",
     }
 
-    /// What can happen to one replica of a gateway.
+    /// Events of one replica of a gateway.
     pub enum ReplicaEvent: "gateway replica event" {
-        /// the backend made its host
+        /// the backend created its host
         Created = "created",
-        /// the gateway program answers
+        /// the gateway program responds
         Ready = "ready",
         /// its host failed, or was not ready in time
         Broken = "broken",
-        /// the gateway is deleted or wants fewer replicas
+        /// the gateway is deleted or needs fewer replicas
         StopAsked = "stop-asked",
         /// the backend's list does not contain its host any more
         Deleted = "deleted",
@@ -61,7 +61,7 @@ words! {
 final_statuses!(Status: Failed; active: Submitted | Provisioning | Running);
 final_statuses!(ReplicaStatus: Terminated; active: Submitted | Provisioning | Running | Terminating);
 
-/// The gateway's machine.
+/// State machine of a gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayLifecycle;
 
@@ -107,7 +107,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     }
 }
 
-/// The machine of one replica of a gateway.
+/// State machine of one replica of a gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayReplicaLifecycle;
 

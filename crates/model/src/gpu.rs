@@ -1,9 +1,9 @@
-//! GPUs by name: what drivers, Kubernetes labels, Slurm, clouds and people call a device, brought to one name.
+//! GPU names: normalises the names that drivers, Kubernetes labels, Slurm, clouds and users have for a device.
 //!
 //! `NVIDIA A100-SXM4-80GB`, `nvidia_a100_sxm4_80gb`, `Tesla-A100` and `a100-80gb` are all an `A100`. A name has a base
-//! (`A100`), and maybe a form (`SXM`), a memory (`80GB`) and a part (`MIG-3g.20gb`). Whoever asks for a device may leave
-//! out all but the base; what they do say must hold. A device that is not in the [catalogue](catalogue) keeps its own
-//! name, and is found by it.
+//! (`A100`), and optionally a form (`SXM`), a memory size (`80GB`) and a part (`MIG-3g.20gb`). A request may omit all
+//! but the base; the parts that it names must match. A device that is not in the [catalogue](catalogue) keeps its name,
+//! and is found by it.
 
 mod catalogue;
 
@@ -12,13 +12,13 @@ use crate::resources::GpuVendor;
 pub use catalogue::{CatalogueModel, MODELS};
 
 const MIB_PER_GB: u64 = 1024;
-/// Sizes that makers sell, for devices that are not in the catalogue.
+/// Memory sizes on the market, for devices that are not in the catalogue.
 const USUAL_GB: [u32; 26] =
     [2, 3, 4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 36, 40, 48, 64, 72, 80, 94, 96, 128, 141, 180, 192, 256, 288];
-/// By how much of a hundred a driver's figure may differ from what the maker says. A T4 has 15 of its 16 GB.
+/// Maximum difference between a driver's figure and the nominal size, in percent. A T4 reports 15 of its 16 GB.
 const TOLERANCE_PERCENT: u64 = 8;
 
-/// How a device is built in. Makers sell the same GPU in several.
+/// Form factor of a device. The same GPU is sold in several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FormFactor {
     Sxm,
@@ -50,19 +50,19 @@ impl FormFactor {
     }
 }
 
-/// What a name says, whoever wrote it.
+/// Parts of a name, whatever its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ParsedName {
-    /// Letters and digits, small, without vendor, form and memory: `a100`, `rtx6000ada`.
+    /// Lower case letters and digits, without vendor, form and memory: `a100`, `rtx6000ada`.
     base: String,
     model: Option<&'static CatalogueModel>,
     form: Option<FormFactor>,
     memory_gb: Option<u32>,
-    /// The profile of a part of a GPU: `3g.20gb`.
+    /// Profile of a part of a GPU: `3g.20gb`.
     part: Option<String>,
 }
 
-/// Words that say who made a device, or nothing.
+/// Words that name the vendor, or carry no information.
 const IGNORED_WORDS: [&str; 34] = [
     "nvidia",
     "amd",
@@ -104,7 +104,7 @@ fn parse_name(text: &str) -> ParsedName {
     let lower = text.to_ascii_lowercase();
     let mut reading =
         ParsedName { base: String::new(), model: None, form: None, memory_gb: None, part: None };
-    // A profile has a dot, which parts other names.
+    // A profile contains a dot, which separates the parts of other names.
     let tokens =
         lower.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '.' && letter != '+');
     let mut tokens = tokens.filter(|token| !token.is_empty()).peekable();
@@ -133,7 +133,7 @@ fn parse_name(text: &str) -> ParsedName {
     }
     reading.model = catalogue::find_model(&reading.base);
     if reading.model.is_none() {
-        // `H100NVL`: written in one.
+        // `H100NVL`: name and form without a separator.
         let in_one = |form: FormFactor| {
             let base = reading.base.strip_suffix(&*form.as_str().to_ascii_lowercase())?;
             catalogue::find_model(base).map(|model| (model, form))
@@ -145,57 +145,57 @@ fn parse_name(text: &str) -> ParsedName {
         }
     }
     if reading.model.is_none()
-        // `A100-PG509-200`: a name of its own with the maker's part number behind it.
+        // `A100-PG509-200`: a name with the vendor's part number after it.
         && let Some(model) = first.and_then(catalogue::find_model).filter(|model| model.name.len() >= 4)
     {
         model.name.to_ascii_lowercase().clone_into(&mut reading.base);
         reading.model = Some(model);
-        // `a100-40`, as administrators of clusters write it.
+        // `a100-40`, as cluster administrators write it.
         let size = numbers.into_iter().find(|number| model.memory_gb.contains(number));
         reading.memory_gb = reading.memory_gb.or(size);
     }
-    // The figure in `GH200 480GB` is the memory of the processor beside it.
+    // The figure in `GH200 480GB` is the memory of the CPU next to it.
     if reading.model.is_some_and(|model| model.name == "GH200" && reading.memory_gb == Some(480)) {
         reading.memory_gb = None;
     }
-    // The driver names the board of this one by its memory alone.
+    // The driver identifies this board only by its memory type.
     if is_hbm3 && reading.form.is_none() && reading.model.is_some_and(|model| model.name == "H100") {
         reading.form = Some(FormFactor::Sxm);
     }
     reading
 }
 
-/// A compute capability as drivers write it: `9.0`.
+/// Parses a compute capability as drivers write it: `9.0`.
 pub fn compute_capability(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// `80gb`, `144g`.
+/// Parses a memory size such as `80gb` or `144g`.
 fn memory(token: &str) -> Option<u32> {
     let digits = token.strip_suffix("gb").or_else(|| token.strip_suffix('g'))?;
     digits.parse().ok().filter(|gigabytes| *gigabytes >= 2)
 }
 
-/// `3g.20gb`, `1g.5gb+me`.
+/// Returns whether the token is a profile such as `3g.20gb` or `1g.5gb+me`.
 fn is_profile(token: &str) -> bool {
     let Some((slices, memory)) = token.split_once("g.") else { return false };
     let memory = memory.split('+').next().unwrap_or_default();
     slices.parse::<u32>().is_ok() && memory.strip_suffix("gb").is_some_and(|size| size.parse::<u32>().is_ok())
 }
 
-/// A device as everybody here calls it.
+/// A device with its normalised name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// `H100`, `A100-SXM`, `H100-NVL`, `A100-MIG-3g.20gb`; what the driver says where the device is unknown.
+    /// `H100`, `A100-SXM`, `H100-NVL`, `A100-MIG-3g.20gb`; the driver's name if the device is unknown.
     pub name: String,
     pub vendor: Option<GpuVendor>,
-    /// As the maker says it, which is what people ask for: a driver that says 143,771 MiB means 141 GB.
+    /// Nominal memory, which is what requests use: a driver that reports 143,771 MiB means 141 GB.
     pub memory_mib: Option<u64>,
     pub compute_capability: Option<(u32, u32)>,
 }
 
-/// The device of this name, with so much memory by its driver where that is known.
+/// Returns the device of this name, with the memory that its driver reports, if known.
 pub fn identify_device(name: &str, memory_mib: Option<u64>) -> Device {
     let reading = parse_name(name);
     let vendor = vendor_of(name);
@@ -226,21 +226,21 @@ pub fn identify_device(name: &str, memory_mib: Option<u64>) -> Device {
     Device { name, vendor: Some(model.vendor), memory_mib, compute_capability: model.compute_capability }
 }
 
-/// The memory in a profile's name.
+/// Returns the memory in a profile's name.
 fn profile_mib(profile: &str) -> Option<u64> {
     let size = profile.split_once("g.")?.1.split('+').next()?.strip_suffix("gb")?;
     Some(size.parse::<u64>().ok()? * MIB_PER_GB)
 }
 
-/// What the maker says of a device that has so much memory by its driver: the nearest size, if it is near.
+/// Returns the nominal memory of a device whose driver reports `mib`: the nearest size within the tolerance, or `mib`.
 fn nominal(mib: u64, sizes: &[u32]) -> u64 {
     let sold = |gigabytes: &u32| u64::from(*gigabytes) * MIB_PER_GB;
     let nearest = sizes.iter().map(sold).min_by_key(|sold| sold.abs_diff(mib));
     nearest.filter(|sold| sold.abs_diff(mib) * 100 <= sold * TOLERANCE_PERCENT).unwrap_or(mib)
 }
 
-/// Whether whoever wrote `wanted` means a device of this name and memory. All that is said of it must hold; a form is
-/// taken on trust where the device's name says none.
+/// Returns whether `wanted` matches a device of this name and memory. All parts of the request must match; a form is
+/// assumed to match if the device's name has none.
 pub fn matches_request(wanted: &str, name: &str, memory_mib: u64) -> bool {
     if wanted.eq_ignore_ascii_case(name) {
         return true;
@@ -256,7 +256,7 @@ pub fn matches_request(wanted: &str, name: &str, memory_mib: u64) -> bool {
         (Some(wanted), Some(has)) => wanted == has,
         (Some(form), None) => form != FormFactor::Nvl,
     };
-    // A part of a GPU is not the GPU.
+    // A part of a GPU does not match the whole GPU.
     let part_fits = wanted.part == has.part;
     let memory_fits = wanted.memory_gb.is_none_or(|gigabytes| {
         has.part.is_some() || memory_mib == 0 || is_about(memory_mib, u64::from(gigabytes) * MIB_PER_GB)
@@ -264,12 +264,12 @@ pub fn matches_request(wanted: &str, name: &str, memory_mib: u64) -> bool {
     same_base && form_fits && part_fits && memory_fits
 }
 
-/// Whether a device with so much memory is one that its maker sells with `wanted`.
+/// Returns whether the memory matches the requested nominal size within half the tolerance.
 fn is_about(mib: u64, wanted: u64) -> bool {
     mib.abs_diff(wanted) * 100 <= wanted * TOLERANCE_PERCENT / 2
 }
 
-/// The vendor that makes a GPU of this name, where that is well known.
+/// Returns the vendor of a GPU of this name, if it is well known.
 pub fn vendor_of(name: &str) -> Option<GpuVendor> {
     if let Some(model) = parse_name(name).model {
         return Some(model.vendor);

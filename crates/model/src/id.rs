@@ -1,4 +1,4 @@
-//! Typed ids. Clients see UUIDv4; who makes the random bits is not this crate's business.
+//! Typed ids. Clients see UUIDv4; the random bits are generated outside of this crate.
 
 use std::{fmt, str::FromStr};
 
@@ -51,7 +51,7 @@ ids! {
     FleetId;
     InstanceId;
     RunId;
-    /// One attempt of one job: a row of `jobs`. A retry has a new one.
+    /// One attempt of one job: a row of `jobs`. A retry has a new id.
     SubmissionId;
     VolumeId;
     GatewayId;

@@ -3,25 +3,25 @@
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The status of an instance.
+    /// Status of an instance.
     pub enum Status: "instance status" {
-        /// wanted; nothing exists yet, or the SSH host is being deployed
+        /// requested; nothing exists yet, or the SSH host is being deployed
         Pending = "pending",
-        /// exists; its shim does not answer yet
+        /// exists; its shim does not respond yet
         Provisioning = "provisioning",
         /// ready, no job on it
         Idle = "idle",
         /// ready, at least one job on it
         Busy = "busy",
-        /// being given back
+        /// being deleted
         Terminating = "terminating",
         /// gone from its backend
         Terminated = "terminated",
     }
 
-    /// What can happen to an instance.
+    /// Events of an instance.
     pub enum Event: "instance event" {
-        /// the backend made it, or the SSH host is deployed but not healthy yet
+        /// the backend created it, or the SSH host is deployed but not healthy yet
         Created = "created",
         /// reachable, with no job assigned
         ReadyIdle = "ready-idle",
@@ -29,15 +29,15 @@ words! {
         ReadyBusy = "ready-busy",
         /// no offer is left, or the SSH host cannot be deployed (time, key, network, blocks)
         GaveUp = "gave-up",
-        /// not ready within its provisioning time, or a backend that did not say yes or no in time
+        /// not ready within its provisioning time, or a backend that did not accept or reject the request in time
         Expired = "expired",
         /// a job was assigned
         JobAssigned = "job-assigned",
         /// the last job on it was freed
         LastJobFreed = "last-job-freed",
-        /// its job ended and it takes no other: no shim, or it was still provisioning
+        /// its job ended and it accepts no other: no shim, or it was still provisioning
         JobFinished = "job-finished",
-        /// idle for longer than allowed, unlike the fleet's spec, or above nodes.max
+        /// idle for longer than allowed, different from the fleet's spec, or above nodes.max
         Surplus = "surplus",
         /// a cloud host was unreachable for too long
         Unreachable = "unreachable",
@@ -47,7 +47,7 @@ words! {
         Deleted = "deleted",
     }
 
-    /// Why an instance ends.
+    /// Reason why an instance ends.
     pub enum TerminationReason: "instance termination reason" {
         TerminatedByUser = "terminated_by_user",
         IdleTimeout = "idle_timeout",
@@ -62,19 +62,19 @@ words! {
         NoBalance = "no_balance",
     }
 
-    /// How well a reachable host is.
+    /// Health of a reachable host.
     pub enum Health: "instance health" {
         Healthy = "healthy",
-        /// usable, worth a look
+        /// usable, worth checking
         Warning = "warning",
-        /// gets no new jobs
+        /// receives no new jobs
         Failure = "failure",
     }
 }
 
 final_statuses!(Status: Terminated; active: Pending | Provisioning | Idle | Busy | Terminating);
 
-/// The instance's machine.
+/// State machine of an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct InstanceLifecycle;
 

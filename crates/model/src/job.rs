@@ -1,7 +1,7 @@
-//! The job: one submission, from the queue to its last word.
+//! The job: one submission, from the queue to its end.
 //!
-//! Only the terminating-job pipeline writes a final status, and only by way of [`Ending`], which cannot
-//! be built without a reason.
+//! Only the terminating-job pipeline writes a final status, and only through [`Ending`], which cannot be created
+//! without a reason.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,41 +11,41 @@ use crate::{
 };
 
 words! {
-    /// The status of one submission.
+    /// Status of one submission.
     pub enum Status: "job status" {
         /// waits for an instance
         Submitted = "submitted",
-        /// has an instance; its agents do not answer yet
+        /// has an instance; its agents do not respond yet
         Provisioning = "provisioning",
-        /// the shim took the task and prepares its container
+        /// the shim accepted the task and prepares its container
         Pulling = "pulling",
         /// the runner has the job and executes it
         Running = "running",
         /// has a reason to end; logs are drained, the container removed, the instance freed
         Terminating = "terminating",
-        /// ended by somebody's decision
+        /// ended by a decision of a user or the server
         Terminated = "terminated",
-        /// ended at once, without the runner's goodbye
+        /// ended at once, without a grace period
         Aborted = "aborted",
-        /// ended badly
+        /// ended with a failure
         Failed = "failed",
-        /// ended well
+        /// ended successfully
         Done = "done",
     }
 
-    /// What can happen to a submission.
+    /// Events of a submission.
     pub enum Event: "job event" {
-        /// an instance was assigned, or a new one is being made for it
+        /// an instance was assigned, or a new one is being created for it
         Placed = "placed",
         /// no fleet, no capacity, or a volume that cannot be used
         NotPlaced = "not-placed",
-        /// the shim answers and took the task
+        /// the shim responds and accepted the task
         TaskAccepted = "task-taken",
-        /// the runner answers and took the job
+        /// the runner responds and accepted the job
         Started = "started",
-        /// an agent reports the end: exit, error, own limit, a task it will not take
+        /// an agent reports the end: exit, error, a limit of the agent, a task it refuses
         Exited = "exited",
-        /// the agents were silent, or not ready, for longer than allowed
+        /// the agents were unreachable, or not ready, for longer than allowed
         Lost = "lost",
         /// utilization, inactivity or max_duration: the server ends it
         EndedByPolicy = "policy-ended",
@@ -61,7 +61,7 @@ words! {
         ReleasedAborted = "released-aborted",
     }
 
-    /// The final statuses alone.
+    /// The final statuses only.
     pub enum FinalStatus: "final job status" {
         Terminated = "terminated",
         Aborted = "aborted",
@@ -69,13 +69,13 @@ words! {
         Done = "done",
     }
 
-    /// Why a submission ends. Agents may send only these words.
+    /// Reason why a submission ends. Agents may send only these values.
     pub enum TerminationReason: "job termination reason" {
         /// no offer could be provisioned, or no instance was free
         FailedToStartDueToNoCapacity = "failed_to_start_due_to_no_capacity",
-        /// the spot instance was taken back
+        /// the spot instance was reclaimed
         InterruptedByNoCapacity = "interrupted_by_no_capacity",
-        /// the agents stayed silent
+        /// the agents stayed unreachable
         InstanceUnreachable = "instance_unreachable",
         /// the fleet's export to this project was withdrawn
         InstanceAccessRevoked = "instance_access_revoked",
@@ -87,9 +87,9 @@ words! {
         VolumeError = "volume_error",
         /// no gateway replica accepted the job
         GatewayError = "gateway_error",
-        /// the user's program returned something other than 0
+        /// the user's program exited with a code other than 0
         ContainerExitedWithError = "container_exited_with_error",
-        /// a port is taken
+        /// a port is in use
         PortsBindingFailed = "ports_binding_failed",
         /// the image could not be pulled or the container not created
         CreatingContainerError = "creating_container_error",
@@ -103,38 +103,37 @@ words! {
         TerminatedByServer = "terminated_by_server",
         /// the service needs fewer replicas
         ScaledDown = "scaled_down",
-        /// nobody was connected for inactivity_duration
+        /// no connection for inactivity_duration
         InactivityDurationExceeded = "inactivity_duration_exceeded",
-        /// a GPU idled for the whole window of utilization_policy
+        /// a GPU was idle for the whole window of utilization_policy
         TerminatedDueToUtilizationPolicy = "terminated_due_to_utilization_policy",
         /// ran for max_duration
         MaxDurationExceeded = "max_duration_exceeded",
-        /// the program ended well
+        /// the program ended successfully
         DoneByRunner = "done_by_runner",
         /// a user aborted the run
         AbortedByUser = "aborted_by_user",
     }
 
-    /// What exactly happened, where the reason's word says too little. Shown beside the reason, never
-    /// instead of it.
+    /// Details of an ending, where the reason is too general. Shown next to the reason, never instead of it.
     pub enum TerminationDetail: "termination detail" {
-        /// the kernel killed the program for its memory
+        /// the kernel killed the program for its memory use
         OomKilled = "oom_killed",
         /// the host's disk is full
         NoDisk = "no_disk",
-        /// it held more of the disk than it asked for
+        /// it used more disk than it requested
         DiskLimitExceeded = "disk_limit_exceeded",
-        /// the host rebooted under the container
+        /// the host rebooted while the container ran
         HostReboot = "host_reboot",
-        /// the container engine restarted and took the container with it
+        /// the container engine restarted and ended the container
         HostRuntimeRestart = "host_runtime_restart",
         /// no fleet matched the run at all
         NoFleets = "no_fleets",
-        /// it failed while it prepared itself, before its program began
+        /// it failed during its setup, before its program started
         SetupFailed = "setup_failed",
-        /// no machines for all its nodes where they were sought; other regions are left to try
+        /// no capacity for all its nodes in the chosen region; other regions are left to try
         RegionFull = "region_full",
-        /// no machine that there is, or that could be made, has what it asks for
+        /// no instance that exists, or that could be created, fits the request
         NeverFits = "never_fits",
     }
 }
@@ -142,7 +141,7 @@ words! {
 final_statuses!(Status: Terminated | Aborted | Failed | Done;
     active: Submitted | Provisioning | Pulling | Running | Terminating);
 
-/// The job's machine.
+/// State machine of a job.
 #[derive(Clone, Copy, Debug)]
 pub struct JobLifecycle;
 
@@ -216,7 +215,7 @@ impl FinalStatus {
         }
     }
 
-    /// The event that moves a terminating job here.
+    /// Returns the event that leads from terminating to this status.
     pub const fn event(self) -> Event {
         match self {
             Self::Terminated => Event::ReleasedTerminated,
@@ -254,7 +253,7 @@ impl TerminationReason {
         }
     }
 
-    /// The event of `retry.on_events` that covers this reason; `None`: never retried.
+    /// Returns the event of `retry.on_events` that covers this reason; `None`: never retried.
     pub const fn retry_event(self) -> Option<retry::Event> {
         match self {
             Self::FailedToStartDueToNoCapacity => Some(retry::Event::NoCapacity),
@@ -281,7 +280,7 @@ impl TerminationReason {
         }
     }
 
-    /// The `error` text clients show; `None` where the status says it all.
+    /// Returns the `error` text that clients show; `None` if the status is sufficient.
     pub const fn error(self) -> Option<&'static str> {
         match self {
             Self::FailedToStartDueToNoCapacity
@@ -309,7 +308,7 @@ impl TerminationReason {
     }
 }
 
-/// Why a submission ends and how: the only way to a final status. There is no ending without a reason,
+/// Reason and details of the end of a submission: the only path to a final status. There is no ending without a reason,
 /// and the final status follows from the reason alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ending {
@@ -327,7 +326,7 @@ impl Ending {
         Self { reason, detail: None, exit_status: None, said: None }
     }
 
-    /// The program ended by itself: 0 is done, anything else has failed.
+    /// Returns the ending of a program that exited: 0 is done, anything else has failed.
     pub const fn exited(code: i32) -> Self {
         let reason = match code {
             0 => TerminationReason::DoneByRunner,
@@ -340,17 +339,18 @@ impl Ending {
         Self::new(TerminationReason::FailedToStartDueToNoCapacity).with_message(said)
     }
 
-    /// No capacity, because no fleet matched at all.
+    /// Returns an ending without capacity, because no fleet matched at all.
     pub fn no_fleets(said: impl Into<String>) -> Self {
         Self::no_capacity(said).with(TerminationDetail::NoFleets)
     }
 
-    /// No capacity, and no time brings any: nothing has what is asked for, and nothing can be made.
+    /// Returns an ending without capacity that waiting cannot resolve: no instance fits, and none can be created.
     pub fn never_fits(said: impl Into<String>) -> Self {
         Self::no_capacity(said).with(TerminationDetail::NeverFits)
     }
 
-    /// The program was killed for its memory. Clients know the word `container_exited_with_error`.
+    /// Returns the ending of a program that was killed for its memory use. Clients know it as
+    /// `container_exited_with_error`.
     pub const fn oom_killed() -> Self {
         Self::exited(137).with(TerminationDetail::OomKilled)
     }
@@ -359,7 +359,7 @@ impl Ending {
         Self::new(TerminationReason::ExecutorError).with(TerminationDetail::NoDisk)
     }
 
-    /// It held more of the disk than it asked for. Clients know the word `executor_error`.
+    /// Returns the ending of a job that used more disk than it requested. Clients know it as `executor_error`.
     pub const fn disk_limit_exceeded() -> Self {
         Self::new(TerminationReason::ExecutorError).with(TerminationDetail::DiskLimitExceeded)
     }
@@ -384,7 +384,7 @@ impl Ending {
         self
     }
 
-    /// Adds what was said about it: an agent's message, the shortfalls.
+    /// Adds a message: from an agent, or the shortfalls.
     #[must_use]
     pub fn with_message(mut self, said: impl Into<String>) -> Self {
         self.said = Some(said.into());
@@ -414,7 +414,7 @@ impl Ending {
     }
 }
 
-/// The text of `status_message`: the status, or what it comes to.
+/// Returns the text of `status_message`: the status, or the result of the ending.
 pub fn status_message(status: Status, ending: Option<&Ending>) -> String {
     match (status, ending) {
         (Status::Done, _) => "exited (0)".to_owned(),

@@ -1,17 +1,17 @@
-//! Who holds which device or block: one owner per device, kept by owner.
+//! Ledger of devices or blocks: one owner per device, stored by owner.
 //!
-//! Everything is said by owner and is safe to repeat: an owner that asks again gets what it already
-//! has, an owner that releases again releases nothing. So a late or doubled message of one task can
-//! never take a device from another (the holder is looked up, never assumed).
+//! Every call names the owner and is safe to repeat: an owner that acquires again receives the devices it already has,
+//! an owner that releases again releases nothing. So a late or repeated message of one task can never release a device
+//! of another (the holder is looked up, never assumed).
 
 use windlass_planted_bugs::{Bug, is_planted};
 
 use std::collections::BTreeMap;
 
-/// How many devices an owner asks for.
+/// Number of devices that an owner requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceCount {
-    /// Everything there is, even when that is nothing.
+    /// All devices, even if there are none.
     All,
     Count(usize),
 }
@@ -37,7 +37,7 @@ pub enum RebuildError<D, O> {
 pub struct DeviceAllocator<D, O> {
     /// Every device; `None` is free.
     holders: BTreeMap<D, Option<O>>,
-    /// What each owner had first, for the planted bug in `release`.
+    /// First devices of each owner, for the planted bug in `release`.
     #[cfg(feature = "testing")]
     once: BTreeMap<O, Vec<D>>,
 }
@@ -51,7 +51,7 @@ impl<D: Ord + Clone, O: Ord + Clone> DeviceAllocator<D, O> {
         }
     }
 
-    /// After a restart: what is held is what live owners hold, and nothing else.
+    /// Rebuilds the ledger after a restart: only live owners hold devices.
     pub fn rebuild(
         devices: impl IntoIterator<Item = D>,
         live: impl IntoIterator<Item = (O, Vec<D>)>,
@@ -76,7 +76,7 @@ impl<D: Ord + Clone, O: Ord + Clone> DeviceAllocator<D, O> {
         Ok(ledger)
     }
 
-    /// Gives `owner` its devices. A repeat gets the same ones; all or none.
+    /// Assigns devices to `owner`, all or none. A repeated call returns the same ones.
     pub fn acquire(&mut self, owner: &O, want: DeviceCount) -> Result<Vec<D>, AcquireError> {
         let total = self.holders.len();
         let wanted = match want {
@@ -104,7 +104,7 @@ impl<D: Ord + Clone, O: Ord + Clone> DeviceAllocator<D, O> {
         Ok(given)
     }
 
-    /// Frees what `owner` holds and says what that was; nothing when it holds nothing.
+    /// Releases the devices of `owner` and returns them; none if it holds none.
     pub fn release(&mut self, owner: &O) -> Vec<D> {
         let held = self.held_by(owner);
         if held.is_empty() && is_planted(Bug::ReleaseFreesFormerDevices) {

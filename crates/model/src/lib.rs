@@ -1,8 +1,7 @@
-//! The brain: what windlass knows and decides, and nothing else.
+//! Model: the types and decisions of windlass, without side effects.
 //!
-//! Pure by construction: no async, clock, I/O, SQL, environment or randomness. Whatever a decision
-//! needs to know is an argument; whatever should happen is a return value. `clippy.toml` beside this
-//! crate's manifest holds the bans.
+//! Pure by construction: no async, clock, I/O, SQL, environment or randomness. The inputs of a decision are arguments;
+//! its effects are the return value. `clippy.toml` next to this crate's manifest holds the bans.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 

@@ -1,23 +1,22 @@
-//! What all state machines share: words, steps, and how a table is written down.
+//! State machines: statuses and events as enums, steps, and the rendering of tables.
 //!
-//! Each machine is a total function `step(status, event)` in a file of its own. A new status or event
-//! does not compile until every pair is decided, and the rendered table in `docs/transitions/` is what
-//! a reviewer reads.
+//! Each machine is a total function `step(status, event)` in a separate file. A new status or event does not compile
+//! until every pair is decided, and the rendered table in `docs/transitions/` is what a reviewer reads.
 
 use std::fmt::{self, Write as _};
 
-/// What an event does to a status.
+/// Effect of an event on a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<S> {
     To(S),
-    /// Accepted, and nothing changes: late news, or a repeat.
+    /// Accepted without a change: a late or repeated event.
     Stay,
-    /// Must not happen here. The caller writes nothing and says so.
+    /// Must not happen here. The caller writes nothing and reports it.
     Refuse,
 }
 
 impl<S: Copy> Step<S> {
-    /// The status afterwards, unless the event was refused.
+    /// Returns the status afterwards, unless the event was refused.
     pub fn after(self, before: S) -> Option<S> {
         match self {
             Self::To(status) => Some(status),
@@ -27,21 +26,21 @@ impl<S: Copy> Step<S> {
     }
 }
 
-/// An enum whose variants are words on the wire, in the database and in tables.
+/// An enum whose variants have fixed names in the API, in the database and in tables.
 pub trait StrEnum: Copy + Eq + Ord + fmt::Debug + 'static {
     const ALL: &'static [Self];
     fn as_str(self) -> &'static str;
-    /// One clause of explanation: the variant's doc comment.
+    /// Returns one clause of explanation: the variant's doc comment.
     fn about(self) -> &'static str;
 }
 
-/// A word that a row's status column may hold.
+/// A value that a row's status column may hold.
 pub trait Status: StrEnum {
-    /// Final statuses are never left.
+    /// Returns whether the status is final: it never changes again.
     fn is_final(self) -> bool;
 }
 
-/// A word that no variant of an enum has.
+/// A name that no variant of an enum has.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} `{word}`")]
 pub struct UnknownValue {
@@ -49,7 +48,7 @@ pub struct UnknownValue {
     pub word: String,
 }
 
-/// Declares an enum of words: the doc comment of a variant is its explanation, the string its wire form.
+/// Declares an enum with fixed names: the doc comment of a variant is its explanation, the string its name in the API.
 macro_rules! words {
     ($(
         $(#[doc = $doc:literal])*
@@ -66,7 +65,7 @@ macro_rules! words {
         impl $name {
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The word on the wire.
+            /// Returns the name in the API.
             pub const fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $word,)*
@@ -117,11 +116,11 @@ macro_rules! words {
     )*};
 }
 
-/// Gives a status enum its final statuses, as methods and as the trait.
+/// Defines the final statuses of a status enum, as methods and as the trait.
 macro_rules! final_statuses {
     ($name:ident: $($variant:ident)|+ ; active: $($active:ident)|+) => {
         impl $name {
-            /// Final statuses are never left.
+            /// Returns whether the status is final: it never changes again.
             pub const fn is_final(self) -> bool {
                 match self {
                     $(Self::$variant)|+ => true,
@@ -143,16 +142,16 @@ macro_rules! final_statuses {
 
 pub(crate) use {final_statuses, words};
 
-/// One state machine: enough of it to render its table and to test it as all are tested.
+/// A state machine, as far as needed to render its table and for the common tests.
 pub trait StateMachine {
     type Status: Status;
     type Event: StrEnum;
 
-    /// The table's file name and title.
+    /// File name and title of the table.
     const NAME: &'static str;
-    /// What the machine is about, for the head of its table.
+    /// Description for the head of the table.
     const ABOUT: &'static str;
-    /// The statuses a row may be created with.
+    /// Statuses that a row may be created with.
     const START: &'static [Self::Status];
     /// Events that no active status may refuse.
     const STOP: &'static [Self::Event];
@@ -160,7 +159,7 @@ pub trait StateMachine {
     fn step(status: Self::Status, event: Self::Event) -> Step<Self::Status>;
 }
 
-/// The whole table as text: one block per status, one line per accepted event.
+/// Renders the whole table: one block per status, one line per accepted event.
 pub fn render_table<M: StateMachine>() -> String {
     let start: Vec<_> = M::START.iter().map(|s| s.as_str()).collect();
     let mut text = format!("{}\n{}\n\n", M::NAME, M::ABOUT);

@@ -1,7 +1,7 @@
-//! The managed job: its tasks' user-facing status, and the job's schedule state.
+//! The managed job: the user-facing status of its tasks, and the schedule state of the job.
 //!
-//! Two machines on purpose. The status says what the user's program is doing; the schedule state says
-//! which slots the job holds. They move in one transaction and must form a legal pair ([`is_legal`]).
+//! These are two state machines on purpose. The status shows what the user's program is doing; the schedule state shows
+//! which slots the job holds. They change in one transaction and must form a legal pair ([`is_legal`]).
 
 pub mod plan;
 pub mod reason;
@@ -10,17 +10,17 @@ pub mod record;
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The user-facing status of a task.
+    /// User-facing status of a task.
     pub enum Status: "managed job status" {
-        /// queued, or waiting after a refused launch or a refused recovery: `PendingKind` says which
+        /// queued, or waiting after a refused launch or a refused recovery: `PendingKind` shows which
         Pending = "PENDING",
         /// its nodes are being provisioned for the first time
         Starting = "STARTING",
-        /// handed to its nodes: setup and run
+        /// submitted to its nodes: setup and run
         Running = "RUNNING",
         /// its nodes are being provisioned again
         Recovering = "RECOVERING",
-        /// its nodes are being released after a cancel
+        /// its nodes are being released after a cancellation
         Cancelling = "CANCELLING",
         /// run ended with 0
         Succeeded = "SUCCEEDED",
@@ -34,37 +34,37 @@ words! {
         FailedPrechecks = "FAILED_PRECHECKS",
         /// gave up waiting for capacity
         FailedNoResource = "FAILED_NO_RESOURCE",
-        /// we failed: may follow any status, even a final one, which stays in the reason
+        /// internal error: may follow any status, even a final one, which stays in the reason
         FailedController = "FAILED_CONTROLLER",
     }
 
-    /// What can happen to a task.
+    /// Events of a task.
     pub enum Event: "managed job event" {
         /// a launch slot was granted
         SlotGranted = "slot-granted",
         /// a launch slot was granted while a recovery is open
         Rescheduled = "rescheduled",
-        /// there is nothing to run: no nodes are taken
+        /// there is nothing to run: no nodes are used
         EmptyRun = "empty-run",
         /// no capacity: wait, then try again
         BackedOff = "backed-off",
-        /// the task was handed to its nodes
+        /// the task was submitted to its nodes
         Started = "started",
         /// nodes were lost, or the program failed and has a restart left
         Lost = "lost",
-        /// the controller resumed and cannot re-attach, or met an internal error
+        /// the controller resumed and cannot re-attach, or had an internal error
         Interrupted = "interrupted",
-        /// the task was handed to its new nodes
+        /// the task was submitted to its new nodes
         Recovered = "recovered",
-        /// the program ended well
+        /// the program ended successfully
         Succeeded = "succeeded",
         /// the program failed, or its nodes were lost and the strategy is NONE
         Failed = "failed",
         /// the setup failed
         SetupFailed = "setup-failed",
-        /// no candidate could ever fit, bad credentials, or an invalid spec
+        /// no candidate can ever fit, bad credentials, or an invalid spec
         PrechecksFailed = "prechecks-failed",
-        /// the bound on waiting for capacity is reached
+        /// the limit on waiting for capacity is reached
         GaveUp = "gave-up",
         /// a user cancels, an earlier task failed, or an auxiliary is stopped
         CancelRequested = "cancel-asked",
@@ -72,11 +72,11 @@ words! {
         CancelledUnclaimed = "cancelled-unclaimed",
         /// the nodes of a cancelled task are released
         Released = "released",
-        /// the budget for internal errors is spent, or a release cannot be confirmed
+        /// the limit of internal errors is reached, or a release cannot be confirmed
         ControllerFailed = "controller-failed",
     }
 
-    /// What a PENDING task waits for.
+    /// Condition that a PENDING task waits for.
     pub enum PendingKind: "pending kind" {
         /// its first launch slot
         Queued = "queued",
@@ -86,17 +86,17 @@ words! {
         RecoveryBackoff = "recovery_backoff",
     }
 
-    /// Who caused a recovery.
+    /// Cause of a recovery.
     pub enum RecoverySource: "recovery source" {
         /// nodes lost, infrastructure error, or a restart after the user's error
         Failure = "failure",
-        /// an internal error of ours
+        /// an internal error
         Emergency = "emergency",
         /// a server restart that could not re-attach
         Restart = "restart",
     }
 
-    /// The schedule state of a job: which slots it holds.
+    /// Schedule state of a job: the slots that it holds.
     pub enum Schedule: "schedule state" {
         /// the submission is incomplete
         Inactive = "INACTIVE",
@@ -106,7 +106,7 @@ words! {
         Launching = "LAUNCHING",
         /// running, or between tasks: holds an alive slot
         Alive = "ALIVE",
-        /// wants to launch again: holds an alive slot
+        /// waits to launch again: holds an alive slot
         AliveWaiting = "ALIVE_WAITING",
         /// capacity was refused and the timer runs: holds an alive slot
         AliveBackoff = "ALIVE_BACKOFF",
@@ -114,17 +114,17 @@ words! {
         Done = "DONE",
     }
 
-    /// What can happen to a job's schedule state.
+    /// Events of a job's schedule state.
     pub enum ScheduleEvent: "schedule event" {
         /// files and spec are complete
         Submitted = "submitted",
         /// the claim found the slots free
         Claimed = "claimed",
-        /// the attempt is over, good or bad
+        /// the attempt is over, successful or not
         LaunchEnded = "launch-ended",
         /// no capacity: the launch slot is released
         CapacityRefused = "capacity-refused",
-        /// the timer rang, or new capacity ended the wait early
+        /// the timer expired, or new capacity ended the wait early
         BackoffOver = "backoff-over",
         /// a recovery or the next task needs nodes
         WantsLaunch = "wants-launch",
@@ -141,7 +141,7 @@ final_statuses!(Status: Succeeded | Cancelled | Failed | FailedSetup | FailedPre
 final_statuses!(Schedule: Done;
     active: Inactive | Waiting | Launching | Alive | AliveWaiting | AliveBackoff);
 
-/// The machine of a task's status.
+/// State machine of a task's status.
 #[derive(Clone, Copy, Debug)]
 pub struct ManagedTaskLifecycle;
 
@@ -224,7 +224,7 @@ pub fn step(status: Status, event: Event) -> Step<Status> {
     }
 }
 
-/// A cancel ends in CANCELLED, or in the final status that was reached before it took hold.
+/// Steps a cancellation, which ends in CANCELLED, or in the final status that was reached before it took effect.
 fn step_cancelling(event: Event) -> Step<Status> {
     use Event as E;
     use Step::{Refuse, Stay, To};
@@ -242,7 +242,7 @@ fn step_cancelling(event: Event) -> Step<Status> {
     }
 }
 
-/// The machine of a job's schedule state.
+/// State machine of a job's schedule state.
 #[derive(Clone, Copy, Debug)]
 pub struct ScheduleLifecycle;
 
@@ -309,7 +309,7 @@ pub fn step_schedule(state: Schedule, event: ScheduleEvent) -> Step<Schedule> {
 }
 
 impl Status {
-    /// What a command that follows a job exits with; 102 is for a job that does not exist.
+    /// Returns the exit code of a command that follows a job; 102 is for a job that does not exist.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Succeeded => 0,
@@ -345,8 +345,8 @@ impl Schedule {
     }
 }
 
-/// Whether a job may be in `state` while its current task is in `status`. `pending` is what a PENDING
-/// task waits for. Between two tasks the job is ALIVE and its next task PENDING and queued.
+/// Returns whether a job may be in `state` while its current task is in `status`. `pending` is what a PENDING task
+/// waits for. Between two tasks the job is ALIVE and its next task PENDING and queued.
 pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -> bool {
     use PendingKind::*;
     match state {
@@ -369,7 +369,7 @@ pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -
             Status::Starting | Status::Running => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => false,
             Status::FailedPrechecks | Status::FailedNoResource => false,
-            // Our own failure may come at any time, and its nodes are still to be released.
+            // An internal error may occur at any time, and its nodes are still to be released.
             Status::FailedController => true,
         },
         Schedule::AliveBackoff => match status {
@@ -378,7 +378,7 @@ pub fn is_legal(state: Schedule, status: Status, pending: Option<PendingKind>) -
             Status::Starting | Status::Running | Status::Recovering => false,
             Status::Succeeded | Status::Cancelled | Status::Failed | Status::FailedSetup => false,
             Status::FailedPrechecks | Status::FailedNoResource => false,
-            // Our own failure may come at any time, and its nodes are still to be released.
+            // An internal error may occur at any time, and its nodes are still to be released.
             Status::FailedController => true,
         },
         Schedule::Done => status.is_final(),
@@ -396,18 +396,18 @@ impl RecoveryEpisode {
         Self { credit: has_credit(source) }
     }
 
-    /// Another RECOVERING event of the same episode. Credit, once given, is never taken.
+    /// Adds another RECOVERING event of the same episode. Credit, once set, is never removed.
     #[must_use]
     pub const fn merge(self, source: RecoverySource) -> Self {
         Self { credit: self.credit || has_credit(source) }
     }
 
-    /// What the end of the episode, RUNNING again, adds to `recovery_count`.
+    /// Returns what the end of the episode, RUNNING again, adds to `recovery_count`.
     pub const fn counts(self) -> u32 {
         self.credit as u32
     }
 
-    /// As stored.
+    /// Returns the stored value.
     pub const fn has_credit(self) -> bool {
         self.credit
     }

@@ -1,17 +1,17 @@
-//! Money as whole millionths of a dollar: prices compare, sort and add up without rounding surprises.
+//! Money as whole millionths of a dollar: prices compare, sort and add up without rounding errors.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Dollars per hour, in millionths. On the wire a plain number of dollars.
+/// Dollars per hour, in millionths. In the API a plain number of dollars.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Price(pub u64);
 
 impl Price {
     pub const ZERO: Self = Self(0);
 
-    /// Negative and not-a-number become nothing; what is too large becomes the largest.
+    /// Converts dollars. Negative values and NaN become zero; too large values become the maximum.
     pub fn dollars(amount: f64) -> Self {
         Self((amount * 1e6).round() as u64)
     }
@@ -21,7 +21,7 @@ impl Price {
     }
 }
 
-/// `$1.2/h`.
+/// Prints `$1.2/h`.
 impl fmt::Display for Price {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "${}/h", self.as_dollars())

@@ -1,11 +1,11 @@
-//! What a job asks for and what a machine has.
+//! Requested resources of a job.
 //!
-//! The asking side (`ResourcesSpec` and its parts) serialises to the normalised JSON that clients
-//! send and expect back. Short syntaxes are read in `config/`.
+//! `ResourcesSpec` and its parts serialise to the normalised JSON that clients send and expect back. Short syntaxes are
+//! parsed in `config/`.
 
 use serde::{Deserialize, Serialize};
 
-/// Inclusive range; an absent end is open. At least one end is given unless it means "any".
+/// Inclusive range; an absent end is open. At least one end is set unless it means "any".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Range<T> {
     pub min: Option<T>,
@@ -24,7 +24,7 @@ impl<T: PartialOrd + Copy> Range<T> {
     pub fn contains(&self, n: T) -> bool {
         self.min.is_none_or(|min| n >= min) && self.max.is_none_or(|max| n <= max)
     }
-    /// What both allow; `None` when there is nothing both allow.
+    /// Returns the intersection; `None` if it is empty.
     pub fn intersect(&self, other: &Self) -> Option<Self> {
         let later = |a: Option<T>, b: Option<T>, pick: fn(&T, &T) -> bool| match (a, b) {
             (Some(a), Some(b)) => Some(if pick(&a, &b) { a } else { b }),
@@ -95,7 +95,7 @@ pub struct GpuSpec {
 }
 
 impl GpuSpec {
-    /// So many GPUs, of any kind.
+    /// Creates a request for this number of GPUs, of any kind.
     pub const fn count(count: Range<u32>) -> Self {
         Self { vendor: None, name: None, count, memory: None, total_memory: None, compute_capability: None }
     }

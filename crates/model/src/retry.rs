@@ -1,4 +1,4 @@
-//! When a job that ended badly is tried again, and how long a run waits before it.
+//! Retry of failed jobs: the conditions, and the delay of a run before it.
 
 use std::fmt;
 
@@ -9,54 +9,54 @@ use crate::{
 };
 
 words! {
-    /// What `retry.on_events` may name.
+    /// Events that `retry.on_events` may name.
     pub enum Event: "retry event" {
-        /// no instance could be had
+        /// no instance was available
         NoCapacity = "no-capacity",
-        /// a spot instance was taken back
+        /// a spot instance was reclaimed
         Interruption = "interruption",
         /// anything else that fails
         Error = "error",
     }
 }
 
-/// `retry.duration` when it is not given.
+/// Default of `retry.duration`.
 pub const DURATION_DEFAULT: Span = Span::hours(1);
 
-/// Submissions of one job in one execution, retries included, when nothing smaller is asked for: a loop
-/// of failures has to end some day even where every single one of them may be retried.
+/// Default limit of submissions of one job in one execution, including retries: a loop of failures has to end even if
+/// every single one of them may be retried.
 pub const TOTAL_MAX: u32 = 1_000;
 
-/// The wait before the first resubmission, unless the server is told otherwise.
+/// Default delay before the first resubmission.
 pub const DELAY_FIRST: Span = Span::secs(15);
 
-/// How many times the first wait a pending run waits before its next try; the last entry repeats.
+/// Delay of a pending run before its next attempt, in multiples of the first delay; the last entry repeats.
 pub const BACKOFF_FACTORS: [i64; 6] = [1, 2, 4, 8, 20, 40];
 
-/// The wait before resubmission number `attempt`, counted from 1. Attempt 0 is no retry and does not wait.
+/// Returns the delay before resubmission number `attempt`, counted from 1. Attempt 0 is no retry and has no delay.
 pub fn delay(first: Span, attempt: u32) -> Span {
     let Some(index) = attempt.checked_sub(1) else { return Span::ZERO };
     let last = BACKOFF_FACTORS.len() - 1;
     Span::secs(first.as_secs() * BACKOFF_FACTORS[usize::try_from(index).unwrap_or(last).min(last)])
 }
 
-/// One that ran for so long before it failed begins a new streak, or for as long as `retry.duration` if that is less:
-/// what fails once a day may be tried again each time.
+/// A submission that ran this long before it failed begins a new streak, or as long as `retry.duration` if that is
+/// less: a job that fails once a day may be retried each time.
 pub const STREAK_RESET_AFTER: Span = Span::mins(10);
 
-/// A wait is cut short where `retry.duration` would be over before, but not below this.
+/// A delay is shortened if `retry.duration` would end before, but not below this.
 const DELAY_MIN: Span = Span::secs(1);
 
 /// Failures of one job in a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FailureStreak {
     pub failures: u32,
-    /// The end of the first of them that had an instance.
+    /// End of the first of them that had an instance.
     pub since: Option<Timestamp>,
 }
 
 impl FailureStreak {
-    /// One more submission that ended. `ran` is how long its program did, if it did.
+    /// Adds a submission that ended. `ran` is how long its program ran, if it did.
     pub fn add(&mut self, policy: Option<&Policy>, ended: Timestamp, had_instance: bool, ran: Option<Span>) {
         let steady = policy.map_or(STREAK_RESET_AFTER, |policy| policy.duration.min(STREAK_RESET_AFTER));
         if ran.is_some_and(|ran| ran >= steady) {
@@ -69,7 +69,7 @@ impl FailureStreak {
     }
 }
 
-/// The wait before the next try, after so many failures of which the first was at `since`.
+/// Returns the delay before the next attempt, after this number of failures of which the first was at `since`.
 pub fn next_delay(
     policy: Option<&Policy>,
     first: Span,
@@ -81,17 +81,17 @@ pub fn next_delay(
     delay(first, failures).min(left.max(DELAY_MIN))
 }
 
-/// What a configuration says about retries.
+/// Retry settings of a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub on_events: Vec<Event>,
     pub duration: Span,
-    /// Upper bound on the submissions of one job in one execution.
+    /// Maximum number of submissions of one job in one execution.
     pub max_total: u32,
 }
 
 impl Policy {
-    /// `retry: true`.
+    /// Returns the policy of `retry: true`.
     pub fn always() -> Self {
         Self { on_events: Event::ALL.to_vec(), duration: DURATION_DEFAULT, max_total: TOTAL_MAX }
     }
@@ -101,45 +101,45 @@ impl Policy {
     }
 }
 
-/// How a job stands after its latest submission ended.
+/// State of a job after its latest submission ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailureHistory {
     pub reason: job::TerminationReason,
-    /// Submissions made in this execution of the run, the ended one included.
+    /// Submissions in this execution of the run, including the ended one.
     pub tries: u32,
-    /// When the run was submitted; of a scheduled run, the slot that fired.
+    /// Time at which the run was submitted; for a scheduled run, the slot that fired.
     pub run_began: Timestamp,
-    /// The first failure of the streak: the end of the first submission that ever had an instance, of those that failed
-    /// in a row. See [`FailureStreak`].
+    /// First failure of the streak: the end of the first submission that had an instance, of those that failed in a
+    /// row. See [`FailureStreak`].
     pub failing_since: Option<Timestamp>,
 }
 
-/// The answer to "once more?".
+/// Decision whether to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
     Yes { event: Event, elapsed: Span },
     No(RetryRefusal),
 }
 
-/// Why there is no further try.
+/// Reason why there is no retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryRefusal {
     /// The configuration has no `retry`.
     Off,
-    /// Nothing to repeat: the reason is a decision or a success.
+    /// Nothing to retry: the reason is a decision or a success.
     NotAFailure(job::TerminationReason),
-    /// `retry.on_events` leaves this event out.
+    /// `retry.on_events` does not include this event.
     NotCovered(Event),
-    /// The clock starts at the end of a submission that had an instance, and there was none.
+    /// The time counts from the end of a submission that had an instance, and there was none.
     NeverProvisioned(Event),
-    /// `retry.duration` is over.
+    /// `retry.duration` is exceeded.
     DurationExceeded { elapsed: Span, duration: Span },
     /// `retry.max_total` submissions were made.
     AttemptsExceeded { max_total: u32 },
 }
 
 impl RetryRefusal {
-    /// Whether the job could have been retried and only ran out of time or tries.
+    /// Returns whether the job could have been retried and only exceeded the time or number of attempts.
     pub const fn is_limit(self) -> bool {
         match self {
             Self::DurationExceeded { .. } | Self::AttemptsExceeded { .. } => true,
@@ -168,10 +168,10 @@ impl fmt::Display for RetryRefusal {
     }
 }
 
-/// Whether a job that ended is to be tried again at `now`.
+/// Decides whether a job that ended is retried at `now`.
 ///
-/// The clock: want of capacity before the job ever had an instance counts from the beginning of the run;
-/// everything else from the first failure of the streak.
+/// Time counts from the start of the run if there was no capacity before the job ever had an instance, and otherwise
+/// from the first failure of the streak.
 pub fn decide(policy: Option<&Policy>, job: FailureHistory, now: Timestamp) -> RetryDecision {
     let Some(policy) = policy else { return RetryDecision::No(RetryRefusal::Off) };
     let Some(event) = job.reason.retry_event() else {

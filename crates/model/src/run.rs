@@ -1,7 +1,7 @@
-//! The run: what a user applied, followed through its jobs.
+//! The run: an applied configuration and its jobs.
 //!
-//! A run's status is derived from its latest submissions (`decide/runs.rs`); only the run pipeline
-//! writes a final one, by way of [`Ending`].
+//! A run's status is derived from its latest submissions (`decide/runs.rs`); only the run pipeline writes a final one,
+//! through [`Ending`].
 
 use crate::{
     job,
@@ -10,33 +10,33 @@ use crate::{
 };
 
 words! {
-    /// The status of a run.
+    /// Status of a run.
     pub enum Status: "run status" {
-        /// has no jobs to wait for: until a cron slot, a retry's delay or a request
+        /// has no jobs to wait for: until a cron slot, a retry delay or a request
         Pending = "pending",
         /// its jobs wait for instances
         Submitted = "submitted",
-        /// a job has an instance that is getting ready
+        /// a job has an instance that is being prepared
         Provisioning = "provisioning",
         /// a job is running
         Running = "running",
-        /// has a reason to end; its jobs are ending
+        /// has a reason to end; its jobs are terminating
         Terminating = "terminating",
         /// a user ended it
         Terminated = "terminated",
-        /// ended badly
+        /// ended with a failure
         Failed = "failed",
-        /// ended well
+        /// ended successfully
         Done = "done",
     }
 
-    /// What can happen to a run.
+    /// Events of a run.
     pub enum Event: "run event" {
-        /// new submissions were made: the delay is over, the cron slot came, or requests arrived
+        /// new submissions were created: the delay is over, the cron slot came, or requests arrived
         Resubmitted = "resubmitted",
-        /// no job is further than submitted
+        /// no job is past submitted
         Waits = "waits",
-        /// a job provisions or pulls, none runs
+        /// a job is provisioning or pulling, none runs
         Provisions = "provisions",
         /// a job runs
         Runs = "runs",
@@ -44,9 +44,9 @@ words! {
         JobsIdle = "idles",
         /// a user stopped or aborted it
         StopAsked = "stop-asked",
-        /// a failure, the end of all jobs, or a gateway's error gave it a reason to end
+        /// a failure, the end of all jobs, or a gateway error is a reason to end
         EndDecided = "end-decided",
-        /// all jobs are final and the schedule goes on: it waits for the next slot
+        /// all jobs are final and the schedule continues: it waits for the next slot
         Rescheduled = "rescheduled",
         /// all jobs are final, after all_jobs_done
         FinishedDone = "finished-done",
@@ -56,20 +56,20 @@ words! {
         FinishedTerminated = "finished-terminated",
     }
 
-    /// The final statuses alone.
+    /// The final statuses only.
     pub enum FinalStatus: "final run status" {
         Terminated = "terminated",
         Failed = "failed",
         Done = "done",
     }
 
-    /// Why a run ends.
+    /// Reason why a run ends.
     pub enum TerminationReason: "run termination reason" {
-        /// every job ended well
+        /// every job ended successfully
         AllJobsDone = "all_jobs_done",
         /// a job failed and may not be retried
         JobFailed = "job_failed",
-        /// a job failed and its retries are spent
+        /// a job failed and its retries are exhausted
         RetryLimitExceeded = "retry_limit_exceeded",
         /// a user stopped it
         StoppedByUser = "stopped_by_user",
@@ -85,7 +85,7 @@ words! {
 final_statuses!(Status: Terminated | Failed | Done;
     active: Pending | Submitted | Provisioning | Running | Terminating);
 
-/// The run's machine.
+/// State machine of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct RunLifecycle;
 
@@ -166,7 +166,7 @@ impl FinalStatus {
         }
     }
 
-    /// The event that moves a terminating run here.
+    /// Returns the event that leads from terminating to this status.
     pub const fn event(self) -> Event {
         match self {
             Self::Terminated => Event::FinishedTerminated,
@@ -187,7 +187,7 @@ impl TerminationReason {
         }
     }
 
-    /// The reason its unfinished jobs end with.
+    /// Returns the termination reason of its unfinished jobs.
     pub const fn job_reason(self) -> job::TerminationReason {
         match self {
             Self::AllJobsDone => job::TerminationReason::DoneByRunner,
@@ -199,7 +199,7 @@ impl TerminationReason {
         }
     }
 
-    /// The `error` text clients show; `None` where the status says it all.
+    /// Returns the `error` text that clients show; `None` if the status is sufficient.
     pub const fn error(self) -> Option<&'static str> {
         match self {
             Self::RetryLimitExceeded => Some("retry limit exceeded"),
@@ -209,7 +209,7 @@ impl TerminationReason {
         }
     }
 
-    /// Whether a user wanted the run gone: then no schedule brings it back.
+    /// Returns whether a user ended the run: then no schedule starts it again.
     pub const fn is_by_user(self) -> bool {
         match self {
             Self::StoppedByUser | Self::AbortedByUser => true,
@@ -222,7 +222,7 @@ impl TerminationReason {
     }
 }
 
-/// Why a run ends, and in a sentence: no run turns to its end without both.
+/// Reason and message of the end of a run, both required.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     reason: TerminationReason,
@@ -244,16 +244,16 @@ impl Ending {
     }
 }
 
-/// What `status_message` needs to know of one job.
+/// State of one job for `status_message`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobSummary {
-    /// The status of its latest submission.
+    /// Status of its latest submission.
     pub status: job::Status,
-    /// Why its latest submission that ended has ended.
+    /// Termination reason of the last submission that ended.
     pub last_ended: Option<job::TerminationReason>,
 }
 
-/// The text of `status_message`: the status, or what it comes to.
+/// Returns the text of `status_message`: the status, or a more specific text.
 pub fn status_message(status: Status, jobs: &[JobSummary], retry: Option<&retry::Policy>) -> &'static str {
     if !jobs.is_empty() && jobs.iter().all(|job| job.status == job::Status::Pulling) {
         return "pulling";

@@ -1,7 +1,7 @@
-//! Cron: when a scheduled run starts next. UTC, five fields, several patterns mean the earliest.
+//! Cron schedules: the next start of a scheduled run. UTC, five fields; of several patterns the earliest slot.
 //!
-//! A slot is a moment that a pattern names. Whoever fires a slot stores it, and asks for the next one
-//! strictly after it: so a slot fires once, however often the asking is repeated or interrupted.
+//! A slot is a time that matches a pattern. The run pipeline stores a slot that it fires, and computes the next one
+//! strictly after it: so a slot fires once, however often the computation is repeated or interrupted.
 
 use croner::{Cron, errors::CronError, parser::CronParser};
 use jiff::{civil::DateTime, tz::TimeZone};
@@ -24,7 +24,7 @@ pub enum CronParseError {
     Empty,
 }
 
-/// The patterns of one schedule; at least one, each with a slot to come.
+/// Patterns of one schedule; at least one, each with a future slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CronSchedule(Vec<Cron>);
 
@@ -36,7 +36,7 @@ impl CronSchedule {
         patterns.iter().map(|p| parse(p.as_ref())).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The earliest slot strictly after `moment`; `None` only at the end of the calendar.
+    /// Returns the earliest slot strictly after `moment`; `None` only at the end of the calendar.
     pub fn next_after(&self, moment: Timestamp) -> Option<Timestamp> {
         let from = to_utc(moment)?;
         self.0
@@ -47,8 +47,8 @@ impl CronSchedule {
     }
 }
 
-/// What follows an execution that was fired by `fired` and ended at `now`: the slots that passed while it
-/// ran are skipped. A clock that jumped back must not bring the fired slot round again.
+/// Returns the slot after an execution that was fired by `fired` and ended at `now`: the slots that passed while it ran
+/// are skipped. A clock that jumped back must not repeat the fired slot.
 pub fn next_slot(crons: &CronSchedule, fired: Option<Timestamp>, now: Timestamp) -> Option<Timestamp> {
     crons.next_after(fired.map_or(now, |slot| slot.max(now)))
 }
@@ -61,7 +61,7 @@ fn parse(pattern: &str) -> Result<Cron, CronParseError> {
     let cron = CronParser::new()
         .parse(pattern)
         .map_err(|source| CronParseError::Pattern { pattern: pattern.to_owned(), source })?;
-    // Any leap day is within eight years of any other, so one starting point stands for all.
+    // Any leap day is within eight years of any other, so one starting point is sufficient.
     match cron.find_next_occurrence(&DateTime::constant(2024, 1, 1, 0, 0, 0, 0), true) {
         Ok(_) => Ok(cron),
         Err(_) => Err(CronParseError::Never { pattern: pattern.to_owned() }),

@@ -1,8 +1,8 @@
-//! Nodes that may be taken away, and a deadline that may not be missed.
+//! Deadline policy: uses spot nodes, which may be reclaimed, without missing a deadline.
 //!
-//! The policy is Uniform Progress (Wu et al., "Can't Be Late", NSDI 2024): keep at or above the straight line from
-//! nothing done to all done, on cheap nodes whenever there are any, and on safe ones when behind the line or when
-//! nothing else is in time. Four rules, no forecast. `replay` shows on traces what it costs.
+//! The policy is Uniform Progress (Wu et al., "Can't Be Late", NSDI 2024): progress stays at or above the straight line
+//! from nothing done to all done, on cheap nodes whenever available, and on on-demand nodes if behind the line or if
+//! nothing else is in time. Four rules, no forecast. `replay` computes the cost on traces.
 
 pub mod replay;
 
@@ -13,55 +13,55 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// What nodes are paid by.
+/// Pricing of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Market {
-    /// Cheap, and may be taken away at any moment.
+    /// Cheap, and may be reclaimed at any time.
     Spot,
     OnDemand,
 }
 
-/// What is promised: all of it in seconds.
+/// Terms of a deadline, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeadlineTerms {
-    /// R(0): from the beginning to the deadline.
+    /// R(0): time from the start to the deadline.
     pub within: f64,
-    /// C(0): the work, undisturbed.
+    /// C(0): duration of the work without interruptions.
     pub work: f64,
-    /// d: what new nodes cost before there is progress again.
+    /// d: time that new nodes cost before there is progress again.
     pub changeover: f64,
 }
 
-/// How things stand.
+/// Current state of a task.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeadlineProgress {
-    /// t: seconds since the beginning.
+    /// t: seconds since the start.
     pub elapsed: f64,
-    /// cp(t): seconds of work that are done.
+    /// cp(t): seconds of completed work.
     pub done: f64,
-    /// What the task runs on; `None` when it runs on nothing, or just lost what it had.
+    /// Market of its current nodes; `None` if it has none, or just lost them.
     pub holding: Option<Market>,
-    /// All nodes that the task needs could be had on the spot market now. Fewer is none.
+    /// True if all nodes that the task needs are available on the spot market now. Fewer counts as none.
     pub spot: bool,
 }
 
-/// Why a market was chosen, for the event and the report.
+/// Rule that chose a market, for the event and the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarketRule {
     /// 1: idle and behind the line.
     CatchUp,
-    /// 2: idle, and spot capacity is there.
+    /// 2: idle, and spot capacity is available.
     TakeSpot,
     /// 2: on spot, until it is lost.
     StaySpot,
-    /// 3: on demand, and not far enough ahead, or there is nothing cheaper.
+    /// 3: on demand, and not far enough ahead, or nothing cheaper is available.
     StayOnDemand,
-    /// 3: far enough ahead, and spot capacity is there.
+    /// 3: far enough ahead, and spot capacity is available.
     MoveToSpot,
-    /// 4: nothing but safe nodes is in time.
+    /// 4: only on-demand nodes are in time.
     SafetyNet,
-    /// At or above the line, and nothing cheap to have.
+    /// At or above the line, and no spot capacity.
     Wait,
 }
 
@@ -79,7 +79,7 @@ impl MarketRule {
     }
 }
 
-/// What to run on now; `None` is to wait.
+/// Returns the market to use now; `None` means to wait.
 pub fn choose_market(terms: DeadlineTerms, at: DeadlineProgress) -> (Option<Market>, MarketRule) {
     let DeadlineTerms { within, work, changeover } = terms;
     let line = |t: f64| t * work / within;
@@ -112,20 +112,20 @@ impl From<Deadline> for DeadlineTerms {
     }
 }
 
-/// What a task with a deadline looked like when it ended: on time or not, and what it ran on.
+/// Summary of a task with a deadline: on time or not, and its use of both markets.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeadlineReport {
     pub on_time: bool,
-    /// Seconds left at the end; negative when it was late.
+    /// Seconds left at the end; negative if it was late.
     pub spare: f64,
     /// Seconds in RUNNING on each market, times the number of nodes.
     pub spot_node_seconds: f64,
     pub on_demand_node_seconds: f64,
-    /// How often nodes were taken.
+    /// Number of times that nodes were acquired.
     pub changeovers: u32,
 }
 
-/// One stretch of time on nodes of one market.
+/// One period of time on nodes of one market.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTime {
     pub market: Market,
@@ -133,7 +133,7 @@ pub struct NodeTime {
     pub to: Timestamp,
 }
 
-/// The report of a task that began at `began` and ended at `ended`.
+/// Returns the report of a task that began at `began` and ended at `ended`.
 pub fn deadline_report(
     deadline: Deadline,
     began: Timestamp,

@@ -1,20 +1,20 @@
-//! The task: what a shim keeps of one submission on its host.
+//! The task: the state that a shim keeps for one submission on its host.
 //!
-//! The words are those of the agents' API, which knows no "terminating": an ask to terminate is kept beside the
-//! status, and the status changes once nothing of the task runs and everything it held was given back.
+//! The statuses are those of the agents' API, which has no "terminating": a request to terminate is stored next to the
+//! status, and the status changes once nothing of the task runs and everything it held is released.
 
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The status of a task.
+    /// Status of a task.
     pub enum Status: "task status" {
-        /// accepted and written down
+        /// accepted and stored
         Pending = "pending",
-        /// GPUs, keys, volumes and mounts are being taken
+        /// GPUs, keys, volumes and mounts are being acquired
         Preparing = "preparing",
-        /// the image is being brought
+        /// the image is being pulled
         Pulling = "pulling",
-        /// the container is being made and started
+        /// the container is being created and started
         Creating = "creating",
         /// the container runs
         Running = "running",
@@ -22,32 +22,32 @@ words! {
         Terminated = "terminated",
     }
 
-    /// What can happen to a task.
+    /// Events of a task.
     pub enum Event: "task event" {
-        /// its turn came
+        /// its preparation started
         Begun = "begun",
-        /// everything it needs was taken
+        /// everything it needs was acquired
         Prepared = "prepared",
-        /// the image is here
+        /// the image is available
         Pulled = "pulled",
-        /// the container was started, or found to run
+        /// the container was started, or found running
         Started = "started",
-        /// a step before the start failed; what was taken is given back
+        /// a step before the start failed; acquired resources are released
         Failed = "failed",
-        /// the container ended of itself, or is gone; what was taken is given back
+        /// the container ended by itself, or is gone; acquired resources are released
         Ended = "ended",
-        /// the server wants it to end
+        /// the server requests its termination
         TerminateAsked = "terminate-asked",
-        /// it was made to end as asked; what was taken is given back
+        /// it was terminated as requested; acquired resources are released
         Stopped = "stopped",
-        /// the server wants it forgotten
+        /// the server requests its removal
         RemoveRequested = "remove-asked",
     }
 }
 
 final_statuses!(Status: Terminated; active: Pending | Preparing | Pulling | Creating | Running);
 
-/// The task's machine.
+/// State machine of a task.
 #[derive(Clone, Copy, Debug)]
 pub struct ShimTaskLifecycle;
 

@@ -1,10 +1,10 @@
-//! Takes terminal codes out of output, piece by piece.
+//! Removal of terminal codes from output, piece by piece.
 //!
-//! Only what dstack's servers and clients read is stripped; everybody else gets the bytes as they are. The state at any
-//! offset follows from the bytes just before it: ESC always begins anew and no code is longer than
-//! [`CODE_MAX`]. So a reader can start anywhere and repeat itself without remembering anything.
+//! Only the output for dstack's servers and clients is stripped; all other readers get the bytes unchanged. The state
+//! at any offset follows from the bytes just before it: ESC always starts a new code and no code is longer than
+//! [`CODE_MAX`]. So a reader can start anywhere and repeat a read without keeping state.
 
-/// The longest code that is taken out; what is longer shows.
+/// Maximum length of a code that is removed; a longer one is shown.
 pub const CODE_MAX: usize = 64 * 1024;
 
 const ESC: u8 = 0x1b;
@@ -13,7 +13,7 @@ const BEL: u8 = 0x07;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeStripper {
     state: EscapeState,
-    /// Bytes since ESC, with it.
+    /// Bytes since and including ESC.
     length: usize,
 }
 
@@ -23,7 +23,7 @@ enum EscapeState {
     Text,
     /// After ESC.
     Escape,
-    /// After ESC and bytes that announce a final one, as in `ESC ( B`.
+    /// After ESC and intermediate bytes, which precede a final one, as in `ESC ( B`.
     Intermediate,
     /// `ESC [ … final`.
     Control,
@@ -32,7 +32,7 @@ enum EscapeState {
 }
 
 impl CodeStripper {
-    /// The state after `before`: the bytes before a place, at least [`CODE_MAX`] of them or all.
+    /// Returns the state after `before`: the preceding bytes, at least [`CODE_MAX`] of them or all.
     pub fn after(before: &[u8]) -> Self {
         let recent = &before[before.len().saturating_sub(CODE_MAX)..];
         let mut stripper = Self::default();
@@ -42,7 +42,7 @@ impl CodeStripper {
         stripper
     }
 
-    /// Leaves what shows of `bytes`.
+    /// Keeps the visible part of `bytes`.
     pub fn strip(&mut self, bytes: &mut Vec<u8>) {
         bytes.retain(|byte| self.shows(*byte));
     }
@@ -66,7 +66,7 @@ impl CodeStripper {
     }
 }
 
-/// What follows a byte inside a code. A byte that cannot be part of it ends it and shows.
+/// Returns the next state after a byte inside a code. A byte that cannot be part of it ends it and is shown.
 fn step(state: EscapeState, byte: u8) -> (EscapeState, bool) {
     match (state, byte) {
         (EscapeState::Text, _) => (EscapeState::Text, true),
@@ -79,7 +79,7 @@ fn step(state: EscapeState, byte: u8) -> (EscapeState, bool) {
         (EscapeState::Control, 0x40..=0x7e) => (EscapeState::Text, false),
         (EscapeState::Control, _) => (EscapeState::Text, true),
         (EscapeState::String, BEL) => (EscapeState::Text, false),
-        // A string nobody ended costs its line, not the rest of the output.
+        // An unterminated string costs its line, not the rest of the output.
         (EscapeState::String, b'\n') => (EscapeState::Text, true),
         (EscapeState::String, _) => (EscapeState::String, false),
     }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the bytes are cut, and even when each piece is begun from nothing but what lies before it.
+        /// However the bytes are split, and even if each piece starts only from the bytes before it.
         #[test]
         fn pieces_strip_as_the_whole(
             raw in proptest::collection::vec(prop::sample::select(b"\x1b\x1b[]P()0;mAB\x07\\\n\xc3\xbcx ".to_vec()), 0..200),

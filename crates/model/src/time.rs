@@ -1,4 +1,4 @@
-//! Time as the database keeps it: microseconds since 1970, UTC.
+//! Time as the database stores it: microseconds since 1970, UTC.
 
 use std::{
     fmt,
@@ -7,11 +7,11 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A moment, by the database's clock.
+/// A point in time, by the database's clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub i64);
 
-/// A length of time in microseconds; may be negative.
+/// A duration in microseconds; may be negative.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Span(pub i64);
 
@@ -33,7 +33,7 @@ impl Span {
     pub const fn days(n: i64) -> Self {
         Self::hours(n.saturating_mul(24))
     }
-    /// Whole seconds, rounded towards zero.
+    /// Returns whole seconds, rounded towards zero.
     pub const fn as_secs(self) -> i64 {
         self.0 / 1_000_000
     }
@@ -44,7 +44,7 @@ impl Timestamp {
         Self(secs.saturating_mul(1_000_000))
     }
 
-    /// How long ago `earlier` was.
+    /// Returns the time since `earlier`.
     pub const fn since(self, earlier: Self) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
@@ -69,7 +69,7 @@ impl Sub<Span> for Timestamp {
     }
 }
 
-/// RFC 3339, UTC, as the wire wants it: `2026-11-20T09:00:01.2Z`.
+/// Prints RFC 3339, UTC, as the API requires: `2026-11-20T09:00:01.2Z`.
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match jiff::Timestamp::from_microsecond(self.0) {

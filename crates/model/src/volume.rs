@@ -1,38 +1,38 @@
 //! The volume: storage that outlives jobs.
 //!
-//! Deletion is not a status: a deleted row keeps the one it had and leaves every list.
+//! Deletion is not a status: a deleted row keeps its status and is removed from every list.
 
 use crate::machine::{StateMachine, Step, final_statuses, words};
 
 words! {
-    /// The status of a volume.
+    /// Status of a volume.
     pub enum Status: "volume status" {
-        /// wanted; the backend was not asked yet
+        /// requested; no request was sent to the backend yet
         Submitted = "submitted",
-        /// the backend is making it
+        /// the backend is creating it
         Provisioning = "provisioning",
         /// can be attached
         Active = "active",
-        /// could not be made or found
+        /// could not be created or found
         Failed = "failed",
     }
 
-    /// What can happen to a volume.
+    /// Events of a volume.
     pub enum Event: "volume event" {
-        /// the backend began to make it
+        /// the backend began to create it
         Created = "created",
         /// it exists and can be attached
         Ready = "ready",
-        /// the backend refused, or does not know it
+        /// the backend refused, or does not have it
         Broken = "broken",
-        /// a user deletes it, or it was unattached for auto_cleanup_duration: the row leaves all lists
+        /// a user deletes it, or it was unattached for auto_cleanup_duration: the row is removed from all lists
         DeleteAsked = "delete-asked",
     }
 }
 
 final_statuses!(Status: Failed; active: Submitted | Provisioning | Active);
 
-/// The volume's machine.
+/// State machine of a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct VolumeLifecycle;
 

@@ -1,29 +1,30 @@
-//! Planted bugs: deliberate faults that a test switches on to prove that the checkers would notice them.
+//! Planted bugs: deliberate faults that a test enables to prove that the checkers detect them.
 //!
-//! Only the feature `testing` compiles the switch in. Without it [`is_planted`] is a constant `false`, and the
-//! planted code disappears from the binaries that people run.
+//! Only the feature `testing` includes the switch. Without it [`is_planted`] is a constant `false`, and the compiler
+//! removes the planted code from the shipped binaries.
 
 /// A bug that can be planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
-    /// The heartbeater believes that every lease was extended, and extends none.
+    /// The heartbeater reports every lease as extended, and extends none.
     HeartbeatStopsRenewing = 1,
-    /// The guard of a write compares the id alone: the write of a stale holder goes through.
+    /// The guard of a write compares only the ID: the write of a stale lease holder succeeds.
     ApplyWithoutTokenCheck,
     /// The pipeline of running jobs writes the final status itself.
     FinishOutsideTerminating,
     /// Slots of managed jobs are granted by an earlier count, which is not repeated when they are written.
     SlotGrantWithoutRecount,
-    /// A release by an owner without devices frees the devices that it once had, whoever has them now.
+    /// A release by an owner without devices frees the devices that it previously had, even if another owner has them
+    /// now.
     ReleaseFreesFormerDevices,
-    /// A dispatcher treats a job that an incomplete answer of the scheduler omits as ended.
+    /// A dispatcher treats a job as ended if an incomplete response of the scheduler omits it.
     MissingJobsTreatedAsEnded,
     /// A dispatcher starts containers in order of arrival and ignores their priorities.
     IgnorePriority,
-    /// A managed task is launched again as soon as its attempt begins to end.
+    /// A managed task is launched again as soon as its attempt starts to end.
     RecoverBeforeRelease,
-    /// The next task of a managed job starts although the one before it failed.
+    /// The next task of a managed job starts although the previous one failed.
     StartAfterFailedTask,
 }
 
@@ -40,7 +41,7 @@ mod switch {
         PLANTED.store(bug.map_or(0, |bug| bug as u8), Ordering::SeqCst);
     }
 
-    /// Whether this bug is planted.
+    /// Returns whether this bug is planted.
     #[must_use]
     pub fn is_planted(bug: Bug) -> bool {
         PLANTED.load(Ordering::Relaxed) == bug as u8
@@ -51,7 +52,7 @@ mod switch {
 mod switch {
     use super::Bug;
 
-    /// Whether this bug is planted: never in this build.
+    /// Always false in this build.
     #[must_use]
     pub const fn is_planted(_: Bug) -> bool {
         false

@@ -27,17 +27,17 @@ const REDIRECTS_MAX: usize = 5;
 /// Attempts per call while the registry is unreachable, overloaded or failing.
 const ATTEMPTS_MAX: u32 = 3;
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
-/// Longest `Retry-After` that is waited for; beyond it the call fails.
+/// Maximum `Retry-After` that is waited for; beyond it the call fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(20);
 /// Size limit of a manifest, an index, a configuration or a token response.
 const DOCUMENT_BYTES_MAX: usize = 8 << 20;
 /// Time limit for reading such a document.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
-/// A layer download without new bytes for this long has stalled.
+/// Time without new bytes after which a layer download counts as stalled.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Lifetime of a token when the registry does not state one.
 const TOKEN_LIFETIME_DEFAULT: Duration = Duration::from_secs(60);
-/// A token is renewed this long before it expires.
+/// Time before its expiry at which a token is renewed.
 const TOKEN_MARGIN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub enum RegistryError {
     Invalid { name: ImageName, problem: String },
 }
 
-/// An image without a build for the wanted platform.
+/// Image without a build for the requested platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingPlatform {
     pub name: ImageName,
@@ -73,7 +73,7 @@ impl RegistryError {
         Self::NoPlatform(Box::new(MissingPlatform { name: name.clone(), wanted: wanted.clone(), has }))
     }
 
-    /// Whether retrying later cannot change the answer.
+    /// Returns whether retrying later cannot change the result.
     pub fn is_final(&self) -> bool {
         match self {
             Self::NotFound { .. } | Self::Denied { .. } | Self::NoPlatform(_) | Self::Invalid { .. } => true,
@@ -107,7 +107,7 @@ pub struct Settings {
     pub mirrors: HashMap<String, Vec<String>>,
 }
 
-/// A client for any registry. Caches bearer tokens until they expire.
+/// Client for any registry. Caches bearer tokens until they expire.
 #[derive(Default)]
 pub struct Client {
     settings: Settings,
@@ -190,7 +190,7 @@ impl Client {
         Err(last_error.unwrap_or_else(|| RegistryError::NotFound { name: name.clone() }))
     }
 
-    /// The calls to try in order: mirrors, then the registry itself.
+    /// Returns the calls to try in order: mirrors, then the registry itself.
     fn requests_for<'a>(
         &'a self,
         name: &'a ImageName,
@@ -487,7 +487,7 @@ impl ImageRequest<'_> {
     }
 }
 
-/// The first error message in a registry's response, truncated.
+/// Returns the first error message in a registry's response, truncated.
 fn error_message(body: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Problems {
@@ -539,7 +539,7 @@ fn verify_digest(bytes: &[u8], digest: &str) -> Result<(), String> {
     }
 }
 
-/// A layer download. Resumes at the current byte when the connection breaks.
+/// Layer download. Resumes at the current byte when the connection breaks.
 pub struct LayerDownload<'a> {
     client: &'a Client,
     call: ImageRequest<'a>,
@@ -601,7 +601,7 @@ impl LayerDownload<'_> {
         }
     }
 
-    /// The number of bytes received and their running hash, to resume the download later.
+    /// Returns the number of bytes received and their running hash, to resume the download later.
     pub fn progress(&self) -> (u64, Context) {
         (self.offset, self.hash.clone())
     }
@@ -614,7 +614,7 @@ impl std::fmt::Debug for LayerDownload<'_> {
 }
 
 impl Version {
-    /// Whether the name always refers to the same image.
+    /// Returns whether the name always refers to the same image.
     pub fn is_fixed(&self) -> bool {
         matches!(self, Self::Digest(_))
     }

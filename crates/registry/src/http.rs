@@ -93,7 +93,7 @@ impl Url {
     }
 }
 
-/// Whether the host is a loopback address. Such registries usually have no certificate.
+/// Returns whether the host is a loopback address. Such registries usually have no certificate.
 pub(crate) fn is_loopback(authority: &str) -> bool {
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())

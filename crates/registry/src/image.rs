@@ -32,7 +32,7 @@ impl Platform {
         })
     }
 
-    /// Whether an instance of this platform can run an image for `other`. A missing variant matches any.
+    /// Returns whether an instance of this platform can run an image for `other`. A missing variant matches any.
     pub fn can_run(&self, other: &Self) -> bool {
         let variants = self.variant.as_ref().zip(other.variant.as_ref());
         self.os == other.os
@@ -101,7 +101,7 @@ pub(crate) struct Descriptor {
     pub(crate) platform: Option<Platform>,
 }
 
-/// An index or a manifest, told apart by the media type.
+/// Index or manifest, distinguished by the media type.
 #[derive(Deserialize)]
 pub(crate) struct Document {
     #[serde(rename = "mediaType", default)]
@@ -115,13 +115,13 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// Decides by the media type in the document, else by the response header.
+    /// Returns whether this is an index, by the media type in the document, else by the response header.
     pub(crate) fn is_index(&self, content_type: &str) -> bool {
         let kind = self.media_type.as_deref().unwrap_or(content_type);
         INDEX_TYPES.contains(&kind) || (self.config.is_none() && !self.manifests.is_empty())
     }
 
-    /// Platform images, without attestations added by build tools.
+    /// Returns the platform images, without attestations added by build tools.
     pub(crate) fn platforms(&self) -> impl Iterator<Item = (&Platform, &Descriptor)> {
         let known = |platform: &&Platform| platform.architecture != "unknown";
         self.manifests.iter().filter_map(move |entry| {
@@ -132,7 +132,7 @@ impl Document {
     }
 }
 
-/// The configuration document as the specification defines it.
+/// Configuration document as the specification defines it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ConfigDocument {

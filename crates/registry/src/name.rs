@@ -21,7 +21,7 @@ pub struct NameError {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Version {
     Tag(String),
-    /// `sha256:…`; a tag beside it is ignored.
+    /// `sha256:…`; a tag next to it is ignored.
     Digest(String),
 }
 
@@ -33,12 +33,12 @@ impl Version {
     }
 }
 
-/// A normalised image name: `debian` equals `docker.io/library/debian:latest`.
+/// Normalised image name: `debian` equals `docker.io/library/debian:latest`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ImageName {
     /// Host and port; `docker.io` for names without a host.
     registry: String,
-    /// Without the host, with `library/` for Docker's own.
+    /// Path without the host, with `library/` for official Docker Hub images.
     repository: String,
     version: Version,
 }
@@ -138,7 +138,8 @@ fn is_host(text: &str) -> bool {
     !host.is_empty() && host.bytes().all(allowed) && !host.starts_with('-') && port.parse::<u16>().is_ok()
 }
 
-/// Components separated by slashes: letters and digits, separated by `.`, `_`, `__` or dashes.
+/// Returns whether the text is a path: components separated by slashes, each of letters and digits, separated by `.`,
+/// `_`, `__` or dashes.
 fn is_path(text: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_part = |part: &str| {

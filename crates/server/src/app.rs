@@ -1,4 +1,4 @@
-//! What every part of the server shares. Cheap to clone; every clone is the same server.
+//! State that every part of the server shares. Cheap to clone; every clone is the same server.
 
 use std::sync::{
     Arc, OnceLock,
@@ -30,7 +30,7 @@ use crate::{
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
-/// The same server, for those whom it holds itself.
+/// Weak reference to the server, for parts that the server owns.
 pub struct WeakApp(std::sync::Weak<Inner>);
 
 impl WeakApp {
@@ -52,24 +52,23 @@ struct Inner {
     logs: Arc<NotifyingLogStore>,
     backends: Backends,
     tails: LogReaders,
-    /// Said once, to those whose answers have no end of their own.
+    /// Set once, to end responses that would otherwise not end.
     closing: watch::Sender<bool>,
     market: OfferCache,
     finished_runs: RenderedRunCache<wire::Run>,
-    /// The services that are reached through this server.
+    /// Services that are reached through this server.
     routes: Arc<Routes>,
-    /// Grows with every change of the container queue in this process.
+    /// Incremented with every change of the container queue in this process.
     queue: watch::Sender<u64>,
-    /// Who reaches the hosts; nobody where no pipelines run.
+    /// Connections to the hosts; unset where no pipelines run.
     agents: OnceLock<Arc<dyn AgentApi>>,
-    /// Names requests together with `requests`: random per process, so that logs of replicas can be
-    /// joined.
+    /// Names requests together with `requests`: random per process, so that logs of replicas can be joined.
     process: String,
     requests: AtomicU64,
 }
 
 impl App {
-    /// One that has no machines.
+    /// Creates a server without backends.
     pub fn new(db: Db, settings: Settings, keys: Keyring) -> Result<Self, StartError> {
         Self::with_backends(db, settings, keys, Backends::default())
     }
@@ -135,27 +134,27 @@ impl App {
         &self.0.access
     }
 
-    /// Streams that end when the rights of their callers do.
+    /// Streams that end when their callers lose the required rights.
     pub(crate) fn stream_rights(&self) -> &StreamRights {
         &self.0.stream_rights
     }
 
-    /// How fast callers go.
+    /// Rate limits of callers.
     pub fn paces(&self) -> &RateLimiter {
         &self.0.paces
     }
 
-    /// What lists show of them.
+    /// Cache of finished runs, as lists show them.
     pub(crate) fn finished_runs(&self) -> &RenderedRunCache<wire::Run> {
         &self.0.finished_runs
     }
 
-    /// What jobs wrote.
+    /// Logs of jobs.
     pub fn logs(&self) -> &Arc<NotifyingLogStore> {
         &self.0.logs
     }
 
-    /// Refuses what names a backend that this server does not have: nothing would ever come of it.
+    /// Rejects names of backends that this server does not have: the request could never be fulfilled.
     pub fn check_backends<'a>(&self, named: impl IntoIterator<Item = &'a str>) -> Result<(), Error> {
         let has: Vec<&str> = self.0.backends.all().map(|backend| backend.name()).collect();
         let mut missing = named.into_iter().filter(|name| !has.contains(name));
@@ -169,32 +168,32 @@ impl App {
         }
     }
 
-    /// Where machines come from.
+    /// Providers of instances.
     pub fn backends(&self) -> &Backends {
         &self.0.backends
     }
 
-    /// What is hidden in them.
+    /// Secrets that are masked in logs.
     pub(crate) fn masks(&self) -> &MaskCache {
         &self.0.masks
     }
 
-    /// Those who follow them.
+    /// Readers that follow logs.
     pub fn tails(&self) -> &LogReaders {
         &self.0.tails
     }
 
-    /// The reach onto hosts, once there is one.
+    /// Connections to hosts, if they are set.
     pub fn agents(&self) -> Option<&Arc<dyn AgentApi>> {
         self.0.agents.get()
     }
 
-    /// Said once, by whoever starts the pipelines.
+    /// Sets the connections to hosts. Called once, by the code that starts the pipelines.
     pub fn set_agents(&self, agents: Arc<dyn AgentApi>) {
         let _ = self.0.agents.set(agents);
     }
 
-    /// Ends answers that would last for ever: the server stops.
+    /// Ends responses that would last forever: the server stops.
     pub fn close(&self) {
         self.0.closing.send_replace(true);
     }
@@ -205,7 +204,7 @@ impl App {
         let _ = self.0.closing.subscribe().wait_for(|closing| *closing).await;
     }
 
-    /// Said after each commit to the container queue, to those who listen.
+    /// Notifies listeners after a commit to the container queue.
     pub fn notify_queue_changed(&self) {
         self.0.queue.send_modify(|count| *count = count.wrapping_add(1));
     }
@@ -214,17 +213,17 @@ impl App {
         self.0.queue.subscribe()
     }
 
-    /// What they would create now.
+    /// Offers of the backends.
     pub fn market(&self) -> &OfferCache {
         &self.0.market
     }
 
-    /// The services that are reached through this server.
+    /// Services that are reached through this server.
     pub fn routes(&self) -> &Arc<Routes> {
         &self.0.routes
     }
 
-    /// Where pipelines of this replica listen.
+    /// Hints on which the pipelines of this replica wait.
     pub fn hints(&self) -> &Hints {
         &self.0.hints
     }

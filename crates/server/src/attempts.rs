@@ -1,4 +1,4 @@
-//! From a task of a managed job to the specification of the run that is one attempt of it.
+//! Conversion of a managed job's task to the specification of the run that is one attempt of it.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use crate::{
     services::runs::ResolvedRunSpec,
 };
 
-/// What all attempts of a job have in common.
+/// Inputs that all attempts of a job share.
 pub(crate) struct AttemptSpecBuilder<'a> {
     pub(crate) id: Uuid,
     pub(crate) plan: &'a ManagedJobPlan,
@@ -37,9 +37,9 @@ pub(crate) struct AttemptSpecBuilder<'a> {
     pub(crate) images: &'a DefaultImages,
 }
 
-/// Where the attempts of a job may run. The names of fleets are read only where the plan names any place.
+/// Locations where the attempts of a job may run. The names of fleets are read only if the plan names a location.
 ///
-/// Where nothing is rented, no node is ever taken away: whoever asks for such nodes gets the others.
+/// If no backend rents instances, no node is ever reclaimed: a request for spot nodes gets the others.
 pub(crate) async fn allowed_infra(
     db: &Db,
     backends: &Backends,
@@ -68,7 +68,7 @@ pub(crate) struct Attempt {
     pub(crate) market: Option<Market>,
 }
 
-/// Why an attempt cannot be made, in words.
+/// Reason why an attempt cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttemptSpecError {
     #[error(transparent)]
@@ -102,20 +102,20 @@ impl AttemptSpecBuilder<'_> {
     }
 }
 
-/// From the range of jobs to that of runs, so that the queue for nodes keeps the order of the queue for slots.
+/// Maps the priority range of jobs to that of runs, so that the queue for nodes keeps the order of the queue for slots.
 fn run_priority(of_job: i64) -> Value {
     let (low, high) = (*PRIORITY.start(), *PRIORITY.end());
     json!((of_job.clamp(low, high) - low) * 100 / (high - low))
 }
 
-/// One archive and where its content goes.
+/// An archive and the path of its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileArchive {
     pub(crate) id: Uuid,
     pub(crate) path: String,
 }
 
-/// The archives of each task, by its number.
+/// Archives of each task, by the task's number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct TaskArchives(pub(crate) BTreeMap<u32, Vec<FileArchive>>);
@@ -130,7 +130,7 @@ impl TaskArchives {
     }
 }
 
-/// Places that an attempt stays away from, and the one that it tries first.
+/// Locations that an attempt avoids, and the one that it tries first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PlacementPreferences {
     pub(crate) avoid: Vec<NodeLocation>,
@@ -138,13 +138,13 @@ pub(crate) struct PlacementPreferences {
 }
 
 impl PlacementPreferences {
-    /// What a run says about places; nothing where it says nothing that can be read.
+    /// Preferences stored in a run; empty if there are none or they cannot be read.
     pub(crate) fn of(run: &Run) -> Self {
         run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 
-    /// The machines to stay away from, and the regions or zones where machines are rented. In the place that is
-    /// sought it is the machines alone.
+    /// Instances to avoid, and regions or zones to avoid where instances are rented. Within the preferred location only
+    /// instances are avoided.
     pub(crate) fn avoided(&self) -> (Vec<Location>, Vec<InstanceId>) {
         let instances = self.avoid.iter().filter_map(|one| one.instance.as_ref()?.parse().ok()).collect();
         let sought = self.sought();
@@ -153,8 +153,8 @@ impl PlacementPreferences {
         (places.collect(), instances)
     }
 
-    /// The place that it must be in, where machines are rented. Those of somebody's own are a place by themselves,
-    /// and one that was lost is no place to wait for.
+    /// Location that is required, where instances are rented. Instances that users own have no such location, and a
+    /// lost one is not worth waiting for.
     pub(crate) fn sought(&self) -> Option<Location> {
         rented_location(self.prefer.as_ref()?)
     }
@@ -164,7 +164,7 @@ impl PlacementPreferences {
     }
 }
 
-/// Of rented machines.
+/// Location of rented instances.
 fn rented_location(of: &NodeLocation) -> Option<Location> {
     let mut parts = of.place.splitn(3, '/').map(str::to_owned);
     let (backend, region) = (parts.next()?, parts.next()?);

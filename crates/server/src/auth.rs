@@ -1,8 +1,8 @@
-//! Who calls, and what they may do.
+//! Authentication and authorization of callers.
 //!
-//! A token is 256 random bits behind a prefix that scanners recognise. Only its SHA-256 is stored: a
-//! token is looked up by its hash and the hash is compared in constant time. Answers are remembered for
-//! at most a second, and forgotten at once when this process changes users, tokens or members.
+//! A token is 256 random bits behind a prefix that scanners recognise. Only its SHA-256 is stored: a token is looked up
+//! by its hash, and the hash is compared in constant time. Results are cached for at most a second, and dropped at once
+//! when this process changes users, tokens or members.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -41,19 +41,19 @@ use crate::{
     newcomers,
 };
 
-/// How long another replica may go on believing a token that was revoked here.
+/// Time for which another replica may accept a token that was revoked here.
 const CACHE_TTL: Duration = Duration::from_secs(1);
-/// How long it is believed that a token is none of ours. It is about what services are shown, not about who may do what.
+/// Time for which it is cached that a token is not from this server. Affects what services are sent, not access.
 const SERVER_TOKEN_TTL: Duration = Duration::from_secs(10);
-/// Entries of each kind. When full, all are forgotten: they live for a second anyway.
+/// Maximum number of entries of each kind. When full, all are dropped: they live for a second anyway.
 const ENTRIES_MAX: usize = 10_000;
 const PREFIX: &str = "wl_";
 /// The prefix, and 256 bits in base64.
 const GENERATED_TOKEN_LEN: usize = 46;
-/// How much of a token is shown in lists.
+/// Length of the part of a token that lists show.
 const SHOWN_PREFIX_LEN: usize = 8;
 
-/// A token in the clear: shown once, never stored.
+/// A token in plain text: shown once, never stored.
 pub struct Token(String);
 
 impl Token {
@@ -63,7 +63,7 @@ impl Token {
         Ok(Self(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bits))))
     }
 
-    /// One that the operator chose.
+    /// A token that the operator chose.
     pub fn chosen(text: &str) -> Self {
         Self(text.to_owned())
     }
@@ -76,7 +76,7 @@ impl Token {
         hex::encode(Sha256::digest(self.0.as_bytes()))
     }
 
-    /// The part that may be shown. A short chosen token shows nothing of itself.
+    /// Part that may be shown: nothing of a short chosen token.
     pub fn shown(&self) -> &str {
         if self.0.len() >= 4 * SHOWN_PREFIX_LEN {
             self.0.get(..SHOWN_PREFIX_LEN).unwrap_or_default()
@@ -92,35 +92,35 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A user who proved it.
+/// An authenticated user.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub user: Arc<User>,
-    /// What was presented, so that its owner can be shown it again.
+    /// Presented token, so that its owner can be shown it again.
     pub token: Arc<Token>,
-    /// What it is good for.
+    /// Operations that the token permits.
     pub scope: TokenScope,
 }
 
 impl Caller {
-    /// Whether the token that was shown is good for an operation, whoever's it is.
+    /// Checks that the presented token permits an operation, regardless of the user.
     pub fn require_operation(&self, operation: &str) -> Result<()> {
         if self.scope.allows(operation) { Ok(()) } else { Err(out_of_scope()) }
     }
 
-    /// Whether it opens services.
+    /// Checks that the token permits access to services.
     pub fn require_services(&self) -> Result<()> {
         if self.scope.opens_services() { Ok(()) } else { Err(out_of_scope()) }
     }
 
-    /// The levels that need no project. Where the body decides, its handler goes on to ask.
+    /// Checks the access levels that need no project. Where the body matters, the handler checks further.
     pub fn must(&self, access: Access) -> Result<()> {
         let role = if self.user.admin { CallerRole::GlobalAdmin } else { CallerRole::Outsider };
         let passes = !access.in_project() && access.admits(role, Ownership::Own);
         if passes { Ok(()) } else { Err(Error::denied()) }
     }
 
-    /// The user of this name themself, or a global admin.
+    /// Checks that the caller is the user of this name or a global admin.
     pub fn require_user(&self, name: &str) -> Result<()> {
         if self.user.admin || self.user.name == name { Ok(()) } else { Err(Error::denied()) }
     }
@@ -130,7 +130,7 @@ fn out_of_scope() -> Error {
     Error::Denied { msg: "Access denied: the token was made for less (see its scope)".into() }
 }
 
-/// As the column has it. A word that nobody knows is good for nothing of the API.
+/// Parses the scope column. An unknown value permits no operation of the API.
 fn parse_scope(word: &str) -> TokenScope {
     if word == tokens::FULL_SCOPE {
         return TokenScope::All;
@@ -146,12 +146,12 @@ pub struct ProjectScope {
     pub membership: Option<Membership>,
     /// Values of the path after the project's name.
     pub path: Vec<String>,
-    /// What the client calls this request, so that a repeat of it has no second effect.
+    /// Client's key of this request, so that a repeat has no second effect.
     pub idempotency_key: Option<String>,
 }
 
 impl ProjectScope {
-    /// What the caller is here: a global admin is an admin everywhere.
+    /// Role of the caller in this project: a global admin is an admin everywhere.
     pub fn role(&self) -> Option<ProjectRole> {
         if self.caller.user.admin {
             return Some(ProjectRole::Admin);
@@ -164,7 +164,7 @@ impl ProjectScope {
         }
     }
 
-    /// The role as the operation table has it.
+    /// Role as the operation table defines it.
     pub fn caller_role(&self) -> CallerRole {
         match self.role() {
             _ if self.caller.user.admin => CallerRole::GlobalAdmin,
@@ -175,18 +175,18 @@ impl ProjectScope {
         }
     }
 
-    /// Whether the caller may call an operation with this access at all. Where the owner of the object matters, the
-    /// handler goes on with [`Self::require_ownership`].
+    /// Checks that the caller may call an operation with this access at all. Where the owner of the object matters, the
+    /// handler continues with [`Self::require_ownership`].
     pub fn must(&self, access: Access) -> Result<()> {
-        // Public projects are seen by everybody, and joined and left by those who are no managers.
+        // Every user can see public projects; users who are not managers can join and leave them.
         let is_open = matches!(access, Access::ProjectPublic | Access::ProjectSelfOrManager);
         let passes = access.in_project()
             && (access.admits(self.caller_role(), Ownership::Own) || (is_open && self.project.is_public));
         if passes { Ok(()) } else { Err(Error::denied()) }
     }
 
-    /// Refuses an operation on an object of another user, unless its access admits the caller to those too.
-    /// `what` names the object; `None` is an object that the server made.
+    /// Rejects an operation on an object of another user, unless its access admits the caller to those too. `what`
+    /// names the object; `None` is an object that the server created.
     pub fn require_ownership<O: Operation>(&self, owner: Option<UserId>, what: &str) -> Result<()> {
         let is_own = owner == Some(self.caller.user.id);
         let object = if is_own { Ownership::Own } else { Ownership::Foreign };
@@ -208,7 +208,7 @@ impl ProjectScope {
     }
 }
 
-/// Reads `Bearer TOKEN` and finds its user.
+/// Parses `Bearer TOKEN` and finds its user.
 pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let denied = Error::Denied { msg: "Invalid token".into() };
     let Some(text) = authorization.and_then(bearer) else { return Err(denied) };
@@ -237,7 +237,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     Ok(caller)
 }
 
-/// Reads `Bearer TOKEN` and finds the gateway whose processes show it.
+/// Parses `Bearer TOKEN` and finds the gateway whose processes present it.
 pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Result<GatewayId> {
     let denied = || Error::Denied { msg: "Invalid token".into() };
     let text = authorization.and_then(bearer).ok_or_else(denied)?;
@@ -250,15 +250,15 @@ pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Res
         .ok_or_else(denied)
 }
 
-/// Whether a token is one of ours, of whatever kind and whoever's, alive or not. Whoever tries many that are not is
-/// refused.
+/// Returns whether a token is from this server, of any kind and user, active or not. A client that tries many others is
+/// rejected.
 pub async fn is_server_token(app: &App, text: &str, peer: IpAddr) -> Result<bool> {
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(known) = cache.ours.get(&key) {
         return Ok(known);
     }
-    // What is so long was drawn, by us or by others, and cannot be guessed.
+    // A token this long was generated, here or elsewhere, and cannot be guessed.
     let is_guess = text.len() < GENERATED_TOKEN_LEN;
     if is_guess {
         app.paces().check_login(peer)?;
@@ -274,7 +274,7 @@ pub async fn is_server_token(app: &App, text: &str, peer: IpAddr) -> Result<bool
     Ok(known)
 }
 
-/// Whether the token is none that somebody chose, or was found to be good within the last second.
+/// Returns whether the token was generated, or was found to be valid within the last second.
 pub fn is_unguessable(app: &App, authorization: Option<&str>) -> bool {
     let Some(text) = authorization.and_then(bearer) else { return false };
     if text.starts_with(PREFIX) && text.len() == GENERATED_TOKEN_LEN {
@@ -290,7 +290,7 @@ fn bearer(header: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }
 
-/// The project of this name and what the caller is in it; 404 when there is none.
+/// Finds the project of this name and the caller's membership; 404 if there is none.
 pub async fn project_scope(app: &App, caller: Caller, name: &str, path: Vec<String>) -> Result<ProjectScope> {
     let cache = app.access();
     let key = (caller.user.id, name.to_owned());
@@ -308,17 +308,17 @@ pub async fn project_scope(app: &App, caller: Caller, name: &str, path: Vec<Stri
     Ok(ProjectScope { caller, project, membership, path, idempotency_key: None })
 }
 
-/// What was found out lately about tokens and members.
+/// Cache of recent results about tokens and members.
 #[derive(Debug, Default)]
 pub struct AccessCache {
     tokens: TtlCache<[u8; 32], Caller>,
     scopes: TtlCache<(UserId, String), (Arc<Project>, Option<Membership>)>,
-    /// Tokens that services were sent, and whether they are ours.
+    /// Tokens that services received, and whether they are from this server.
     ours: TtlCache<[u8; 32], bool>,
-    /// Tokens whose use is yet to be written down.
+    /// Tokens whose use is not yet recorded.
     used: Mutex<HashSet<Uuid>>,
-    /// Grows with every change of users, tokens and members. An answer read before a change is not
-    /// remembered after it.
+    /// Incremented with every change of users, tokens and members. A result read before a change is not cached after
+    /// it.
     generation: AtomicU64,
 }
 
@@ -327,7 +327,7 @@ impl AccessCache {
         self.generation.load(Ordering::SeqCst)
     }
 
-    /// Something changed: nothing known before counts any more.
+    /// Drops all entries after a change.
     pub fn forget(&self) {
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.tokens.clear();
@@ -335,14 +335,14 @@ impl AccessCache {
         self.ours.clear();
     }
 
-    /// Writes down which tokens were used, all at once. Called now and then, and at the end.
+    /// Records which tokens were used, all at once. Called now and then, and at the end.
     pub async fn write_uses(&self, app: &App) -> Result<(), DbError> {
         let used: Vec<Uuid> = self.used.lock().drain().collect();
         if used.is_empty() { Ok(()) } else { tokens::mark_used(app.db(), &used).await }
     }
 }
 
-/// A map whose entries live for a moment.
+/// A map whose entries expire after a short time.
 #[derive(Debug)]
 struct TtlCache<K, V>(Mutex<HashMap<K, (Instant, V)>>);
 
@@ -358,7 +358,7 @@ impl<K: Eq + Hash, V: Clone> TtlCache<K, V> {
         self.0.lock().get(key).filter(|(until, _)| *until > now).map(|(_, value)| value.clone())
     }
 
-    /// Keeps the value if `still` holds once nobody can clear the map in between.
+    /// Stores the value if `still` holds while the map is locked and cannot be cleared.
     fn put(&self, key: K, value: V, life: Duration, still: impl FnOnce() -> bool) {
         let mut map = self.0.lock();
         if !still() {

@@ -1,4 +1,4 @@
-//! What the server is told: flags, then environment, then `config.yml` in the data directory.
+//! Settings of the server: flags, then environment, then `config.yml` in the data directory.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -33,7 +33,7 @@ use crate::{
     tls::TlsSettings,
 };
 
-/// What `config.yml` may hold, beside limits.
+/// Keys that `config.yml` may have, besides limits.
 const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_file, token_expiry, mask_secrets, key_file, no_local, agent, local_runtime, \
                      local_processes, docker_socket, default_image, nvcc_image, docker_image, keep_logs, log_store, lost_after, \
                      retry_delay, lock_timeout, \
@@ -42,7 +42,7 @@ const KNOWN_KEYS: &str = "host, port, database_url, admin_token, admin_token_fil
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const LOST_AFTER_MIN: Span = Span::secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// As the clients of Arvados expect it where nobody says otherwise.
+/// Default that the clients of Arvados expect.
 const QUEUE_TOKEN_TTL: Span = Span::days(14);
 
 #[derive(Debug, thiserror::Error)]
@@ -85,32 +85,31 @@ pub enum SettingsError {
     Key { path: PathBuf, key: String, want: String },
 }
 
-/// Where a server listens that nobody told where to.
 pub const DEFAULT_PORT: u16 = 3000;
 
-/// One source of settings; a later source fills only what an earlier one left open.
+/// One source of settings; a later source fills only what an earlier one left unset.
 #[derive(Clone, Debug, Default)]
 pub struct SettingsSource {
     pub host: Option<String>,
     pub port: Option<u16>,
-    /// Where no port is given: this one, or any where it is taken.
+    /// Port to use where none is set; any other if it is in use.
     pub usual_port: Option<u16>,
     pub data_dir: Option<PathBuf>,
     pub database_url: Option<String>,
     pub admin_token: Option<String>,
-    /// A file that holds it.
+    /// File that contains the admin token.
     pub admin_token_file: Option<PathBuf>,
-    /// How long tokens live that the server draws.
+    /// Lifetime of the tokens that the server generates.
     pub token_expiry: Option<String>,
-    /// Whether values of secrets are hidden in logs.
+    /// True to mask values of secrets in logs.
     pub mask_secrets: Option<bool>,
     pub key_file: Option<PathBuf>,
     pub no_local: Option<bool>,
-    /// The agent's program, if it is not beside the server's.
+    /// Program of the agent, if it is not next to the server's.
     pub agent: Option<PathBuf>,
-    /// `any`, `docker` or `process`: what jobs run in on this machine.
+    /// Runtime of jobs on this machine: `any`, `docker` or `process`.
     pub local_runtime: Option<String>,
-    /// `confined`, `own` or `refused`: which rights plain processes have on this machine.
+    /// Rights of plain processes on this machine: `confined`, `own` or `refused`.
     pub local_processes: Option<String>,
     pub docker_socket: Option<PathBuf>,
     /// Images of runs that name none: where plain processes are not allowed, for `nvcc` and for `docker`.
@@ -122,23 +121,23 @@ pub struct SettingsSource {
     pub lost_after: Option<String>,
     pub retry_delay: Option<String>,
     pub lock_timeout: Option<String>,
-    /// How many managed jobs may launch, and live, at once.
+    /// Maximum number of managed jobs that launch, and that are alive, at once.
     pub jobs_launching_max: Option<u32>,
     pub jobs_alive_max: Option<u32>,
     pub tls_port: Option<u16>,
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
-    /// Whether every user may ask for containers of the queue.
+    /// True to let every user request containers of the queue.
     pub queue_for_everyone: Option<bool>,
-    /// How long tokens of the queue's API live that users make: `14d`, or `off`.
+    /// Lifetime of the queue API tokens that users create: `14d`, or `off`.
     pub queue_token_life: Option<String>,
-    /// Networks in which SSH hosts may be although they are the server's own.
+    /// Networks in which SSH hosts are allowed although they are the server's own.
     pub allow_host_networks: Option<String>,
     pub limits: limits::LimitSettings,
 }
 
 impl SettingsSource {
-    /// Reads `config.yml`; a file that does not exist says nothing.
+    /// Reads `config.yml`; a file that does not exist sets nothing.
     pub fn from_file(path: &Path) -> Result<Self, SettingsError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -228,7 +227,7 @@ impl SettingsSource {
         Ok(given)
     }
 
-    /// These, and where they say nothing, `other`.
+    /// Returns these settings, with those of `other` where they are unset.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -237,7 +236,7 @@ impl SettingsSource {
             usual_port: self.usual_port.or(other.usual_port),
             data_dir: self.data_dir.or(other.data_dir),
             database_url: self.database_url.or(other.database_url),
-            // Whoever names a file does not mean a token that a later source has.
+            // A named file takes precedence over a token from a later source.
             admin_token: self
                 .admin_token
                 .or_else(|| other.admin_token.filter(|_| self.admin_token_file.is_none())),
@@ -274,61 +273,62 @@ impl SettingsSource {
 #[derive(Clone)]
 pub struct Settings {
     pub address: SocketAddr,
-    /// Whether another port will do where that one is taken.
+    /// True to use another port if that one is in use.
     pub any_port: bool,
     pub data_dir: PathBuf,
     pub database_url: DatabaseUrl,
     pub admin_token: Option<String>,
-    /// How long tokens live that the server draws for users; `None` is for ever.
+    /// Lifetime of the tokens that the server generates for users; `None`: no expiry.
     pub token_expiry: Option<Span>,
-    /// Whether values of secrets are hidden in logs.
+    /// True to mask values of secrets in logs.
     pub mask_secrets: bool,
     pub key_file: PathBuf,
-    /// Whether project `main` gets a fleet `local` holding this machine.
+    /// True to give project `main` a fleet `local` with this machine.
     pub local: bool,
-    /// The agent's program; `None`: the one beside the server's.
+    /// Program of the agent; `None`: the one next to the server's.
     pub agent_binary: Option<PathBuf>,
-    /// What jobs run in on this machine; `None`: either where an engine answers or once did, else plain processes.
+    /// Runtime of jobs on this machine; `None`: containers and plain processes where a container engine
+    /// answers or once did, else only plain processes.
     pub local_runtime: Option<Runtime>,
-    /// Which rights plain processes have on this machine.
+    /// Rights of plain processes on this machine.
     pub local_processes: ProcessMode,
-    /// The container engine of this machine; `None`: `DOCKER_HOST`, or the usual places.
+    /// Socket of this machine's container engine; `None`: `DOCKER_HOST`, or the usual paths.
     pub docker_socket: Option<PathBuf>,
-    /// Of runs that name no image.
+    /// Images of runs that name none.
     pub images: DefaultImages,
-    /// Whether this replica turns the pipelines; one that does not only answers requests.
+    /// True if this replica runs the pipelines; otherwise it only answers requests.
     pub pipelines: bool,
-    /// How long logs are kept after the end of their run; `None` is for ever.
+    /// Time for which logs are kept after the end of their run; `None`: no limit.
     pub keep_logs: Option<Span>,
     pub log_store: LogLocation,
-    /// How long agents that once answered may be silent before their jobs are lost.
+    /// Time without a response after which the jobs of an agent that once answered are lost.
     pub lost_after: Span,
-    /// The delay of a run's first retry; later ones grow from it.
+    /// Delay of a run's first retry; later delays grow from it.
     pub retry_delay: Span,
-    /// How long the rows of a replica that died stay locked.
+    /// Time for which the rows of a dead replica stay locked.
     pub lock_timeout: Duration,
-    /// How many managed jobs may launch and live at once, over all replicas.
+    /// Maximum number of managed jobs that launch, and that are alive, at once, over all replicas.
     pub job_limits: JobLimits,
-    /// A second door for those who want what is said encrypted.
+    /// Additional listener for HTTPS.
     pub tls: Option<TlsSettings>,
-    /// Whether every user may ask for containers of the queue, not only those who were granted it.
+    /// True to let every user request containers of the queue, not only those with a grant.
     pub queue_for_everyone: bool,
-    /// How long tokens of the queue's API live that users make; `None` is as long as the token they were made with.
+    /// Lifetime of the queue API tokens that users create; `None`: that of the token with which they were created.
     pub queue_token_life: Option<Span>,
-    /// Which addresses SSH hosts may have.
+    /// Addresses that SSH hosts may have.
     pub allowed_hosts: AllowedAddresses,
-    /// What users can meet, and how long things are kept.
+    /// Limits that users can reach, and retention times.
     pub limits: Limits,
     pub paces: RateLimits,
-    /// Connections at once; `None`: as many as suit the open files that this process may have.
+    /// Maximum number of simultaneous connections; `None`: as many as the process's limit of open files permits.
     pub connections_max: Option<usize>,
-    /// A client must have sent its head by then; also how long an idle connection is kept.
+    /// Time within which a client must have sent its request head; also how long an idle connection is kept.
     pub head_timeout: Duration,
-    /// A client must have sent its body by then; uploads have longer.
+    /// Time within which a client must have sent its body; uploads have longer.
     pub body_timeout: Duration,
 }
 
-/// Without the token and without the password in the url.
+/// Omits the token and the password in the URL.
 impl std::fmt::Debug for Settings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Settings")
@@ -340,8 +340,8 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// `home` is where everything of ours lives unless a data directory is named. What was not given is
-    /// looked up in `config.yml` of the data directory.
+    /// Completes the settings. `home` contains all data unless a data directory is named. Unset values are read from
+    /// `config.yml` of the data directory.
     pub fn new(given: SettingsSource, home: Option<&Path>) -> Result<Self, SettingsError> {
         let data_dir = match (&given.data_dir, home) {
             (Some(dir), _) => dir.clone(),
@@ -447,7 +447,7 @@ impl Settings {
     }
 }
 
-/// A token that a file holds.
+/// Reads a token from a file.
 pub fn read_token_file(path: &Path) -> Result<String, SettingsError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| SettingsError::File { path: path.to_owned(), source })?;
@@ -458,7 +458,7 @@ pub fn read_token_file(path: &Path) -> Result<String, SettingsError> {
     Ok(token.to_owned())
 }
 
-/// What this machine bears, as far as it says what it is.
+/// Limits suitable for this machine's cores and memory, as far as known.
 fn host_limits() -> JobLimits {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -467,18 +467,19 @@ fn host_limits() -> JobLimits {
     JobLimits::for_host(u32::try_from(cores).unwrap_or(u32::MAX), kib / 1024)
 }
 
-/// `2m`, and no less than agents need to be found again after a hiccup.
+/// Parses for example `2m`, at least the time that agents need to reconnect after an interruption.
 fn parse_lost_after(text: &str) -> Option<Span> {
     let span = Span::secs(parse_duration(text).ok()?);
     (span >= LOST_AFTER_MIN).then_some(span)
 }
 
-/// `15s`. Without a delay a run that fails at once would be tried as fast as the server can.
+/// Parses for example `15s`. Without a delay a run that fails at once would be retried in a busy loop.
 fn delay(text: &str) -> Option<Span> {
     parse_duration(text).ok().filter(|secs| (1..=3600).contains(secs)).map(Span::secs)
 }
 
-/// `10s`. No longer than the default: after a jump of the database's clock locks are distrusted for as long as that.
+/// Parses for example `10s`. At most the default: after a jump of the database's clock, locks are distrusted for as
+/// long as that.
 fn parse_lock_timeout(text: &str) -> Option<Duration> {
     let ttl = Duration::from_secs(u64::try_from(parse_duration(text).ok()?).ok()?);
     (LEASE_TTL_MIN..=LEASE_TTL).contains(&ttl).then_some(ttl)

@@ -1,4 +1,4 @@
-//! What a service can answer instead of a result. `http` turns it into a status and a body.
+//! Errors that services return. `http` converts them to a status and a body.
 
 use std::borrow::Cow;
 
@@ -17,44 +17,44 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The request makes sense and cannot be done: 400.
+    /// The request is well-formed and cannot be fulfilled: 400.
     #[error("{msg}")]
     Refused { code: ApiErrorCode, msg: String },
-    /// The request is not shaped as its schema says: 422.
+    /// The request does not match its schema: 422.
     #[error("the request does not follow its schema")]
     Invalid(Vec<ValidationError>),
     /// No token at all: 401.
     #[error("Not authenticated")]
     Unauthenticated,
-    /// No valid token, or not the role it takes: 403.
+    /// No valid token, or not the required role: 403.
     #[error("{msg}")]
     Denied { msg: Cow<'static, str> },
     /// No such URL, or no such project in it: 404.
     #[error("{msg}")]
     Unknown { msg: &'static str },
-    /// The same key was used for something else, or the thing changed meanwhile: 409.
+    /// The key was used for another request, or the object changed in the meantime: 409.
     #[error("{msg}")]
     Conflict { msg: &'static str },
     /// The body is longer than allowed: 413.
     #[error("the body is larger than {limit} bytes; {}", setting(name))]
     TooLarge { limit: usize, name: &'static str },
-    /// The user has stored as much as one may: 413.
+    /// The user has reached the storage limit: 413.
     #[error(
         "one user may store {limit} bytes of uploads, and this is more; what no run names is deleted after a while \
          (`keep_uploads`); {}",
         setting(UPLOADS_MAX)
     )]
     UploadLimit { limit: u64 },
-    /// The user follows as much as one may: 429.
+    /// The user has reached the limit of open streams: 429.
     #[error("one user may have {limit} streams and logs open at once; close some; {}", setting(STREAMS_MAX))]
     StreamLimit { limit: usize },
     /// The client took too long to send its body: 408.
     #[error("the request took too long to arrive")]
     Slow,
-    /// More than one caller may ask for in this time: 429.
+    /// The caller exceeded its rate limit: 429.
     #[error("Too many requests; try again in a moment")]
     Fast,
-    /// As many as this server takes: 503.
+    /// The server has reached its limit: 503.
     #[error("{msg}")]
     Busy { msg: &'static str },
     #[error("use the database")]
@@ -80,7 +80,7 @@ impl Error {
         Self::Refused { code: ApiErrorCode::Error, msg: msg.into() }
     }
 
-    /// A missing thing inside a project is a 400, never a 404: clients wait for it.
+    /// Error for a missing object inside a project: 400, never 404, because clients wait for it.
     pub fn absent(what: &str) -> Self {
         Self::Refused { code: ApiErrorCode::ResourceNotExists, msg: format!("{what} not found") }
     }
@@ -93,12 +93,12 @@ impl Error {
         Self::Denied { msg: "Access denied".into() }
     }
 
-    /// Refused for want of a right, in words that say who has it.
+    /// Denied, with a message that names who has the right.
     pub fn denied_with(msg: String) -> Self {
         Self::Denied { msg: msg.into() }
     }
 
-    /// One field of the body that its schema forbids.
+    /// Error for one field of the body that violates its schema.
     pub fn field(name: &str, msg: impl Into<String>) -> Self {
         Self::Invalid(vec![ValidationError {
             loc: vec!["body".into(), name.into()],

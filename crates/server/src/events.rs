@@ -1,4 +1,4 @@
-//! Events that the API writes: a user did something, and this is the sentence about it.
+//! Events that the API records: a user did something, described by a message.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -11,12 +11,12 @@ use crate::db::{
     events::{EventContext, EventTarget, append},
 };
 
-/// Who did it: a user, or the server itself.
+/// Actor of an event: a user, or the server itself.
 pub fn actor(user: Option<UserId>) -> Actor {
     user.map_or(Actor::Server, Actor::User)
 }
 
-/// What an event is about.
+/// Subject of an event.
 #[derive(Clone, Copy, Debug)]
 pub struct EventSubject<'a> {
     pub entity: Entity,
@@ -25,7 +25,7 @@ pub struct EventSubject<'a> {
     pub project: Option<ProjectId>,
 }
 
-/// An event that changes no status.
+/// Records an event that changes no status.
 pub fn note(
     db: &Db,
     by: Option<UserId>,
@@ -37,7 +37,7 @@ pub fn note(
     record(db, by, about, &Event::note(about.entity, about.id, because))
 }
 
-/// Any event, with the thing itself as its one target.
+/// Records any event, with the subject as its only target.
 pub fn record(
     db: &Db,
     by: Option<UserId>,

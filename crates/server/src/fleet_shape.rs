@@ -1,4 +1,5 @@
-//! A stored fleet specification, read once: what placement and the pipelines of fleets and instances need to know.
+//! A stored fleet specification, parsed once, with what placement and the pipelines of fleets and instances need from
+//! it.
 
 use std::{
     collections::BTreeMap,
@@ -20,17 +21,16 @@ use windlass_model::{
 
 use crate::db::fleets::Fleet;
 
-/// How long an idle instance is kept that a fleet made for itself, unless it says otherwise.
+/// Default idle time, in seconds, of an instance that a fleet created for itself.
 const FLEET_IDLE_DEFAULT: i64 = 3 * 24 * 60 * 60;
-/// How long one is kept that was made for a run, unless the run or the fleet say otherwise.
+/// Default idle time, in seconds, of an instance that was created for a run.
 const RUN_IDLE_DEFAULT: i64 = 5 * 60;
-/// What stands for ever in a configuration.
+/// Configuration value for no limit.
 const FOR_EVER: i64 = -1;
 
-/// One fleet, decoded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedFleetSpec {
-    /// `None`: it cannot be read (any more). Such a fleet keeps what it has and makes nothing new.
+    /// `None`: it cannot be parsed (any more). Such a fleet keeps its instances and creates no new ones.
     configuration: Option<Box<Config>>,
     is_ssh: bool,
     is_cluster: bool,
@@ -38,7 +38,7 @@ pub struct ParsedFleetSpec {
 }
 
 impl ParsedFleetSpec {
-    /// Never fails: one fleet with an odd specification must not keep a project's jobs from being placed.
+    /// Never fails: one fleet with a malformed specification must not block the placement of a project's jobs.
     pub fn parse(spec: &str) -> Self {
         let spec: Value = serde_json::from_str(spec).unwrap_or_default();
         let document = &spec["configuration"];
@@ -60,12 +60,12 @@ impl ParsedFleetSpec {
         self.is_ssh
     }
 
-    /// `placement: cluster`.
+    /// True for `placement: cluster`.
     pub fn is_cluster(&self) -> bool {
         self.is_cluster
     }
 
-    /// Whether it may make instances.
+    /// Returns whether the fleet may create instances.
     pub fn creates(&self) -> bool {
         !self.is_ssh && self.configuration.is_some()
     }
@@ -74,12 +74,12 @@ impl ParsedFleetSpec {
         self.configuration.as_ref()?.nodes
     }
 
-    /// What it asks of new instances.
+    /// Requirements on new instances.
     pub fn limits(&self) -> &InstanceNeeds {
         &self.limits
     }
 
-    /// What it asks of instances that it makes for itself: on demand, unless it says something else.
+    /// Requirements on instances that the fleet creates for itself: on demand, unless configured otherwise.
     pub fn own_limits(&self) -> InstanceNeeds {
         let spot = if self.limits.spot_by_default { Some(false) } else { self.limits.spot };
         InstanceNeeds { spot, ..self.limits.clone() }
@@ -93,7 +93,7 @@ impl ParsedFleetSpec {
         }
     }
 
-    /// For the agents on its hosts, and for the jobs there below their own.
+    /// Environment of the agents on its hosts, and of the jobs there, which may override it.
     pub fn env(&self) -> BTreeMap<String, String> {
         self.configuration.as_ref().map(|config| config.env.values()).unwrap_or_default()
     }
@@ -102,7 +102,7 @@ impl ParsedFleetSpec {
         Some(&self.configuration.as_ref()?.provisioning)
     }
 
-    /// Its own tags, and those of a run over them.
+    /// Tags of the fleet, overridden by those of a run.
     pub fn tags(&self, run: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
         let own = self.provisioning().and_then(|machines| machines.tags.as_ref());
         let mut tags = own.map(|tags| tags.0.clone()).unwrap_or_default();
@@ -110,13 +110,13 @@ impl ParsedFleetSpec {
         tags
     }
 
-    /// Seconds that an instance of its own may be idle; `None` = for ever.
+    /// Seconds that an instance created by the fleet for itself may be idle; `None`: no limit.
     pub fn idle(&self) -> Option<i64> {
         let given = self.provisioning().and_then(|machines| machines.idle_duration.0);
         Some(given.unwrap_or(FLEET_IDLE_DEFAULT)).filter(|secs| *secs != FOR_EVER)
     }
 
-    /// Seconds that an instance made for a run may be idle: the shorter of what the two say.
+    /// Seconds that an instance created for a run may be idle: the shorter of both settings.
     pub fn run_idle_secs(&self, run: Option<i64>) -> Option<i64> {
         let own = self.provisioning().and_then(|machines| machines.idle_duration.0);
         let shorter = match (own, run) {
@@ -161,13 +161,13 @@ fn limits(config: &Config) -> InstanceNeeds {
     }
 }
 
-/// By fleet: the specification, and what it came to.
+/// Specification and its parsed form, by fleet.
 type SpecCache = BTreeMap<FleetId, (String, Arc<ParsedFleetSpec>)>;
 
-/// More fleets than this are rare; then the memory starts afresh.
+/// Maximum number of entries; more fleets are rare, and then the cache is cleared.
 const CACHED_SPECS_MAX: usize = 4_096;
 
-/// Shapes that were read before: a fleet is looked at with every placement and hardly ever changes.
+/// Cached specification of a fleet: it is read with every placement and hardly ever changes.
 pub fn of(fleet: &Fleet) -> Arc<ParsedFleetSpec> {
     for_spec(fleet.id, &fleet.spec)
 }

@@ -1,8 +1,7 @@
-//! From a request to a handler and back: who may pass, what was sent, how a refusal looks.
+//! Dispatch of requests to handlers: authorization, decoding, and the form of errors.
 //!
-//! A handler is registered for an operation of the table and cannot be reached around it: the access
-//! level is checked here, before the body is read, and the kind of registration must fit the level or
-//! the server does not compile.
+//! A handler is registered for an operation of the table and cannot be reached without it: the access level is checked
+//! here, before the body is read, and the kind of registration must match the level or the server does not compile.
 
 use std::{future::Future, net::IpAddr, time::Duration};
 
@@ -39,25 +38,25 @@ mod depth;
 mod lasting;
 mod stream;
 
-/// A client must have sent its file by then.
+/// Time within which a client must have sent its file.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
-/// What a multipart frame may add to the file in it.
+/// Bytes that a multipart frame may add to the file in it.
 const FRAME_BYTES_MAX: usize = 64 * 1024;
 
-/// Seconds after which what did not work may work: a database that was restarted is there again.
+/// Seconds after which a failed request may succeed: by then a restarted database is up again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("2");
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Who is at the other end of a connection.
+/// Address of the other end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub(crate) IpAddr);
 
-/// The connection is encrypted.
+/// Marker of an encrypted connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EncryptedConnection;
 
-/// What may be answered where a `T` is due: one, or what was made of it before.
+/// Values that may be returned where a `T` is expected: a `T`, or its rendered form.
 pub trait ResponseFor<T>: Serialize {}
 
 impl<T: Serialize> ResponseFor<T> for T {}
@@ -75,7 +74,7 @@ impl ApiRoutes {
         Self::default()
     }
 
-    /// A handler that anybody may reach.
+    /// Registers a handler without authentication.
     #[must_use]
     pub fn open<O, F, R>(self, handler: F) -> Self
     where
@@ -93,7 +92,7 @@ impl ApiRoutes {
         })
     }
 
-    /// A handler for callers with a token.
+    /// Registers a handler for callers with a token.
     #[must_use]
     pub fn token<O, F, R, A>(self, handler: F) -> Self
     where
@@ -114,7 +113,7 @@ impl ApiRoutes {
         })
     }
 
-    /// A handler for callers with rights in the project that the path names.
+    /// Registers a handler for callers with rights in the project that the path names.
     #[must_use]
     pub fn project<O, F, R>(self, handler: F) -> Self
     where
@@ -136,7 +135,7 @@ impl ApiRoutes {
         })
     }
 
-    /// A handler for the processes of a gateway.
+    /// Registers a handler for the processes of a gateway.
     #[must_use]
     pub fn gateway<O, F, R>(self, handler: F) -> Self
     where
@@ -197,8 +196,8 @@ impl ApiRoutes {
         })
     }
 
-    /// As `project`, with an answer that lasts. The handler is given the id of the last event that a client had
-    /// which comes back.
+    /// As `project`, with a stream of events as the response. The handler receives the id of the last event that a
+    /// reconnecting client had received.
     #[must_use]
     pub fn project_events<O, F, R>(self, handler: F) -> Self
     where
@@ -228,8 +227,8 @@ impl ApiRoutes {
         })
     }
 
-    /// As `project`, and the connection becomes a stream to what the handler opened. `check` says, again and again
-    /// while it lasts, whether the caller still may: of the object as well as of the project.
+    /// As `project`, and the connection becomes a stream to what the handler opened. `check` determines, repeatedly
+    /// while the stream is open, whether the caller still has the rights to the object and the project.
     #[must_use]
     pub fn project_stream<O, F, R, C, S>(self, handler: F, check: C) -> Self
     where
@@ -303,7 +302,7 @@ impl ApiRoutes {
                 let took = began.elapsed();
                 let status = response.status().as_u16();
                 app.metrics().answered(O::ID, status, took);
-                tracing::debug!(request = %id, operation = O::ID, status, took_us = took.as_micros(), "answered");
+                tracing::debug!(request = %id, operation = O::ID, status, took_us = took.as_micros(), "answered request");
                 if let Ok(id) = HeaderValue::from_str(&id) {
                     response.headers_mut().insert(REQUEST_ID.clone(), id);
                 }
@@ -315,7 +314,7 @@ impl ApiRoutes {
         self
     }
 
-    /// The ids of the operations that have a handler.
+    /// Ids of the operations that have a handler.
     pub fn ids(&self) -> &[&'static str] {
         &self.ids
     }
@@ -332,7 +331,7 @@ impl ApiRoutes {
     }
 }
 
-/// Two readers of a request that names two hosts may believe different ones. The proxy refuses it too.
+/// Rejects a request that names two hosts, because two readers may choose different ones. The proxy rejects it too.
 async fn reject_multiple_hosts(request: Request, next: Next) -> Response {
     if request.headers().get_all(header::HOST).iter().nth(1).is_none() {
         return next.run(request).await;
@@ -342,8 +341,9 @@ async fn reject_multiple_hosts(request: Request, next: Next) -> Response {
     response
 }
 
-/// Who asks, if they do not ask too often. Tokens that can be guessed are not even looked up for an address that has
-/// guessed too much; one that was drawn cannot be guessed, so its owner passes whatever others try from there.
+/// Authenticates the caller and applies its rate limit. Guessable tokens are not even looked up for an address with too
+/// many failures; a generated token cannot be guessed, so its owner is admitted regardless of other attempts from that
+/// address.
 async fn authenticate<O: Operation>(
     app: &App,
     peer: Option<IpAddr>,
@@ -355,7 +355,7 @@ async fn authenticate<O: Operation>(
     Ok(caller)
 }
 
-/// What is found of a token, unless its address has guessed too much.
+/// Finds the owner of a token, unless its address has too many failures.
 async fn throttle_failed_auth<T>(
     app: &App,
     peer: Option<IpAddr>,
@@ -377,7 +377,7 @@ async fn throttle_failed_auth<T>(
     found
 }
 
-/// What the rights of a stream in a project rest on.
+/// Basis of the rights of a stream in a project.
 fn rights_basis(scope: &ProjectScope) -> RightsBasis {
     RightsBasis {
         user: scope.caller.user.id,
@@ -387,7 +387,7 @@ fn rights_basis(scope: &ProjectScope) -> RightsBasis {
     }
 }
 
-/// Whether somebody who was admitted still may.
+/// Checks that an admitted caller still has the rights.
 async fn scope<O: Operation>(
     app: &App,
     authorization: Option<&str>,
@@ -415,7 +415,7 @@ struct IncomingRequest {
 }
 
 impl IncomingRequest {
-    /// The address at the other end of the connection, which may be a proxy's.
+    /// Address of the other end of the connection, which may be a proxy's.
     fn peer(&self) -> Option<IpAddr> {
         self.request.extensions().get::<Peer>().map(|peer| peer.0)
     }
@@ -424,7 +424,7 @@ impl IncomingRequest {
         self.request.headers().get(header::AUTHORIZATION)?.to_str().ok()
     }
 
-    /// One to 200 printable letters.
+    /// Idempotency key: 1 to 200 printable characters.
     fn idempotency_key(&self) -> Result<Option<String>> {
         let Some(key) = self.request.headers().get("idempotency-key") else { return Ok(None) };
         let key = key.to_str().ok().filter(|key| (1..=200).contains(&key.len()));
@@ -514,17 +514,17 @@ fn query<T: DeserializeOwned>(request: &Request) -> Result<T> {
         .map_err(|error| Error::Invalid(vec![violation(&["query"], error.body_text(), "value_error")]))
 }
 
-/// No text we keep or look for has one, and Postgres takes none.
+/// No stored or queried text contains NUL, and Postgres rejects it.
 const NUL: &str = "text must not hold NUL";
 
-/// Whether a JSON text has the escape for NUL in it: after an odd number of backslashes.
+/// Returns whether a JSON text contains the escape for NUL: after an odd number of backslashes.
 pub(crate) fn has_nul(body: &[u8]) -> bool {
     body.windows(6).enumerate().any(|(at, window)| {
         window == br"\u0000" && body[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 0
     })
 }
 
-/// Unknown fields are ignored, so that newer clients work.
+/// Decodes a body. Unknown fields are ignored, so that newer clients work.
 fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     if has_nul(body) {
         return Err(broken(NUL));
@@ -537,7 +537,7 @@ fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
         let mut loc = vec!["body".to_owned()];
         loc.extend(error.path().iter().filter_map(segment));
         let msg = error.inner().to_string();
-        // The field that is missing is part of the place, as in every other violation.
+        // The missing field is part of the location, as in every other violation.
         if let Some(rest) = msg.strip_prefix("missing field `")
             && let Some((field, _)) = rest.split_once('`')
         {
@@ -571,7 +571,7 @@ fn violation(loc: &[&str], msg: String, kind: &str) -> ValidationError {
     ValidationError { loc: loc.iter().map(|part| (*part).to_owned()).collect(), msg, r#type: kind.to_owned() }
 }
 
-/// What the client called the request, if that is safe to repeat, else a name of our own.
+/// Client's id of the request, if it is safe to repeat, else a generated id.
 fn request_id(app: &App, request: &Request) -> String {
     request
         .headers()
@@ -595,7 +595,7 @@ fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(body) => with_body(status, "application/json", body.into()),
         Err(error) => {
-            tracing::error!(%error, "encode an answer");
+            tracing::error!(%error, "failed to encode response");
             error_body(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error")
         }
     }
@@ -622,18 +622,18 @@ fn database_error(cause: &DbError) -> (StatusCode, &'static str) {
     }
 }
 
-/// A refusal that will pass.
+/// Error response for a temporary failure.
 fn retry_later(status: StatusCode, msg: &str) -> Response {
     let mut response = error_body(status, msg);
     response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     response
 }
 
-/// Errors of ours are logged here and nowhere else; the client learns the request's id only.
+/// Builds the response for an error. Internal errors are logged only here; the client receives only the request's id.
 fn error_response(error: &Error, id: &str) -> Response {
     let internal = |status: StatusCode| {
         let chain = chain(error);
-        tracing::error!(request = %id, error = %chain, "answer a request");
+        tracing::error!(request = %id, error = %chain, "failed to answer request");
         error_body(status, &format!("Internal server error (request {id})"))
     };
     match error {
@@ -657,7 +657,7 @@ fn error_response(error: &Error, id: &str) -> Response {
         }
         Error::Slow => error_body(StatusCode::REQUEST_TIMEOUT, &error.to_string()),
         Error::Db(cause) if cause.is_passing() => {
-            tracing::warn!(request = %id, error = %chain(error), "answer a request");
+            tracing::warn!(request = %id, error = %chain(error), "failed to answer request");
             let (status, what) = database_error(cause);
             retry_later(status, &format!("{what}; try again (request {id})"))
         }

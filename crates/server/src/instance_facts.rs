@@ -1,4 +1,4 @@
-//! Documents that a row of `instances` carries: what it may become, what it is, how it is.
+//! Documents in rows of `instances`: offers, hardware and health.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -14,8 +14,8 @@ use crate::{agents::HostReport, db::instances::Instance};
 
 const MIB: u64 = 1 << 20;
 
-/// Column `offer`: what is to be asked for, best first. `at` is the one that was asked for last; everything made
-/// for the instance was made by its backend.
+/// Column `offer`: the offers to request, best first. `at` is the one that was requested last; its backend created
+/// everything that exists for the instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OfferAttempts {
     pub(crate) at: usize,
@@ -32,7 +32,7 @@ impl OfferAttempts {
     }
 }
 
-/// Column `profile`: what an order is made of beside its offer.
+/// Column `profile`: the inputs of an order besides its offer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OrderProfile {
     #[serde(default)]
@@ -45,7 +45,7 @@ impl OrderProfile {
     }
 }
 
-/// Column `instance_type`, from what the host itself has.
+/// Column `instance_type`, from the hardware of the host.
 pub(crate) fn host_instance_type(name: &str, has: &HardwareInfo, spot: bool) -> Value {
     let gpus: Vec<Value> = has.gpus.iter().map(|gpu| json!(gpu)).collect();
     let resources = json!({
@@ -65,16 +65,16 @@ pub(crate) fn host_instance_type(name: &str, has: &HardwareInfo, spot: bool) -> 
     kind
 }
 
-/// Where an instance type says what the host does with plain processes, and why its container engine does not answer.
+/// Fields of an instance type: how the host treats plain processes, and why its container engine does not answer.
 const PROCESSES: &str = "processes";
 const ENGINE_AWAY: &str = "engine_away";
 
-/// Why the container engine of a host does not answer, as stored.
+/// Stored reason why the container engine of a host does not answer.
 pub(crate) fn engine_away(instance_type: Option<&Value>) -> Option<&str> {
     instance_type?[ENGINE_AWAY].as_str()
 }
 
-/// Puts what its agent tells into a stored instance type, beside what its backend found.
+/// Merges the agent's report into a stored instance type, next to what its backend found.
 pub(crate) fn merge_host_report(
     instance_type: &mut Value,
     stored: Option<&Value>,
@@ -84,7 +84,7 @@ pub(crate) fn merge_host_report(
     let before = |key: &str| stored.map(|stored| stored[key].clone()).filter(|value| !value.is_null());
     let processes = match news.and_then(|news| news.info.processes.as_ref()) {
         Some(told) => Some(json!(told)),
-        // An agent that says nothing may be an older one than the one that spoke.
+        // A report without the field overrides an earlier one: it may come from an older agent.
         None if news.is_some() => None,
         None => Some(instance_type[PROCESSES].clone())
             .filter(|found| !found.is_null())
@@ -95,7 +95,8 @@ pub(crate) fn merge_host_report(
     } else if let Some(fields) = instance_type.as_object_mut() {
         fields.remove(PROCESSES);
     }
-    // Of the server's own machine the backend knows more: an agent that was started without its engine misses none.
+    // For the server's own machine the backend knows better: an agent started without a container engine does not
+    // report one as missing.
     if is_local {
         return;
     }
@@ -110,7 +111,7 @@ pub(crate) fn merge_host_report(
     }
 }
 
-/// Column `instance_type`, from what was offered.
+/// Column `instance_type`, from an offer.
 pub(crate) fn type_of_offer(offer: &Offer) -> Value {
     host_instance_type(&offer.instance_type, &has(&offer.host), offer.host.spot)
 }
@@ -133,7 +134,7 @@ fn has(host: &HostSpec) -> HardwareInfo {
     }
 }
 
-/// What a host has, as its agent tells; for machines whose backend did not look.
+/// Hardware of a host as its agent reports it; for instances that the backend did not inspect.
 pub(crate) fn has_of(info: &HostInfo) -> HardwareInfo {
     HardwareInfo {
         cpus: info.cpus,
@@ -148,11 +149,11 @@ pub(crate) fn has_of(info: &HostInfo) -> HardwareInfo {
     }
 }
 
-/// What DCGM calls a warning and a failure.
+/// Values of DCGM for a warning and a failure.
 const DCGM_WARN: i64 = 10;
 const DCGM_FAIL: i64 = 20;
 
-/// How a host is, and what is wrong with it.
+/// Health of a host, and a description of its problems.
 pub(crate) fn host_health(news: &HostReport) -> (Health, Option<String>) {
     let overall = news.health.dcgm.as_ref().map_or(0, |dcgm| dcgm.overall_health);
     let incidents = news.health.dcgm.iter().flat_map(|dcgm| &dcgm.incidents);

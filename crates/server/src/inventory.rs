@@ -1,4 +1,4 @@
-//! Stored fleets and instances, as placement sees them.
+//! Stored fleets and instances, in the form that placement uses.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -32,17 +32,17 @@ use crate::{
     plain_processes::ProcessRights,
 };
 
-/// An instance type as it travels on the wire.
+/// An instance type as serialized.
 #[derive(Deserialize)]
 struct InstanceType {
     name: String,
     resources: Resources,
-    /// The agent's runtime; absent where no agent has reported.
+    /// Runtime of the agent; absent where no agent has reported.
     #[serde(default)]
     runtime: String,
-    /// What it does with plain processes; absent where no agent has reported.
+    /// Treatment of plain processes on the host; absent where no agent has reported.
     processes: Option<ProcessesInfo>,
-    /// Why its container engine does not answer.
+    /// Reason why its container engine does not answer.
     engine_away: Option<String>,
 }
 
@@ -51,7 +51,8 @@ impl InstanceType {
         let told = self.processes.as_ref();
         let processes = processes_of(told, told.map(|told| told.mode).unwrap_or_default());
         let runtimes = match told {
-            // Its agent spoke, and its backend did not look: what it does with images, it says when asked.
+            // The agent reported, and the backend did not inspect the host: whether it runs images is known only when a
+            // job is submitted.
             Some(_) if self.runtime.is_empty() => Runtimes { containers: ContainerSupport::Run, processes },
             Some(_) | None => Runtimes::parse(&self.runtime, processes)?,
         };
@@ -103,7 +104,7 @@ pub(crate) fn build_inventory(
         let held = BlockHold { job: SubmissionId(hold.job), blocks, until: hold.until.map(Timestamp) };
         holds.entry(hold.instance).or_default().push(held);
     }
-    // What is being deleted takes nothing any more: who waited for it would wait until it is gone.
+    // A fleet that is being deleted accepts no jobs: they would wait until it is gone.
     let ending: BTreeSet<FleetId> =
         stock.fleets.iter().filter(|fleet| is_ending(fleet)).map(|fleet| fleet.id).collect();
     for row in &stock.instances {
@@ -172,8 +173,8 @@ fn readiness(row: &db::instances::Instance) -> Readiness {
     }
 }
 
-/// What the instance is, by its own document; one that nobody has looked at yet has nothing. Whether its plain processes
-/// may be the server's own user is for [`ProcessRights`] to say.
+/// Offer of the instance, from its document; empty if the hardware is not known yet. [`ProcessRights`] decides whether
+/// its plain processes may run as the server's own user.
 pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
     let (instance_type, host) = match &row.instance_type {
         Some(text) => cached_type(text)?,
@@ -203,7 +204,7 @@ pub(crate) fn offer(row: &db::instances::Instance) -> Result<Offer, PassError> {
     })
 }
 
-/// Kinds that were read before: hosts are many, their kinds few, and placement looks at all of them each time.
+/// Cached instance types: there are many hosts and few types, and placement reads all of them each time.
 fn cached_type(text: &str) -> Result<(String, HostSpec), PassError> {
     static KNOWN: LazyLock<Mutex<HashMap<String, (String, HostSpec)>>> = LazyLock::new(Mutex::default);
     if let Some(known) = KNOWN.lock().get(text) {
@@ -220,7 +221,7 @@ fn cached_type(text: &str) -> Result<(String, HostSpec), PassError> {
     Ok(read)
 }
 
-/// More kinds than this are rare; then the memory starts afresh.
+/// Maximum number of entries; more types are rare, and then the cache is cleared.
 const CACHED_TYPES_MAX: usize = 4_096;
 
 fn host(resources: Resources, runtimes: Option<Runtimes>) -> HostSpec {
@@ -244,7 +245,7 @@ fn gpu(gpu: GpuDocument) -> Gpu {
     Gpu::known(vendor, &gpu.name, gpu.memory_mib, gpu.compute_capability)
 }
 
-/// How many GPUs a job with so many of its blocks is given.
+/// Number of GPUs of a job with so many blocks.
 pub(crate) fn gpu_count(
     row: &db::instances::Instance,
     blocks: i64,

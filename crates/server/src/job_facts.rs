@@ -1,4 +1,4 @@
-//! What the pipelines read out of a stored job specification.
+//! Parts of a stored job specification that the pipelines use.
 
 use serde::Deserialize;
 use windlass_model::{
@@ -8,7 +8,7 @@ use windlass_model::{
 
 use crate::{db::jobs::Job, pass_error::PassError};
 
-/// The fields that decisions about a placed job rest on; the rest travels on as it is.
+/// Fields on which decisions about a placed job depend; the rest is passed on unchanged.
 #[derive(Clone, Debug)]
 pub struct JobSpecView {
     pub jobs_per_replica: u32,
@@ -20,7 +20,7 @@ pub struct JobSpecView {
     pub utilization: Option<Utilization>,
 }
 
-/// How busy its GPUs must be: percent, and seconds.
+/// Minimum utilization of its GPUs: percent, and seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Utilization {
     pub min_gpu_utilization: u32,
@@ -63,7 +63,7 @@ impl JobSpecView {
     }
 }
 
-/// What a replica of a service waits for before it takes requests.
+/// Probe for which a replica of a service waits before it receives requests.
 pub(crate) fn readiness_wait(job: &Job) -> Option<String> {
     let spec: JobSpec = serde_json::from_str(&job.job_spec).ok()?;
     let states =

@@ -1,4 +1,4 @@
-//! The control plane: routes, services, pipelines and the one place that speaks SQL.
+//! The control plane: routes, services, pipelines, and `db`, the only module that contains SQL.
 
 pub mod agents;
 pub mod app;
@@ -66,9 +66,9 @@ use crate::{
     secrets::{KeyError, Keyring},
 };
 
-/// How often the use of tokens is written down.
+/// Interval at which the last use of tokens is written to the database.
 const TOKEN_USE_INTERVAL: Duration = Duration::from_secs(20);
-/// The last pieces of logs get this long when the server stops.
+/// Maximum time for writing buffered log pieces when the server stops.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
@@ -108,19 +108,19 @@ pub enum StartError {
     },
 }
 
-/// A server that listens and does not answer yet.
+/// A server that is bound to its address but does not answer requests yet.
 pub struct Server {
     app: App,
     machines: BackendSet,
     listener: TcpListener,
     address: SocketAddr,
-    /// The second door, where what is said is encrypted.
+    /// Listener of the second port, which accepts only TLS.
     encrypted: Option<(TcpListener, TlsAcceptor)>,
     first_token: Option<Token>,
 }
 
 impl Server {
-    /// The boot order: directory, keys, database, first user, socket.
+    /// Starts in this order: data directory, keys, database, first user, socket.
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
         create_data_dir(&settings.data_dir)?;
         let keys = Keyring::open(&settings.key_file)?;
@@ -130,7 +130,7 @@ impl Server {
         let app = App::with_backends(db, settings, keys, machines.backends.clone())?;
         let started = Self::set_up(&app, machines).await;
         if started.is_err() {
-            // Whoever tries again must find the file free.
+            // Releases the file, so that another attempt can open it.
             app.db().close().await;
         }
         started
@@ -165,22 +165,22 @@ impl Server {
         &self.app
     }
 
-    /// Where it listens, with the port the system chose if none was named.
+    /// Address on which the server listens, with the port that the system chose if none was configured.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens for those who want what is said encrypted.
+    /// Address on which the server listens for TLS.
     pub fn tls_address(&self) -> Option<SocketAddr> {
         self.encrypted.as_ref().and_then(|(listener, _)| listener.local_addr().ok())
     }
 
-    /// The admin's token, if this start made one: to be shown, once.
+    /// The admin's token, if this start created it. It is shown once.
     pub fn first_token(&self) -> Option<&Token> {
         self.first_token.as_ref()
     }
 
-    /// Answers until `stop` is done, then finishes what is in flight and closes the database.
+    /// Serves requests until `stop` completes, then finishes the requests in flight and closes the database.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let Self { app, machines, listener, address, encrypted, .. } = self;
         let uses = tokio::spawn(record_token_uses(app.clone()));
@@ -197,7 +197,7 @@ impl Server {
         let plain = listen::serve(&app, connections.clone(), listener, door, router.clone(), stop.clone());
         let second = async {
             if let Some((listener, acceptor)) = encrypted {
-                // Browsers do not obey a certificate that they do not trust.
+                // Browsers ignore HSTS on a connection whose certificate they do not trust.
                 let is_strict = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
                 let door = listen::ListenerKind::Tls { acceptor, is_strict };
                 listen::serve(&app, connections, listener, door, router, stop).await?;
@@ -217,13 +217,13 @@ impl Server {
         machines.rest().await;
         uses.abort();
         if let Err(error) = app.access().write_uses(&app).await {
-            tracing::warn!(%error, "write down which tokens were used");
+            tracing::warn!(%error, "failed to record the last use of tokens");
         }
         app.db().close().await;
     }
 }
 
-/// A server without its pipelines still answers, and says what is wrong.
+/// Starts the pipelines. If that fails, the server still answers requests, and the error is logged.
 fn start_pipelines(app: &App, machines: &BackendSet) -> Option<pipelines::RunningPipelines> {
     if !app.settings().pipelines {
         return None;
@@ -234,18 +234,19 @@ fn start_pipelines(app: &App, machines: &BackendSet) -> Option<pipelines::Runnin
     match pipelines::start(app, agents, machines.backends.clone()) {
         Ok(running) => Some(running),
         Err(error) => {
-            tracing::error!(%error, "start the pipelines");
+            tracing::error!(%error, "failed to start the pipelines");
             None
         }
     }
 }
 
-/// Hosts still have what could not be written in time; the next server copies it again.
+/// Writes buffered log pieces. The hosts still have what could not be written in time, and the next server copies it
+/// again.
 async fn flush_logs(app: &App) {
     match tokio::time::timeout(LOG_FLUSH_TIMEOUT, app.logs().settle()).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "write the last pieces of logs"),
-        Err(_) => tracing::warn!("the object store took too long for the last pieces of logs"),
+        Ok(Err(error)) => tracing::warn!(%error, "failed to write the last pieces of logs"),
+        Err(_) => tracing::warn!("timed out writing the last pieces of logs to the object store"),
     }
 }
 
@@ -253,13 +254,13 @@ async fn record_token_uses(app: App) {
     loop {
         tokio::time::sleep(TOKEN_USE_INTERVAL).await;
         if let Err(error) = app.access().write_uses(&app).await {
-            tracing::warn!(%error, "write down which tokens were used");
+            tracing::warn!(%error, "failed to record the last use of tokens");
         }
     }
 }
 
-/// Ours alone where we make it: others may not even list it. A directory that was there before keeps its mode; one that
-/// others may write to is refused, for they could put another database in the place of ours.
+/// Creates the data directory with access for the owner only: other users cannot even list it. An existing directory
+/// keeps its mode; one that other users can write to is refused, because they could replace the database.
 fn create_data_dir(path: &Path) -> Result<(), StartError> {
     let failed = |source| StartError::DataDir { path: path.to_owned(), source };
     secrets::create_private_dirs(path).map_err(failed)?;

@@ -1,11 +1,11 @@
-//! Limits that a user can meet, and how long things are kept. Each is a setting, and what is refused because of one
-//! names it.
+//! Limits that users can reach, and retention periods. Each is a setting, and every refusal names the setting that
+//! caused it.
 
 use windlass_model::time::Span;
 
 use crate::config::SettingsError;
 
-/// The names of settings in `config.yml`, as refusals say them.
+/// Names of the settings in `config.yml`, as refusals quote them.
 pub const UPLOAD_MAX: &str = "upload_max";
 pub const UPLOADS_MAX: &str = "uploads_max";
 pub const STREAMS_MAX: &str = "streams_max";
@@ -19,7 +19,7 @@ const KEEP_EVENTS: &str = "keep_events";
 const KEEP_RUNS: &str = "keep_runs";
 const KEEP_UPLOADS: &str = "keep_uploads";
 
-/// All of them, as `config.yml` spells them.
+/// All settings of this module, as `config.yml` spells them.
 pub const SETTING_NAMES: [&str; 12] = [
     UPLOAD_MAX,
     UPLOADS_MAX,
@@ -36,16 +36,16 @@ pub const SETTING_NAMES: [&str; 12] = [
 ];
 
 const MIB: usize = 1 << 20;
-/// Uploads are rows of the database, written and read whole.
+/// Uploads are rows of the database, written and read as a whole.
 const SIZE_CEILING: usize = 1 << 30;
 const COUNT_CEILING: usize = 1_000_000;
 
-/// The end of a sentence that refuses: `setting(UPLOAD_MAX)` says who can allow more, and how.
+/// The last clause of a refusal: names the setting and the option that raise the limit.
 pub fn setting(name: &str) -> String {
     format!("the server's setting `{name}` (`--{}`) allows more", name.replace('_', "-"))
 }
 
-/// What one source says; nothing where it is silent.
+/// Limits as one source (file, environment or command line) sets them; `None` where it does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitSettings {
     pub upload_max: Option<String>,
@@ -63,7 +63,7 @@ pub struct LimitSettings {
 }
 
 impl LimitSettings {
-    /// The setting of that name, unless there is none.
+    /// Returns the setting with this name, or `None` if there is none.
     pub fn named(&mut self, name: &str) -> Option<&mut Option<String>> {
         match name {
             UPLOAD_MAX => Some(&mut self.upload_max),
@@ -82,7 +82,7 @@ impl LimitSettings {
         }
     }
 
-    /// These, and where they say nothing, `other`.
+    /// Fills unset values from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -102,37 +102,38 @@ impl LimitSettings {
     }
 }
 
-/// What counts.
+/// Effective limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of one uploaded file.
+    /// Maximum size of one uploaded file.
     pub upload_bytes: usize,
-    /// That the uploads of one user may take together; `None`: any number.
+    /// Maximum total size of one user's uploads; `None` means no limit.
     pub uploads_bytes: Option<u64>,
-    /// That one user may have open at once, with logs that are followed.
+    /// Maximum number of streams that one user has open at once, followed logs included.
     pub streams: usize,
-    /// Of one JSON body.
+    /// Maximum size of one JSON body.
     pub request_bytes: usize,
-    /// That one job may write in an hour; `None`: any number.
+    /// Maximum log output of one job per hour; `None` means no limit.
     pub log_bytes_hour: Option<u64>,
-    /// That one user may own.
+    /// Maximum number of projects that one user owns.
     pub projects: i64,
-    /// That a run may start with.
+    /// Maximum number of jobs with which a run starts.
     pub run_jobs: usize,
     pub fleet_hosts: usize,
-    /// Characters of one secret.
+    /// Maximum length of one secret, in characters.
     pub secret_chars: usize,
     pub keep: RetentionPeriods,
 }
 
-/// How long things are kept; `None` is for ever.
+/// Retention periods; `None` means without limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetentionPeriods {
-    /// Since they were recorded, unless what they tell of is still there.
+    /// Counted from the time of the event. Events of unfinished runs, jobs, managed jobs and instances, and of fleets,
+    /// volumes and gateways that are not deleted, are kept.
     pub events: Option<Span>,
-    /// Since their end, with their jobs, logs and metrics.
+    /// Counted from the end of the run. Its jobs, logs and metrics are deleted with it.
     pub runs: Option<Span>,
-    /// Since they were last used, unless a run or a managed job that is kept names them.
+    /// Counted from the last use. Uploads that a kept run or managed job refers to are kept.
     pub uploads: Option<Span>,
 }
 
@@ -193,7 +194,7 @@ impl Limits {
     }
 }
 
-/// Bytes; `off` and `0` are no limit.
+/// Parses a number of bytes; `off` and `0` mean no limit.
 fn parse_optional_size(
     name: &'static str,
     text: Option<String>,
@@ -208,7 +209,7 @@ fn parse_optional_size(
     bytes.map(Some).ok_or(SettingsError::Limit { name, text, expected })
 }
 
-/// `30d`; `off` and `0` are for ever.
+/// Parses a retention period such as `30d`; `off` and `0` mean without limit.
 pub(crate) fn keep(
     name: &'static str,
     text: Option<String>,
@@ -223,7 +224,7 @@ pub(crate) fn keep(
     days.map(|days| Some(Span::days(days.into()))).ok_or(SettingsError::Limit { name, text, expected })
 }
 
-/// `65536`, `64KB`, `64MB`, `1GB`: in steps of 1024.
+/// Parses a size such as `65536`, `64KB`, `64MB` or `1GB`. Units are powers of 1024.
 fn bytes(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_uppercase();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

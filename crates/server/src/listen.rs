@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded, and let go in good order.
+//! HTTP listeners: accept connections, limit their number and close them gracefully.
 
 use std::{convert::Infallible, future::Future, io, pin::pin, sync::Arc, time::Duration};
 
@@ -31,31 +31,32 @@ use crate::{
 };
 
 const HEADERS_MAX: usize = 100;
-/// Longer heads are answered 431, give or take what one read brings.
+/// Longer request heads are answered with 431. The actual limit is higher by up to one read.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
-/// Clients that speak TLS keep connections for 30 seconds, and must not find one closed.
+/// Clients that use TLS keep connections for 30 seconds, and must not find one closed.
 const TLS_IDLE_TIMEOUT_MIN: Duration = Duration::from_secs(65);
 const CONNECTIONS_MAX: usize = 20_000;
-/// A year: whoever came encrypted once does not come in the clear again. Not for names below: those are services.
+/// One year: a browser that used TLS once does not use plain HTTP again. Does not include subdomains, which are
+/// services.
 const HSTS_VALUE: HeaderValue = HeaderValue::from_static("max-age=31536000");
-/// Requests in flight get this long at the end.
+/// Maximum time for requests in flight when the server stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
-/// When no connection can be accepted (no file descriptors), trying at once again is no use.
+/// When no connection can be accepted (no file descriptors), an immediate retry fails too.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The first byte of every greeting in TLS, and of no request.
+/// First byte of every TLS handshake, and of no HTTP request.
 const TLS_HELLO: u8 = 0x16;
 
-/// How callers of a port are met.
+/// Protocols that a port accepts.
 #[derive(Clone)]
 pub(crate) enum ListenerKind {
-    /// What is said there is encrypted. With a certificate that somebody gave us, browsers are told to keep to it.
+    /// TLS only. With a configured certificate (`is_strict`), HSTS headers are sent to browsers.
     Tls { acceptor: TlsAcceptor, is_strict: bool },
-    /// It is not, unless the caller begins so.
+    /// Plain HTTP, or TLS if the client starts a handshake.
     Plain(Arc<FallbackTls>),
 }
 
-/// The connections of all doors of a server.
+/// Connection limits, shared by all listeners of a server.
 #[derive(Clone)]
 pub(crate) struct ConnectionLimits {
     most: usize,
@@ -64,24 +65,24 @@ pub(crate) struct ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// As many as were asked for, else as this process may have open files, and as many again for what it opens itself:
-    /// a request to a service is a second connection.
+    /// Uses `most` if it is set, otherwise half of this process's limit of open files: the other half is for
+    /// connections that the server opens itself, because a request to a service needs a second one.
     pub(crate) fn new(most: Option<usize>) -> Self {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        // Each door keeps one ready.
+        // Each listener reserves one permit before it accepts.
         let most = most.unwrap_or_else(|| bearable(files)).max(4);
         let newcomers = Arc::new(UnauthenticatedConnections::new(most));
         Self { most, places: Arc::new(Semaphore::new(most)), newcomers }
     }
 }
 
-/// Half of the open files that this process may have; `None` is any number.
+/// Half of the limit of open files; `None` means no limit.
 fn bearable(files: Option<u64>) -> usize {
     let half = files.map_or(usize::MAX, |files| usize::try_from(files / 2).unwrap_or(usize::MAX));
     half.min(CONNECTIONS_MAX)
 }
 
-/// Serves until `stop` is done; then lets requests finish.
+/// Serves connections until `stop` completes, then waits for the requests in flight.
 pub(crate) async fn serve(
     app: &App,
     connections: ConnectionLimits,
@@ -108,13 +109,13 @@ pub(crate) async fn serve(
             Ok(accepted) => accepted,
             Err(error) => {
                 if !is_transient(&error) {
-                    tracing::warn!(%error, "accept a connection");
+                    tracing::warn!(%error, "failed to accept connection");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 continue;
             }
         };
-        // Small answers must not wait for more; a socket that refuses is about to fail anyway.
+        // Small responses must not wait for more data. A socket that rejects the option is about to fail anyway.
         let _ = stream.set_nodelay(true);
         let connection = connections.newcomers.connected(peer.ip());
         let caller =
@@ -125,14 +126,14 @@ pub(crate) async fn serve(
             tokio::select! {
                 () = served => {}
                 () = connection.closed() => {
-                    tracing::debug!("closed a connection that said nothing: its address has its share of those");
+                    tracing::debug!("closed an unauthenticated connection: its address reached its share");
                 }
             }
         });
     }
     drop(listener);
     app.close();
-    // Whoever has all places knows that nobody is served any more.
+    // Acquiring all permits succeeds once every connection is closed.
     let all = u32::try_from(connections.most).unwrap_or(u32::MAX);
     if timeout(SHUTDOWN_GRACE, connections.places.acquire_many(all)).await.is_err() {
         tracing::warn!("requests still in flight were cut off");
@@ -140,7 +141,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// A caller who has begun to speak.
+/// A connection whose protocol has been detected.
 enum AcceptedStream {
     Plain { stream: TcpStream, http2: bool },
     Encrypted(Box<TlsStream<TcpStream>>),
@@ -164,16 +165,16 @@ async fn detect_protocol(stream: TcpStream, door: &ListenerKind) -> io::Result<A
     }
 }
 
-/// How a caller speaks.
+/// Negotiated protocol of a connection.
 #[derive(Clone, Copy)]
 struct ConnectionProtocol {
     http2: bool,
     encrypted: bool,
-    /// Browsers are told to come encrypted from now on.
+    /// True if HSTS headers are sent.
     is_strict: bool,
 }
 
-/// Whoever came through a door.
+/// An accepted connection and what it needs to be served.
 struct IncomingConnection {
     app: App,
     router: Router,
@@ -195,13 +196,13 @@ impl IncomingConnection {
                 let manner = ConnectionProtocol { http2, encrypted: true, is_strict };
                 serve_connection(self, *stream, manner, connection).await;
             }
-            Ok(Err(error)) => tracing::debug!(%error, "failed to greet a caller"),
-            Err(_) => tracing::debug!("a caller took too long to greet"),
+            Ok(Err(error)) => tracing::debug!(%error, "failed to detect the protocol of a connection"),
+            Err(_) => tracing::debug!("timed out detecting the protocol of a connection"),
         }
     }
 }
 
-/// Counts a connection for as long as it lasts, however it ends.
+/// Counts a connection in the metrics until it ends, however it ends.
 struct ConnectionCountGuard(App);
 
 impl ConnectionCountGuard {
@@ -217,7 +218,7 @@ impl Drop for ConnectionCountGuard {
     }
 }
 
-/// One connection, to its end.
+/// Serves one connection until it ends.
 async fn serve_connection<S>(
     caller: IncomingConnection,
     stream: S,
@@ -279,7 +280,7 @@ async fn serve_connection<S>(
         }
     };
     if let Err(error) = served {
-        tracing::debug!(%error, "serve a connection");
+        tracing::debug!(%error, "failed to serve connection");
     }
     drop(place);
 }

@@ -1,4 +1,4 @@
-//! Where this server's machines come from: its backends, and what is shared between them and the agents.
+//! The server's backends, and the SSH connections that backends and agents share.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use windlass_tunnel::{Backoff, SshPool};
 
 use crate::{StartError, config::Settings};
 
-/// All of them, as the settings want it.
+/// Backends that the settings enable.
 pub struct BackendSet {
     pub backends: Backends,
-    /// One connection per SSH host serves its bring-up and the calls to its agent.
+    /// One connection per SSH host, for the installation of its agent and for the calls to it.
     pub hosts: Arc<SshPool<InstanceId>>,
     local: Option<Arc<LocalBackend>>,
 }
 
 impl BackendSet {
-    /// Starts nothing.
+    /// Builds the backends; starts nothing.
     pub fn new(settings: &Settings) -> Result<Self, StartError> {
         let hosts = SshPool::new(Backoff::STANDARD).with_allowed(settings.allowed_hosts.clone());
         let hosts = Arc::new(hosts);
         let binaries = match AgentProgram::find(settings.agent_binary.as_deref()) {
             Ok(program) => AgentBinaries::beside(program.path()),
             Err(error) => {
-                tracing::warn!(%error, "no machine can be given an agent");
+                tracing::warn!(%error, "failed to find the agent binary; cannot install agents");
                 AgentBinaries::default()
             }
         };
@@ -42,21 +42,21 @@ impl BackendSet {
         Ok(Self { backends: Backends::new(backends), hosts, local })
     }
 
-    /// What an earlier start left asleep answers again before anybody asks.
+    /// Starts the local agent again if an earlier server stopped it, so that it answers before the first call.
     pub async fn wake(&self) {
         if let Some(local) = &self.local
             && let Err(error) = local.wake().await
         {
-            tracing::warn!(%error, "wake the agent of this machine");
+            tracing::warn!(%error, "failed to start the local agent");
         }
     }
 
-    /// The server stops. What has work goes on without it.
+    /// Stops the local agent if it is idle, because the server stops. An agent with work keeps running.
     pub async fn rest(&self) {
         if let Some(local) = &self.local
             && let Err(error) = local.rest().await
         {
-            tracing::warn!(%error, "end the idle agent of this machine");
+            tracing::warn!(%error, "failed to stop the idle local agent");
         }
     }
 }
@@ -71,16 +71,16 @@ fn local_settings(settings: &Settings) -> local::Settings {
     }
 }
 
-/// The script of a mock cloud is named by this variable.
+/// Environment variable that names the script of a mock cloud.
 #[cfg(feature = "testing")]
 const MOCK_CLOUD: &str = "WINDLASS_MOCK_CLOUD";
 
-/// The mock cloud, where a test wants one.
+/// The mock cloud, if a test configures one.
 #[cfg(feature = "testing")]
 fn mock_cloud(settings: &Settings) -> Result<Option<Arc<dyn Backend>>, StartError> {
     use windlass_backend::mock::{MockCloud, script::MockScript};
     let Some(file) = std::env::var_os(MOCK_CLOUD).map(std::path::PathBuf::from) else { return Ok(None) };
-    // Beside the script, so that all replicas that read it see one cloud.
+    // Next to the script, so that all replicas that read it see one cloud.
     let mut dir = file.clone().into_os_string();
     dir.push(".d");
     let mock =

@@ -1,4 +1,4 @@
-//! What backends would create now: asked rarely, remembered shortly.
+//! Cache of the offers of all backends, so that backends are queried rarely.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -13,40 +13,40 @@ use windlass_model::plan::{
 
 use crate::fleet_shape::ParsedFleetSpec;
 
-/// How long an answer serves.
+/// Age after which a snapshot is queried again.
 const SNAPSHOT_MAX_AGE: Duration = Duration::from_secs(5);
-/// How long a backend may take to answer; meanwhile placement waits.
+/// Maximum time for a backend to return its offers. Placement waits for it.
 const OFFERS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What was heard last, and when.
+/// The last snapshot, and when it was received.
 type CachedSnapshot = Option<(Instant, Arc<OfferSnapshot>)>;
 
-/// The offers of all backends, for everybody who places or creates.
+/// The offers of all backends, for placement and for the creation of instances.
 #[derive(Clone, Debug)]
 pub struct OfferCache {
     backends: Backends,
     known: Arc<Mutex<CachedSnapshot>>,
-    /// One asks, the others wait for what it hears.
+    /// Serializes queries: one caller queries, the others wait for its result.
     asking: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// What was heard.
+/// Offers of all backends at one time.
 #[derive(Clone, Debug, Default)]
 pub struct OfferSnapshot {
     pub offers: Vec<Offer>,
-    /// Backends that did not answer, each with what it said.
+    /// Error messages of the backends that did not answer.
     pub silent: Vec<String>,
 }
 
 impl OfferSnapshot {
-    /// What of it a project may use.
+    /// The offers that a project with these backends may use.
     #[must_use]
     pub fn granted(&self, backends: &BTreeSet<String>) -> Self {
         let offers = self.offers.iter().filter(|offer| backends.contains(&offer.backend));
         Self { offers: offers.cloned().collect(), silent: self.silent.clone() }
     }
 
-    /// What a fleet may make for itself, cheapest first, split as it says.
+    /// Offers from which a fleet may create instances, cheapest first, split into the fleet's blocks.
     pub fn for_fleet(&self, shape: &ParsedFleetSpec) -> Vec<Offer> {
         let limits = shape.own_limits();
         let wanted = self.offers.iter().filter(|offer| offer.availability.is_worth_trying());
@@ -102,7 +102,7 @@ impl OfferCache {
             }
         }
         for said in &seen.silent {
-            tracing::warn!(said, "ask a backend for its offers");
+            tracing::warn!(said, "failed to list the offers of a backend");
         }
         seen
     }

@@ -1,7 +1,7 @@
 //! Counters of the server itself, for `GET /metrics`.
 //!
-//! Labels are operation ids and statuses: both are closed sets, so the number of series is bounded. What running jobs
-//! use is added by `job_metrics::prometheus`, which bounds its own.
+//! Labels are operation ids and statuses: both are closed sets, so the number of series is bounded. The usage of
+//! running jobs is added by `job_metrics::prometheus`, which has its own bound.
 
 use std::{fmt::Write as _, sync::OnceLock, time::Duration};
 
@@ -28,7 +28,7 @@ struct DeletedLabels {
     kind: &'static str,
 }
 
-/// A series of the pipelines: name, kind, help, and how it is read.
+/// A series of the pipelines: name, kind, help text, and the function that reads its value.
 type PipelineSeries = (&'static str, &'static str, &'static str, fn(&Snapshot) -> f64);
 
 const PIPELINE_SERIES: &[PipelineSeries] = &[
@@ -56,7 +56,7 @@ pub struct Metrics {
     seconds: Family<OperationLabels, Histogram, fn() -> Histogram>,
     connections: Gauge,
     deleted: Family<DeletedLabels, Counter>,
-    /// The pipelines, once they turn.
+    /// Monitor of the pipelines, once they run.
     pipelines: OnceLock<Monitor>,
 }
 
@@ -83,17 +83,17 @@ impl Metrics {
         self.seconds.get_or_create(&OperationLabels { operation }).observe(took.as_secs_f64());
     }
 
-    /// So many of a kind were too old to be kept.
+    /// Counts rows of a kind that retention deleted.
     pub fn deleted(&self, kind: &'static str, number: usize) {
         self.deleted.get_or_create(&DeletedLabels { kind }).inc_by(number as u64);
     }
 
-    /// Where the status of the pipelines is read. The first one stays.
+    /// Sets the source of pipeline metrics. Later calls have no effect.
     pub fn watch(&self, pipelines: Monitor) {
         let _ = self.pipelines.set(pipelines);
     }
 
-    /// How each pipeline is doing; empty before they turn.
+    /// Snapshots of all pipelines; empty before they run.
     pub fn pipelines(&self) -> Vec<Snapshot> {
         self.pipelines.get().map(Monitor::snapshots).unwrap_or_default()
     }
@@ -106,12 +106,12 @@ impl Metrics {
         self.connections.dec();
     }
 
-    /// The text that Prometheus reads, with more series at the end.
+    /// Renders the Prometheus text, with `more` appended.
     pub fn text(&self, more: &str) -> String {
         let mut out = String::new();
         // Writing to a string cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut out, &self.registry);
-        // Their own counters live in the engine; the text is written from one look at them.
+        // The engine holds the counters of the pipelines; one snapshot of them is rendered here.
         let end = "# EOF\n";
         if out.ends_with(end) {
             out.truncate(out.len() - end.len());

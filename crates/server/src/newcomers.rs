@@ -1,8 +1,8 @@
-//! Connections of callers whom nobody knows yet: each address may have its share of them.
+//! Limit of unauthenticated connections per address.
 //!
-//! A connection counts until somebody with a token has spoken on it, and not while a request of it is answered. Where an
-//! address has more than its share, its oldest connection is closed: whoever opens thousands and says nothing closes
-//! their own, and neither keeps others out nor those who come from the same address.
+//! A connection counts until a request on it has authenticated, and not while one of its requests is answered. When an
+//! address exceeds its share, its oldest connection is closed: a client that opens thousands of idle connections closes
+//! only those, and blocks neither other addresses nor other clients behind the same address.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -16,21 +16,21 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// So many addresses must come together to fill all places with silence.
+/// Number of addresses that together can fill all permits with unauthenticated connections.
 const ADDRESS_SHARES: usize = 4;
 
 tokio::task_local! {
-    /// The connection that a request came on.
+    /// Connection of the current request.
     pub(crate) static CURRENT_CONNECTION: Arc<TrackedConnection>;
 }
 
-/// Somebody with a token spoke: their connection is no stranger's any more.
+/// Marks the connection of the current request as authenticated.
 pub(crate) fn mark_known() {
-    // What is done outside of a request has no connection.
+    // Work outside of a request has no connection.
     let _ = CURRENT_CONNECTION.try_with(|connection| connection.mark_known());
 }
 
-/// The address, or the network of it: whoever has one address of version 6 has as many as they like of its network.
+/// The address, or its /64 network for IPv6: a client with one IPv6 address can use any address of its network.
 pub(crate) fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -41,7 +41,7 @@ pub(crate) fn client_network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Those who wait to be known, by address and in the order of their coming.
+/// Unauthenticated connections by network, oldest first.
 type ConnectionsByNetwork = HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>;
 
 #[derive(Debug)]
@@ -52,13 +52,13 @@ pub(crate) struct UnauthenticatedConnections {
 }
 
 impl UnauthenticatedConnections {
-    /// For so many connections in all.
+    /// Creates the limit for a server with `connections_max` connections.
     pub(crate) fn new(connections_max: usize) -> Self {
         let share = (connections_max / ADDRESS_SHARES).max(1);
         Self { share, next: AtomicU64::new(0), waiting: Mutex::default() }
     }
 
-    /// A new connection from there.
+    /// Registers a new connection.
     pub(crate) fn connected(self: &Arc<Self>, from: IpAddr) -> Arc<TrackedConnection> {
         let connection = TrackedConnection {
             newcomers: Arc::clone(self),
@@ -72,7 +72,8 @@ impl UnauthenticatedConnections {
         Arc::new(connection)
     }
 
-    /// All places are taken: the oldest stranger of the address that has most of them makes room.
+    /// Closes the oldest unauthenticated connection of the address that has most of them. Called when all permits are
+    /// in use.
     pub(crate) fn evict_oldest(&self) {
         let mut waiting = self.waiting.lock();
         let most = waiting.iter().max_by_key(|(_, row)| row.len()).map(|(from, _)| *from);
@@ -89,7 +90,7 @@ impl UnauthenticatedConnections {
     }
 }
 
-/// One connection, for as long as it lasts.
+/// One open connection, registered until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TrackedConnection {
     newcomers: Arc<UnauthenticatedConnections>,
@@ -101,12 +102,12 @@ pub(crate) struct TrackedConnection {
 }
 
 impl TrackedConnection {
-    /// Returns when it must make room for a newer one.
+    /// Completes when the connection must be closed in favour of a newer one.
     pub(crate) async fn closed(&self) {
         self.closed.notified().await;
     }
 
-    /// A request of it is answered until what is returned goes.
+    /// Excludes the connection from the limit until the returned guard is dropped.
     pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
         if self.requests.fetch_add(1, Ordering::AcqRel) == 0 {
             self.unregister();
@@ -148,7 +149,7 @@ impl Drop for TrackedConnection {
     }
 }
 
-/// A request that is being answered.
+/// A request in progress.
 pub(crate) struct RequestGuard(Arc<TrackedConnection>);
 
 impl Drop for RequestGuard {
@@ -193,7 +194,7 @@ mod tests {
         newcomers.evict_oldest();
         assert!(!is_closed(&one) && is_closed(&many[0]) && !is_closed(&many[1]));
         drop((one, many));
-        // Nobody is there: nobody can.
+        // No connection is left to evict.
         newcomers.evict_oldest();
         assert_eq!(newcomers.count(), 0);
     }
@@ -210,7 +211,7 @@ mod tests {
         let answering = asking.request();
         let idle = newcomers.connected(from("10.0.0.1"));
         assert!(!is_closed(&known) && !is_closed(&asking) && !is_closed(&idle));
-        // An answer that nobody had to be known for makes it wait again, and it is the newest then.
+        // An unauthenticated request puts the connection back in line, as the newest.
         drop(answering);
         assert!(!is_closed(&known) && !is_closed(&asking) && is_closed(&idle));
     }

@@ -1,10 +1,10 @@
-//! Counts of what each user has open at once, with a limit for each.
+//! Counts of the streams that each user has open, with a limit.
 
 use std::{collections::HashMap, fmt::Debug, hash::Hash};
 
 use parking_lot::Mutex;
 
-/// The number of open streams by owner. Owners without any take no room.
+/// Number of open streams by owner. Owners without any occupy no memory.
 #[derive(Debug)]
 pub(crate) struct OpenCounts<K>(Mutex<Option<HashMap<K, usize>>>);
 

@@ -1,9 +1,9 @@
-//! How fast one caller may go.
+//! Rate limits per caller.
 //!
-//! Each caller has a bucket for each kind of work: it starts full, every call takes one out, and time puts some
-//! back. Buckets are this replica's own, and forgotten when there are too many of them: they protect the server from
-//! a loop that ran wild and a guesser of tokens, and are no account of anything. People who use the server, and
-//! programs that submit thousands of runs, never see the bottom of one.
+//! Each caller has a token bucket for each kind of operation: it starts full, every call removes one token, and time
+//! refills it. Buckets are local to this replica and are dropped when there are too many: they protect the server from
+//! runaway loops and from guessed tokens, and account for nothing. Interactive users, and programs that submit
+//! thousands of runs, never empty one.
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
@@ -16,25 +16,26 @@ use crate::{
     newcomers::client_network,
 };
 
-/// Buckets that are remembered; when there are more, all are full again.
+/// Maximum number of buckets in memory. When it is exceeded, all are dropped and so are full again.
 const BUCKETS_MAX: usize = 10_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// So many at once.
+    /// Number of calls at once.
     pub burst: u32,
-    /// So many every second, for as long as one likes.
+    /// Sustained number of calls per second.
     pub per_second: u32,
 }
 
-/// The pace of each kind of work.
+/// Rates for each kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimits {
-    /// Wrong tokens from one address.
+    /// Wrong tokens, per address.
     pub login: Rate,
-    /// What makes or changes runs, managed jobs, fleets, volumes, secrets, files and containers of the queue, by one user.
+    /// Requests that create or change runs, managed jobs, fleets, volumes, secrets, files and containers of the queue,
+    /// per user.
     pub submit: Rate,
-    /// Questions for logs, by one user.
+    /// Requests for logs, per user.
     pub logs: Rate,
 }
 
@@ -58,7 +59,7 @@ enum BucketKey {
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     paces: RateLimits,
-    /// How much is missing in each, and when that was so.
+    /// Number of tokens missing in each bucket, and the time at which that was computed.
     missing: Mutex<HashMap<BucketKey, (f64, Instant)>>,
 }
 
@@ -67,19 +68,19 @@ impl RateLimiter {
         Self { paces, missing: Mutex::default() }
     }
 
-    /// Whether an address may still try tokens that nobody knows.
+    /// Returns an error if an address sent too many wrong tokens.
     pub fn check_login(&self, from: IpAddr) -> Result<()> {
         let key = BucketKey::Login(client_network(from));
         let (missing, _) = self.missing(key, self.paces.login);
         if missing < f64::from(self.paces.login.burst) { Ok(()) } else { Err(Error::Fast) }
     }
 
-    /// A token from there was wrong.
+    /// Counts a wrong token of an address.
     pub fn tried(&self, from: IpAddr) -> Result<()> {
         self.take(BucketKey::Login(client_network(from)), self.paces.login)
     }
 
-    /// An operation of a user who is known; most are free.
+    /// Counts an operation of an authenticated user; most operations are unlimited.
     pub fn operation(&self, id: &str, user: Uuid) -> Result<()> {
         match id {
             "apply_run"
@@ -101,7 +102,7 @@ impl RateLimiter {
         }
     }
 
-    /// A write of a user that is no operation of its own: those of the container queue.
+    /// Counts a write to the container queue, which has no operation id.
     pub fn submits(&self, user: Uuid) -> Result<()> {
         self.take(BucketKey::Submit(user), self.paces.submit)
     }

@@ -1,4 +1,4 @@
-//! What stops a pass. The engine says it once and tries the row again later.
+//! Errors that end a pass. The engine logs them once and retries the row later.
 
 use windlass_model::event::TransitionError;
 
@@ -8,7 +8,7 @@ use crate::{db::DbError, job_orders::node_key::NodeKeyError, run_shape::RunSpecE
 pub enum PassError {
     #[error(transparent)]
     Db(#[from] DbError),
-    /// The machine does not know this move: the plan and the row disagree.
+    /// The state machine does not permit this transition: the plan and the row disagree.
     #[error(transparent)]
     TransitionError(#[from] TransitionError),
     #[error("read a stored document")]

@@ -1,4 +1,4 @@
-//! Whose rights plain processes may have: confined ones, or those of the server itself.
+//! Rights of plain processes: confined, or those of the server's user.
 
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::local;
@@ -6,17 +6,18 @@ use windlass_model::plan::{offers::Offer, runs_in::Runtimes};
 
 use crate::db::{Db, DbError, users};
 
-/// What plain processes may be.
+/// Rights that plain processes may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessRights {
-    /// Confined, everywhere.
+    /// Confined on every instance.
     Confined,
-    /// On the server's own machine they may have the server's own user.
+    /// On the server's own machine they may run as the server's user.
     ServerUser,
 }
 
 impl ProcessRights {
-    /// Only a server with one user may share its own with jobs: every second one would have the rights of the first.
+    /// Determines the present rights. Only a server with one user may share its system user with jobs: with a second
+    /// user, each would have the rights of the other.
     pub(crate) async fn now(db: &Db, local_processes: ProcessMode) -> Result<Self, DbError> {
         match local_processes {
             ProcessMode::Own if users::count_active(db).await? <= 1 => Ok(Self::ServerUser),
@@ -24,7 +25,7 @@ impl ProcessRights {
         }
     }
 
-    /// The offer as placement may use it.
+    /// Restricts the runtimes of an offer to those that placement may use.
     pub(crate) fn on(self, offer: Offer) -> Offer {
         if self == Self::ServerUser && is_here(&offer.backend) {
             return offer;
@@ -40,7 +41,7 @@ fn is_here(backend: &str) -> bool {
     backend == local::NAME
 }
 
-/// With this variable every host is taken for this machine: jobs of tests leave signs in files.
+/// If this variable is set, every host is treated as the server's own machine: jobs of tests leave traces in files.
 #[cfg(feature = "testing")]
 const OWN_PROCESSES: &str = "WINDLASS_TEST_OWN_PROCESSES";
 

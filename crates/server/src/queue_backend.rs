@@ -1,7 +1,7 @@
-//! Backend `slurm`: clusters behind dispatchers, as places for jobs.
+//! Backend `slurm`: clusters behind dispatchers.
 //!
-//! A machine here is a seat in the queue: it costs nothing, exists at once, and is as large as the node it may become.
-//! Where and when its job really runs is decided by the cluster. See `agents::queue`.
+//! An instance of this backend is a position in the queue: it costs nothing, exists at once, and is as large as the
+//! node that it may become. The cluster decides where and when its job runs. See `agents::queue`.
 
 use futures_util::FutureExt as _;
 use serde_json::json;
@@ -19,7 +19,7 @@ use crate::{
     services::queue::dispatchers::{self, DispatcherView, NodeGroup, SILENT_AFTER},
 };
 
-/// The word that configurations use.
+/// Name of the backend in configurations.
 pub const NAME: &str = offers::SLURM_BACKEND;
 const MIB_PER_GB: u64 = 1024;
 
@@ -32,7 +32,7 @@ impl QueueBackend {
         Self { db }
     }
 
-    /// Those that are heard.
+    /// Dispatchers that reported recently.
     async fn present(&self) -> Result<Vec<DispatcherView>, DbError> {
         let now = self.db.now().await?;
         let all = dispatchers::list(&self.db).await?;

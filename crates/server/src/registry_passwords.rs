@@ -1,10 +1,10 @@
-//! Passwords of registries that somebody wrote into a configuration.
+//! Registry passwords that users wrote into configurations.
 //!
-//! No specification is stored or shown with one: it is sealed in a row of its own, and `sealed:ID` stands in its place.
-//! The same password of the same user gets the same id again, so that applying a configuration twice changes nothing.
-//! A client may send `sealed:ID` back, as those do that apply the plan they were shown; it is good only for the user
-//! whose password it is, for whoever names the image decides which registry is told it. A reference to a secret
-//! (`${{ secrets.NAME }}`) is no password and stays as it is.
+//! No specification is stored or shown with one: the password is sealed in a separate row, and `sealed:ID` replaces it.
+//! The same password of the same user gets the same id again, so that applying a configuration twice changes nothing. A
+//! client may send `sealed:ID` back, as it does when it applies the plan that it received. The reference is valid only
+//! for the user whose password it is, because the user who names the image chooses the registry that receives the
+//! password. A reference to a secret (`${{ secrets.NAME }}`) is not a password and is left unchanged.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -21,10 +21,10 @@ use crate::{
 };
 
 const PREFIX: &str = "sealed:";
-/// What is put in by others is no password.
+/// Text with a reference to a secret is not a password.
 const REFERENCE: &str = "${{";
 
-/// The id that stands in the place of a password.
+/// Parses the reference that replaces a password.
 pub(crate) fn parse_reference(text: &str) -> Option<Uuid> {
     text.strip_prefix(PREFIX)?.parse().ok()
 }
@@ -33,7 +33,7 @@ fn password_aad(id: Uuid) -> AssociatedData<'static> {
     AssociatedData::row("registry_passwords", "password_sealed", id)
 }
 
-/// The password of a job's registry in the place of its reference; `None` when it is not stored any more.
+/// Opens the password behind a reference; `None` if it is no longer stored.
 pub(crate) async fn open_password(
     db: &Db,
     keys: &Keyring,
@@ -55,7 +55,7 @@ pub(crate) enum OpenPasswordError {
     Keys(#[from] KeyError),
 }
 
-/// Takes the password out of a document that has `registry_auth`, for the user who sent it. False when there was none.
+/// Seals the password of a document with `registry_auth`, for the user who sent it. Returns false if there was none.
 pub(crate) async fn seal_document(
     app: &App,
     project: ProjectId,
@@ -82,7 +82,7 @@ pub(crate) async fn seal_document(
     Ok(true)
 }
 
-/// The id of a password: that of an earlier time where it is the same.
+/// Returns the id of a sealed password, reusing the row if the user stored the same password before.
 async fn sealed(app: &App, project: ProjectId, user: UserId, password: &str) -> Result<Uuid> {
     for held in rows::list_by_user(app.db(), project, user).await? {
         if app.keys().open_sealed(&password_aad(held.id), &held.sealed)? == password.as_bytes() {
@@ -96,7 +96,7 @@ async fn sealed(app: &App, project: ProjectId, user: UserId, password: &str) -> 
     Ok(id)
 }
 
-/// Takes passwords out of what earlier versions stored. Done once for a database.
+/// Seals the passwords that earlier versions stored in documents. Runs once per database.
 pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
     if rows::is_migration_done(app.db()).await? {
         return Ok(());
@@ -107,7 +107,7 @@ pub(crate) async fn seal_stored_documents(app: &App) -> Result<()> {
             "runs" => &mut document["configuration"],
             _ => &mut document,
         };
-        // What the run's owner wrote counts as theirs, whoever it was.
+        // A stored password is attributed to the owner of the run, regardless of its author.
         let literal = part.pointer("/registry_auth/password").and_then(Value::as_str).map(parse_reference);
         if literal != Some(None) {
             continue;

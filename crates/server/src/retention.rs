@@ -1,8 +1,8 @@
-//! Deletes what is no longer kept: events, finished runs with all that is theirs, and uploads that nothing names.
+//! Deletes expired data: events, finished runs with everything that belongs to them, and unreferenced uploads.
 //!
-//! Logs go earlier and by a setting of their own ([`crate::logs::retention`]). Deleting twice is deleting once, so
-//! replicas need not agree who does it; a crash in between repeats a batch. Batches are small and rest in between, so
-//! that nobody waits for the database because of them.
+//! Logs have a separate, shorter period ([`crate::logs::retention`]). Deletion is idempotent, so replicas need not
+//! agree on which of them does it; after a crash a batch is repeated. Batches are small, with pauses between them, so
+//! that they do not delay other users of the database.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ const BATCH_PAUSE: Duration = Duration::from_millis(100);
 const EVENTS_MAX: usize = 500;
 const RUNS_MAX: usize = 20;
 const UPLOADS_MAX: usize = 20;
-/// Batches of one kind in one round.
+/// Maximum number of batches of one kind per round.
 const BATCHES_MAX: usize = 50;
 
-/// How many of each kind a round deleted.
+/// Number of deleted rows of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeletedCounts {
     pub events: usize,
@@ -29,7 +29,7 @@ pub struct DeletedCounts {
     pub uploads: usize,
 }
 
-/// Deletes for ever; ends when it is dropped.
+/// Runs until it is dropped.
 pub async fn run(app: App) {
     loop {
         // Replicas that were started together must not delete in step.
@@ -37,7 +37,7 @@ pub async fn run(app: App) {
         tokio::time::sleep(ROUND_INTERVAL / 2 + Duration::from_secs(jitter)).await;
         match run_round(app.db(), app.logs(), app.settings().limits.keep).await {
             Ok(deleted) => report_deleted(&app, deleted),
-            Err(error) => tracing::warn!(%error, "failed to delete what is no longer kept"),
+            Err(error) => tracing::warn!(%error, "failed to delete expired data"),
         }
     }
 }
@@ -45,14 +45,14 @@ pub async fn run(app: App) {
 fn report_deleted(app: &App, deleted: DeletedCounts) {
     let DeletedCounts { events, runs, uploads } = deleted;
     if deleted != DeletedCounts::default() {
-        tracing::info!(events, runs, uploads, "deleted what is no longer kept");
+        tracing::info!(events, runs, uploads, "deleted expired data");
     }
     for (kind, number) in [("events", events), ("runs", runs), ("uploads", uploads)] {
         app.metrics().deleted(kind, number);
     }
 }
 
-/// One round: batch after batch until nothing is left, or until the next round.
+/// Runs one round: deletes batches until nothing is left or the maximum is reached.
 pub async fn run_round(
     db: &Db,
     logs: &NotifyingLogStore,
@@ -74,7 +74,7 @@ pub async fn run_round(
             let old = rows::old_runs(db, keep, RUNS_MAX).await?;
             let mut gone = 0;
             for run in &old {
-                // A run whose logs cannot be removed stays, or nobody would remove them later.
+                // A run whose logs cannot be removed is kept, because otherwise its logs would never be removed.
                 if let Err(error) = logs.remove(run.project_id, run.id).await {
                     tracing::warn!(run = %run.id, %error, "failed to remove the logs of an old run");
                     continue;

@@ -1,4 +1,4 @@
-//! A stored run specification, read once: what its pipelines and its submission need to know.
+//! A stored run specification, parsed once for the submission and the pipelines.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -35,7 +35,7 @@ use windlass_model::{
 
 use crate::db::runs::Run;
 
-/// Why a specification has no shape.
+/// Reasons why a specification cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunSpecError {
     #[error("read a stored document")]
@@ -52,7 +52,7 @@ pub enum RunSpecError {
     NoSuchJob { replica: u32, job: u32 },
 }
 
-/// One run, decoded.
+/// A parsed run specification.
 #[derive(Clone, Debug)]
 pub struct ParsedRunSpec {
     name: String,
@@ -115,7 +115,7 @@ impl ParsedRunSpec {
         &self.configuration
     }
 
-    /// Its own properties, and those of its profile where it says nothing.
+    /// The run's properties, with those of its profile where the run sets none.
     pub(crate) fn properties(&self) -> &ProfileProperties {
         &self.properties
     }
@@ -139,12 +139,12 @@ impl ParsedRunSpec {
         }
     }
 
-    /// The groups of a service's replicas, by position.
+    /// Names of a service's replica groups, by position.
     pub fn replica_group_names(&self) -> Vec<String> {
         derive::replica_group_names(&self.configuration)
     }
 
-    /// What a start of the run submits: each replica and how many jobs it has.
+    /// The replicas that the run starts with, and the number of jobs of each.
     pub fn starts(&self) -> Result<Vec<ReplicaStart>, RunSpecError> {
         let mut starts: Vec<ReplicaStart> = Vec::new();
         for spec in self.jobs()? {
@@ -156,18 +156,18 @@ impl ParsedRunSpec {
         Ok(starts)
     }
 
-    /// All jobs the run starts with.
+    /// All jobs that the run starts with.
     pub fn jobs(&self) -> Result<Vec<JobSpec>, RunSpecError> {
         Ok(derive::job_specs(&self.derive_inputs())?)
     }
 
-    /// One replica of each group, for a plan.
+    /// The jobs of one replica of each group, for a plan.
     pub fn plan(&self) -> Result<Vec<JobSpec>, RunSpecError> {
         Ok(derive::plan_specs(&self.derive_inputs())?)
     }
 
-    /// The specification of one job, and its document as it is stored: with what its pipeline needs beside
-    /// what the wire knows. A group is named for replicas of services.
+    /// Returns the specification of one job and its stored document, which also holds what the pipelines need beyond
+    /// the wire format. `group` is set for replicas of services.
     pub fn job(
         &self,
         group: Option<&str>,
@@ -184,7 +184,7 @@ impl ParsedRunSpec {
         Ok((spec, document))
     }
 
-    /// How many replicas each group of a service may have, and when that changes.
+    /// Replica range and scaling of each group of a service.
     pub fn groups(&self) -> Result<Vec<ReplicaGroupSpec>, RunSpecError> {
         let Configuration::Service(service) = &self.configuration else { return Ok(Vec::new()) };
         let mut groups = Vec::new();
@@ -209,7 +209,7 @@ impl ParsedRunSpec {
         Ok(groups)
     }
 
-    /// How replicas of a service are replaced.
+    /// Limits for the replacement of a service's replicas.
     pub fn pace(&self) -> RolloutPolicy {
         let Configuration::Service(service) = &self.configuration else { return RolloutPolicy::default() };
         let number = |n: i64| u32::try_from(n).unwrap_or_default();
@@ -221,7 +221,7 @@ impl ParsedRunSpec {
         })
     }
 
-    /// How a job's specification is stored.
+    /// Renders a job's specification as it is stored.
     pub fn document(&self, spec: &JobSpec) -> Result<String, RunSpecError> {
         let mut document = serde_json::to_value(spec).map_err(RunSpecError::Document)?;
         let order = match self.properties.startup_order {
@@ -240,7 +240,7 @@ impl ParsedRunSpec {
         Ok(document.to_string())
     }
 
-    /// What a job asks of one machine.
+    /// Requirements of a job for its instance.
     pub fn needs_of(&self, spec: &JobSpec) -> InstanceNeeds {
         let asked = &spec.requirements;
         let machines = &self.properties.provisioning;
@@ -264,13 +264,13 @@ impl ParsedRunSpec {
         }
     }
 
-    /// The fleets it may run in; `None` = any.
+    /// Fleets that the run may use; `None` means any.
     pub fn fleet_names(&self) -> Option<Vec<String>> {
         let fleets = self.properties.fleets.as_ref()?;
         Some(fleets.iter().map(|fleet| fleet.name.clone()).collect())
     }
 
-    /// How long instances made for it may be idle, if it says so; -1 is for ever.
+    /// Maximum idle time of instances created for the run, if it is set; -1 means without limit.
     pub fn idle_duration(&self) -> Option<i64> {
         self.properties.provisioning.idle_duration.0
     }
@@ -298,7 +298,7 @@ impl ParsedRunSpec {
     }
 }
 
-/// One group of a service's replicas.
+/// One replica group of a service.
 #[derive(Clone, Debug)]
 pub struct ReplicaGroupSpec {
     pub name: String,
@@ -307,14 +307,14 @@ pub struct ReplicaGroupSpec {
     pub scaling: Option<ScalingPolicy>,
 }
 
-/// Shapes that were read before: a run is looked at many times and its specification hardly ever changes.
+/// Cache of parsed specifications: a run is processed many times and its specification rarely changes.
 #[derive(Clone, Default)]
 pub struct RunSpecCache(Arc<Mutex<CachedRunSpecs>>);
 
-/// By run: the specification, and what it came to.
+/// The specification text and its parsed form, by run.
 type CachedRunSpecs = BTreeMap<RunId, (String, Arc<ParsedRunSpec>)>;
 
-/// More runs than this are active rarely; then the memory starts afresh.
+/// More active runs than this are rare; beyond it the cache is emptied.
 const CACHED_RUN_SPECS_MAX: usize = 4_096;
 
 impl RunSpecCache {
@@ -333,7 +333,7 @@ impl RunSpecCache {
         Ok(shape)
     }
 
-    /// The run is over.
+    /// Removes a finished run.
     pub fn forget(&self, run: RunId) {
         self.0.lock().remove(&run);
     }

@@ -1,4 +1,4 @@
-//! What the pipeline of runs remembers of a run between passes, beside the columns. Others may read it.
+//! State of a run that the `runs` pipeline keeps between passes besides the columns. Other modules may read it.
 
 use std::collections::BTreeMap;
 
@@ -12,26 +12,26 @@ use crate::db::runs::Run;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunTracking {
-    /// The cron slot that fired last.
+    /// The last cron slot that started an execution.
     pub(crate) fired: Option<Timestamp>,
-    /// How many replicas each group of a service shall have.
+    /// Desired number of replicas of each group of a service.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) groups: BTreeMap<String, ScalingState>,
-    /// How the newest deployment of a service stands.
+    /// Progress of the newest deployment of a service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rollout: Option<Rollout>,
-    /// What a run that waits for its next try waits after.
+    /// The failure after which a waiting run is retried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) retry: Option<RetryWait>,
 }
 
-/// A failure that is followed by another try.
+/// A failure that is followed by a retry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RetryWait {
-    /// How many attempts failed in a row.
+    /// Number of consecutive failed attempts.
     pub(crate) failures: u32,
     pub(crate) cause: String,
-    /// When the next attempt begins.
+    /// Time of the next attempt.
     pub(crate) at: Option<Timestamp>,
 }
 

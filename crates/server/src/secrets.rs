@@ -1,10 +1,10 @@
-//! Encryption at rest: a ring of master keys, and envelopes sealed with them.
+//! Encryption at rest: a keyring of master keys, and envelopes sealed with them.
 //!
-//! Each value has its own data key; the master key only wraps that. So turning the ring (a new master
-//! key) rewraps 32 bytes per value and never touches the values. What a value belongs to — table,
-//! owner, name, version — is authenticated with it: an envelope copied to another row does not open.
+//! Each value has its own data key; the master key only wraps the data key. So a rotation (a new master key) rewraps 32
+//! bytes per value and never touches the values. The location of a value (table, owner, name, version) is authenticated
+//! with it: an envelope copied to another row does not open.
 //!
-//! The ring is a file, 0600, one key a line, `ID HEX`; the last one seals, all of them open. It is
+//! The keyring is a file with mode 0600 and one key per line, `ID HEX`; the last one seals, all of them open. It is
 //! never in the database: a backup of the database alone contains no secret.
 
 use std::{
@@ -61,7 +61,7 @@ struct MasterKey {
     cipher: Aes256Gcm,
 }
 
-/// The master keys. Cheap to share; turning it is seen by every holder.
+/// The master keys. Cheap to share; every holder sees a rotation.
 pub struct Keyring {
     path: PathBuf,
     keys: RwLock<Vec<MasterKey>>,
@@ -74,11 +74,11 @@ impl std::fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// Opens the key file, or makes one with a fresh key.
+    /// Opens the key file, or creates it with a new key.
     pub fn open(path: &Path) -> Result<Self, KeyError> {
         let failed = |source| KeyError::File { path: path.to_owned(), source };
         if !path.try_exists().map_err(failed)? {
-            // A folder that was there before belongs to somebody else: its mode stays as it is.
+            // An existing folder may belong to another user, so its mode is not changed.
             if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
                 create_private_dirs(folder).map_err(failed)?;
             }
@@ -97,14 +97,14 @@ impl Keyring {
         Ok(Self { path: path.to_owned(), keys: RwLock::new(keys) })
     }
 
-    /// One fresh key that no file holds: for a world that ends with its process.
+    /// Creates a keyring with one new key and no file, for a server that ends with its process.
     pub fn ephemeral() -> Result<Self, KeyError> {
         let path = PathBuf::new();
         let keys = parse_keys(&path, &line()?)?;
         Ok(Self { path, keys: RwLock::new(keys) })
     }
 
-    /// Adds a fresh key, with which everything is sealed from now on. The old ones still open.
+    /// Adds a new key that seals from now on. The old keys still open.
     pub fn turn(&self) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { path: self.path.clone(), source };
         let mut keys = self.keys.write();
@@ -114,7 +114,7 @@ impl Keyring {
         Ok(())
     }
 
-    /// Forgets every key but the one that seals. Only when nothing is sealed with the others any more.
+    /// Removes every key but the one that seals. Call only when nothing is sealed with the others.
     pub fn retire_old_keys(&self) -> Result<(), KeyError> {
         let failed = |source| KeyError::File { path: self.path.clone(), source };
         let mut keys = self.keys.write();
@@ -125,17 +125,17 @@ impl Keyring {
         Ok(())
     }
 
-    /// The id of the key that seals.
+    /// Id of the key that seals.
     pub fn sealing_key_id(&self) -> String {
         self.keys.read().last().map(|key| hex::encode(key.id)).unwrap_or_default()
     }
 
-    /// Whether the ring holds a key of this id.
+    /// Returns whether the keyring contains a key with this id.
     pub fn holds(&self, id: &str) -> bool {
         self.keys.read().iter().any(|key| hex::encode(key.id) == id)
     }
 
-    /// Seals `plain` for whatever `belongs` names.
+    /// Seals `plain`, bound to `belongs`.
     pub fn seal(&self, belongs: &AssociatedData<'_>, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
         let mut data_key = [0_u8; KEY_BYTES];
         let mut inner = [0_u8; NONCE_BYTES];
@@ -161,7 +161,7 @@ impl Keyring {
             .map_err(|_| KeyError::Damaged)
     }
 
-    /// The same value under the newest master key; `None` when it is already.
+    /// Rewraps a value with the newest master key; `None` if it already uses that key.
     pub fn rewrap(&self, belongs: &AssociatedData<'_>, sealed: &[u8]) -> Result<Option<Vec<u8>>, KeyError> {
         if self.keys.read().last().is_some_and(|key| sealed.get(1..=KEY_ID_BYTES) == Some(key.id.as_slice()))
         {
@@ -209,12 +209,12 @@ impl Keyring {
     }
 }
 
-/// What a sealed value belongs to. It opens only as this.
+/// Location of a sealed value. The value opens only with the same location.
 #[derive(Clone, Copy, Debug)]
 pub struct AssociatedData<'a> {
     /// `secrets`, `users`, …
     pub table: &'static str,
-    /// The id of the project or user it is part of.
+    /// Id of the project or user that owns the value.
     pub owner: uuid::Uuid,
     pub name: &'a str,
     pub version: i64,
@@ -228,7 +228,7 @@ impl AssociatedData<'static> {
 }
 
 impl AssociatedData<'_> {
-    /// Lengths first, so that no two different owners have the same bytes.
+    /// Encodes each part with its length first, so that no two locations have the same bytes.
     fn bytes(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         for part in [self.table.as_bytes(), self.owner.as_bytes(), self.name.as_bytes()] {
@@ -246,7 +246,7 @@ fn line() -> Result<String, KeyError> {
     Ok(format!("{} {}\n", hex::encode(&bytes[..KEY_ID_BYTES]), hex::encode(&bytes[KEY_ID_BYTES..])))
 }
 
-/// Written aside and moved into place: a crash leaves the old file or the new one.
+/// Writes a temporary file and renames it: a crash leaves the old file or the new one.
 fn write_key_file(path: &Path, text: &str) -> io::Result<()> {
     let aside = path.with_extension("new");
     let mut file =
@@ -274,17 +274,17 @@ fn parse_keys(path: &Path, text: &str) -> Result<Vec<MasterKey>, KeyError> {
     if keys.is_empty() { Err(KeyError::Empty { path: path.to_owned() }) } else { Ok(keys) }
 }
 
-/// Makes what is missing of a path, for its owner alone. What is there already stays as it is.
+/// Creates the missing directories of a path, accessible only to the owner. Existing directories are unchanged.
 pub(crate) fn create_private_dirs(path: &Path) -> std::io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// Whether everybody may replace files in a directory. A sticky one (`/tmp`) lets nobody touch the files of others. A
-/// group of people who may is warned of.
+/// Returns whether every user may replace files in a directory. In a sticky one (`/tmp`), users cannot touch the files
+/// of others. A directory that a group may write to causes a warning.
 pub(crate) fn is_writable_by_others(folder: &Path) -> std::io::Result<bool> {
     let mode = std::fs::metadata(folder)?.permissions().mode();
     if mode & 0o1020 == 0o020 {
-        tracing::warn!(folder = %folder.display(), "a group may replace files here: `chmod g-w` it");
+        tracing::warn!(folder = %folder.display(), "directory is writable by its group; run `chmod g-w` on it");
     }
     Ok(mode & 0o1002 == 0o002)
 }
@@ -301,7 +301,7 @@ mod tests {
 
     use super::{AssociatedData, KeyError, Keyring};
 
-    /// A ring in the file `keys/master` of a directory.
+    /// A keyring in the file `keys/master` of a temporary directory.
     fn ring() -> (Keyring, TempDir) {
         let home = temp_dir("ring").unwrap();
         (Keyring::open(&file(&home)).unwrap(), home)

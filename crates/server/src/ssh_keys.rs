@@ -1,4 +1,4 @@
-//! Fresh SSH keys: of users, and of the nodes of a replica.
+//! Generates SSH keys for users and for the nodes of a replica.
 
 use ssh_key::{LineEnding, PrivateKey, private::Ed25519Keypair};
 

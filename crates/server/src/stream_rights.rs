@@ -1,8 +1,9 @@
-//! Rights of those who have a stream open: logs, connections to jobs, WebSockets, requests to services.
+//! Rights of open streams: logs, connections to jobs, WebSockets, requests to services.
 //!
-//! A stream registers what its rights rest on. One statement every [`RIGHTS_POLL_INTERVAL`], for all streams of this process,
-//! reads how all of it stands in the database. A stream whose ground changed is woken, looks its rights up in full, and
-//! ends if they are gone. So whatever any server changes is felt here within [`RIGHTS_POLL_INTERVAL`] and the time of a statement.
+//! A stream registers what its rights depend on. One statement every [`RIGHTS_POLL_INTERVAL`], for all streams of this
+//! process, reads the state of all of it from the database. A stream whose basis changed is woken, checks its rights in
+//! full, and ends if they are gone. So a change that any server makes takes effect here within [`RIGHTS_POLL_INTERVAL`]
+//! plus the time of a statement.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -19,21 +20,21 @@ use crate::{
     db::tokens::{self, AccessState},
 };
 
-/// How often the rights of all streams are looked at.
+/// Interval at which the rights of all streams are checked.
 pub(crate) const RIGHTS_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the rights of a stream rest on.
+/// Rows on which the rights of a stream depend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RightsBasis {
     pub(crate) user: UserId,
-    /// The hash of the token that was shown, as users have them.
+    /// Hash of the presented token, as stored for users.
     pub(crate) token_hash: String,
-    /// The name of the token that was shown, where the queue made it.
+    /// Name of the presented token, if it is a token of the queue.
     pub(crate) queue_token: Option<String>,
     pub(crate) project: Option<String>,
 }
 
-/// The streams of this process.
+/// The open streams of this process.
 #[derive(Debug, Default)]
 pub(crate) struct StreamRights(Mutex<RegistryState>);
 
@@ -41,19 +42,19 @@ pub(crate) struct StreamRights(Mutex<RegistryState>);
 struct RegistryState {
     streams: HashMap<u64, RegisteredStream>,
     next: u64,
-    /// Somebody looks after them.
+    /// True while `poll_rights` runs.
     is_watched: bool,
 }
 
 #[derive(Debug)]
 struct RegisteredStream {
     ground: RightsBasis,
-    /// How it stood when it was last looked at; nothing before the first look, which always wakes.
+    /// State at the last check; `None` before the first one, which always wakes the stream.
     stood: Option<Vec<String>>,
     wake: Arc<Notify>,
 }
 
-/// A stream that is registered for as long as this lives.
+/// Registers a stream until it is dropped.
 pub(crate) struct StreamRegistration {
     app: App,
     id: u64,
@@ -61,7 +62,7 @@ pub(crate) struct StreamRegistration {
 }
 
 impl StreamRights {
-    /// Looks after a stream from now on.
+    /// Registers a stream, and starts `poll_rights` if it is not running.
     pub(crate) fn register(app: &App, ground: RightsBasis) -> StreamRegistration {
         let wake = Arc::new(Notify::new());
         let mut state = app.stream_rights().0.lock();
@@ -75,7 +76,7 @@ impl StreamRights {
         StreamRegistration { app: app.clone(), id, wake }
     }
 
-    /// What is to be asked about; nothing, and nobody watches any longer, when no stream is open.
+    /// The rows to query. Returns `None` and stops the polling when no stream is open.
     fn wanted(&self) -> Option<RightsQuery> {
         let mut state = self.0.lock();
         if state.streams.is_empty() {
@@ -94,7 +95,7 @@ impl StreamRights {
         Some(wanted)
     }
 
-    /// Wakes the streams whose ground is not as it was.
+    /// Wakes the streams whose basis changed.
     fn notify_changed(&self, app: &App, found: &[AccessState]) {
         let mut woken = Vec::new();
         for stream in self.0.lock().streams.values_mut() {
@@ -107,7 +108,7 @@ impl StreamRights {
         if woken.is_empty() {
             return;
         }
-        // What this process believed until now may be what just changed.
+        // The cached access decisions may be based on what just changed.
         app.access().forget();
         for wake in woken {
             wake.notify_one();
@@ -124,7 +125,7 @@ struct RightsQuery {
 }
 
 impl RightsBasis {
-    /// How it stands, in an order that is always the same.
+    /// State of the basis, in a stable order.
     fn stands(&self, found: &[AccessState]) -> Vec<String> {
         let user = self.user.to_string();
         let mut stands: Vec<String> = found
@@ -144,12 +145,12 @@ impl RightsBasis {
 }
 
 impl StreamRegistration {
-    /// Returns when the rights are to be looked up again.
+    /// Completes when the rights must be checked again.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
     }
 
-    /// They could not be looked up: it is to be tried again.
+    /// Requests another check, because the last one failed.
     pub(crate) fn again(&self) {
         if let Some(stream) = self.app.stream_rights().0.lock().streams.get_mut(&self.id) {
             stream.stood = None;
@@ -163,7 +164,7 @@ impl Drop for StreamRegistration {
     }
 }
 
-/// Until no stream is open, or the server stops.
+/// Polls until no stream is open or the server stops.
 async fn poll_rights(app: App) {
     loop {
         tokio::select! {
@@ -178,8 +179,8 @@ async fn poll_rights(app: App) {
             (wanted.projects.into_iter().collect(), wanted.users.into_iter().collect());
         match tokens::access_states(app.db(), &hashes, &queue, &projects, &users).await {
             Ok(found) => app.stream_rights().notify_changed(&app, &found),
-            // A database that does not answer takes nobody's rights away.
-            Err(error) => tracing::debug!(%error, "look at the rights of streams"),
+            // A database that does not answer revokes no rights.
+            Err(error) => tracing::debug!(%error, "failed to read the rights of streams"),
         }
     }
 }

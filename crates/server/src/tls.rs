@@ -1,4 +1,4 @@
-//! The server's own certificate: given, or made once and kept in the data directory.
+//! The server's TLS certificate: configured, or self-signed once and kept in the data directory.
 
 use std::{
     io::{self, Write as _},
@@ -17,7 +17,7 @@ use rustls::{
 use tokio_rustls::TlsAcceptor;
 use windlass_model::causes::chain as described;
 
-/// Where to listen, and what to show.
+/// Address and certificate of the TLS listener.
 #[derive(Clone, Debug)]
 pub struct TlsSettings {
     pub address: SocketAddr,
@@ -45,8 +45,7 @@ pub enum TlsSetupError {
     Make,
 }
 
-/// Meets callers who speak TLS at the plain port: the client of Arvados always does. The certificate is made when the
-/// first of them comes.
+/// TLS on the plain port: the Arvados client always uses TLS. The certificate is created for the first such connection.
 pub(crate) struct FallbackTls {
     wanted: TlsSettings,
     data_dir: PathBuf,
@@ -59,7 +58,7 @@ impl FallbackTls {
         Self { wanted, data_dir: data_dir.to_owned(), made: OnceLock::new() }
     }
 
-    /// `None`: there is none to be had, and the reason was logged.
+    /// Returns `None` if TLS is unavailable; the reason was logged.
     pub(crate) fn acceptor(&self) -> Option<TlsAcceptor> {
         let make = || match acceptor(&self.wanted, &self.data_dir) {
             Ok(acceptor) => Some(acceptor),
@@ -94,7 +93,8 @@ pub(crate) fn acceptor(wanted: &TlsSettings, data_dir: &Path) -> Result<TlsAccep
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Made at the first start; whoever trusts `tls/cert.pem` trusts this server until somebody takes it away.
+/// Creates a self-signed certificate at the first start. Clients that trust `tls/cert.pem` trust this server until the
+/// file is deleted.
 fn ensure_self_signed(wanted: &TlsSettings, data_dir: &Path) -> Result<(PathBuf, PathBuf), TlsSetupError> {
     let folder = data_dir.join("tls");
     let (chain, key) = (folder.join("cert.pem"), folder.join("key.pem"));

@@ -1,9 +1,8 @@
-//! A simulated cloud on virtual time: machines that become hosts, disks that are attached to them, and the
-//! misfortune of both.
+//! A simulated cloud on virtual time: machines that become hosts, disks that are attached to them, and their failures.
 //!
-//! It keeps the promises of a backend (the instance's id is the key of a machine, the volume's of a disk) and no
-//! others: answers get lost, capacity is short, boots are slow or never end, disks hang, spot machines are taken
-//! back, machines vanish. Whatever it did stands in a journal that the checkers read.
+//! It keeps the promises of a backend (the instance's ID is the key of a machine, the volume's that of a disk) and no
+//! others: responses are lost, capacity is short, boots are slow or never end, disks hang, spot machines are preempted,
+//! machines vanish. A journal for the checkers records everything it did.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +28,7 @@ use crate::{
     net::{ReplicaFreeze, SharedWorld, World},
 };
 
-/// How long a caller waits before it gives a call up.
+/// Timeout of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(9);
 const SECOND: i64 = 1_000_000;
 /// A machine that never boots.
@@ -37,7 +36,7 @@ const NEVER: i64 = i64::MAX;
 pub const REGION: &str = "sim-1";
 pub const GPUS: usize = 4;
 
-/// How often things go wrong, in percent. All zero once faults have stopped.
+/// Fault rates, in percent. All zero after the faults have stopped.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CloudFaultRates {
     pub lost: u64,
@@ -52,7 +51,7 @@ pub struct CloudFaultRates {
     pub detach_hangs: u64,
 }
 
-/// What happened to a machine, in order.
+/// An event of a machine, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloudEntry {
     pub at: i64,
@@ -64,11 +63,11 @@ pub struct CloudEntry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MachineEvent {
     Created,
-    /// The server asked for its end while so many containers ran on it.
+    /// The server requested its deletion while this number of containers ran on it.
     DeleteAsked {
         running: usize,
     },
-    /// Nothing of it is left.
+    /// The machine no longer exists.
     Gone,
 }
 
@@ -76,10 +75,10 @@ pub enum MachineEvent {
 struct SimMachine {
     id: String,
     spot: bool,
-    /// Before that, the cloud says that there is no such machine.
+    /// Before this time the cloud reports that there is no such machine.
     known_at: i64,
     boots_at: i64,
-    /// When it goes, once that is settled.
+    /// Time at which it ends, once that is determined.
     goes_at: Option<i64>,
     gone: Option<&'static str>,
 }
@@ -96,32 +95,32 @@ struct SimDisk {
 #[derive(Debug)]
 struct DiskAttachment {
     ready_at: i64,
-    /// Deaf to soft requests.
+    /// Ignores soft requests.
     stuck: Option<bool>,
     ends_at: Option<i64>,
 }
 
-/// Its machines and disks; part of the world.
+/// Machines and disks of the cloud; part of the world.
 #[derive(Debug, Default)]
 pub struct Cloud {
     vms: BTreeMap<InstanceId, Vec<SimMachine>>,
     disks: BTreeMap<String, SimDisk>,
     pub rates: CloudFaultRates,
     pub journal: Vec<CloudEntry>,
-    /// What no server may ask for.
+    /// Requests that no server may make.
     pub outrages: Vec<String>,
     count: u64,
 }
 
 impl Cloud {
-    /// Machines that exist now, by the instance they were made for.
+    /// Existing machines, by the instance for which they were created.
     pub fn machines(&self) -> impl Iterator<Item = (InstanceId, &str)> {
         self.vms.iter().flat_map(|(id, vms)| {
             vms.iter().filter(|vm| vm.gone.is_none()).map(move |vm| (*id, vm.id.as_str()))
         })
     }
 
-    /// Disks that we made and that exist now, and the machines each is attached to.
+    /// Existing disks created by the server, with the machines to which they are attached.
     pub fn disks(&self) -> impl Iterator<Item = (VolumeId, BTreeSet<&str>)> {
         self.disks
             .values()
@@ -147,7 +146,7 @@ impl Cloud {
 }
 
 impl World {
-    /// Lets everything happen to machines and disks that is due by now.
+    /// Applies all events of machines and disks that are due.
     pub(crate) fn advance_cloud(&mut self, now: i64) {
         let mut over = Vec::new();
         for (id, vms) in &mut self.cloud.vms {
@@ -181,7 +180,7 @@ impl World {
         });
     }
 
-    /// Takes a machine away: a spot machine that somebody pays more for, or any that is lost.
+    /// Removes a machine: a preempted spot machine, or any lost one.
     pub fn lose_machine(&mut self, spot: bool) {
         let now = self.now();
         self.advance_cloud(now);
@@ -293,7 +292,7 @@ impl World {
             attached: BTreeMap::new(),
         };
         let disk = self.cloud.disks.entry(id.clone()).or_insert_with(fresh);
-        // Made again by somebody who only wants to be sure that it goes.
+        // Created again by a caller who only wants to ensure that it is deleted.
         disk.removed = false;
         BackendVolume {
             id,
@@ -389,17 +388,17 @@ impl World {
     }
 }
 
-/// One replica's way to the cloud.
+/// One replica's connection to the cloud.
 pub struct SimBackend {
     pub world: SharedWorld,
     pub freeze: ReplicaFreeze,
 }
 
-/// The same way, for the backend of SSH hosts.
+/// The same connection, for the backend of SSH hosts.
 pub struct SimRemoteBackend(pub SimBackend);
 
 impl SimBackend {
-    /// What was sent arrives, even if the sender dies meanwhile.
+    /// A request that was sent arrives, even if the sender dies meanwhile.
     fn call<'a, T: Send + 'static>(
         &'a self,
         what: &'static str,
@@ -430,7 +429,7 @@ impl SimBackend {
                 sleep(there).await;
                 let mut w = world.lock();
                 let now = w.now();
-                // Nobody may be left to hear it.
+                // The caller may be gone.
                 let _ = tell.send(effect(&mut w, now));
             });
             let answer = told.await;

@@ -1,8 +1,8 @@
 //! A simulated host: a shim and its runners as the server sees them, on virtual time.
 //!
-//! It keeps the promises a real agent must keep — epochs only grow, a submission starts at most one
-//! container ever, devices belong to one owner — and writes down every effect in a journal that the
-//! checkers read. It uses the same device ledger as the real agent.
+//! It keeps the promises of a real agent (epochs only grow, a submission starts at most one container ever, devices
+//! have one owner) and records every effect in a journal that the checkers read. It uses the same device ledger as the
+//! real agent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use windlass_model::{
 };
 use windlass_server::agents::{AgentError, CallContext, HostReport, JobProgress};
 
-/// One effect on one host, in the order in which it happened.
+/// One effect on one host, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostEntry {
     pub at: i64,
@@ -42,28 +42,28 @@ pub enum HostEffect {
     Removed,
 }
 
-/// How the commands of a job behave, read from its environment.
+/// Behaviour of a job's commands, read from its environment.
 #[derive(Clone, Debug)]
 pub struct JobScript {
     pub run_us: i64,
-    /// Fails in its first so many submissions, then exits with 0.
+    /// Number of first submissions that fail; later ones exit with 0.
     pub fails: usize,
-    /// What it fails with.
+    /// Exit code of a failure.
     pub exit: i32,
-    /// What is the same over all attempts of a managed task, which are runs of their own.
+    /// Key that all attempts of a managed task share, although each is a separate run.
     pub work: Option<String>,
-    /// Bytes a second that it writes to its log.
+    /// Log output in bytes per second.
     pub log_rate: u64,
-    /// The runner ends it after this long.
+    /// Time after which the runner ends it.
     pub max_us: Option<i64>,
 }
 
-/// What every job writes, over and over: who it is, and which line this is.
+/// Length of a log line, which contains the submission's ID and the line number.
 const LOG_LINE: u64 = 36 + 1 + 8 + 1;
-/// Bytes of a log that a host hands out at once.
+/// Maximum size of a log response.
 const LOG_PART_MAX: usize = 16 * 1024;
 
-/// The bytes of a job's log: known to everybody, so that what a server stored can be held against them.
+/// Returns a part of a job's log. The content is deterministic, so that the stored log can be compared with it.
 pub fn log_bytes(submission: SubmissionId, range: std::ops::Range<u64>) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut at = range.start;
@@ -78,25 +78,25 @@ pub fn log_bytes(submission: SubmissionId, range: std::ops::Range<u64>) -> Vec<u
     bytes
 }
 
-/// Which submissions of each job have come to any host.
+/// Submissions of each job that reached any host.
 pub type SubmissionsByJob = Arc<Mutex<BTreeMap<String, BTreeSet<SubmissionId>>>>;
 
 #[derive(Debug)]
 struct SimTask {
-    /// How many submissions of its job came to any host before it.
+    /// Number of earlier submissions of its job that reached any host.
     earlier: usize,
-    /// What its commands exit with.
+    /// Exit code of its commands.
     exit: i32,
     epoch: i64,
-    /// When the container starts, or started.
+    /// Time at which the container starts or started.
     starts_at: i64,
     started: bool,
-    /// When the commands were handed over.
+    /// Time at which the commands were submitted.
     job_at: Option<i64>,
     log_rate: u64,
-    /// It ends because its time is over.
+    /// It ends because its time limit has passed.
     overruns: bool,
-    /// When the container ends, once that is known.
+    /// Time at which the container ends, once known.
     ends_at: Option<i64>,
     ended: Option<TaskEnd>,
 }
@@ -109,7 +109,7 @@ struct TaskEnd {
 }
 
 impl SimTask {
-    /// How much of its log is written; its last word comes with its end.
+    /// Length of its log; the last output coincides with its end.
     fn log_end(&self, now: i64) -> u64 {
         let Some(from) = self.job_at else { return 0 };
         let until = self.ended.as_ref().map_or(now, |ended| ended.at);
@@ -123,18 +123,18 @@ impl SimTask {
 pub struct SimHost {
     pub id: InstanceId,
     tasks: BTreeMap<SubmissionId, SimTask>,
-    /// Submissions that were here once: their epochs, so that a late call cannot revive them.
+    /// Epochs of removed submissions, so that a late call cannot restart them.
     gone: BTreeMap<SubmissionId, i64>,
     ledger: DeviceAllocator<String, SubmissionId>,
     tries: SubmissionsByJob,
-    /// From when on its agent answers.
+    /// Time from which its agent responds.
     up_at: i64,
     pub journal: Vec<HostEntry>,
-    /// How long the logs of ended jobs are; those of a machine that is gone are lost with it.
+    /// Length of the logs of ended jobs; those of a deleted machine are lost with it.
     pub logs: BTreeMap<SubmissionId, u64>,
 }
 
-/// Nobody answers there.
+/// The host never responds.
 const NEVER_UP: i64 = i64::MAX;
 
 impl SimHost {
@@ -152,12 +152,12 @@ impl SimHost {
         }
     }
 
-    /// A new machine of this instance, with an agent from that moment on.
+    /// Boots a new machine for this instance, whose agent responds from `up_at` on.
     pub fn boot(&mut self, up_at: i64) {
         self.up_at = up_at;
     }
 
-    /// An agent is brought to a host that stood there.
+    /// Deploys an agent to an existing host.
     pub fn deploy(&mut self, now: i64) {
         self.up_at = self.up_at.min(now);
     }
@@ -166,7 +166,7 @@ impl SimHost {
         now >= self.up_at
     }
 
-    /// The machine is no more, with everything on it.
+    /// Deletes the machine with everything on it.
     pub fn power_off(&mut self, at: i64) {
         self.reboot(at);
         for (id, task) in std::mem::take(&mut self.tasks) {
@@ -181,12 +181,12 @@ impl SimHost {
         self.alive().count()
     }
 
-    /// Submissions whose container runs now.
+    /// Submissions with a running container.
     pub fn alive(&self) -> impl Iterator<Item = SubmissionId> {
         self.tasks.iter().filter(|(_, t)| t.started && t.ended.is_none()).map(|(id, _)| *id)
     }
 
-    /// Lets everything happen that is due by `now`, in order of time.
+    /// Applies everything that is due by `now`, in order of time.
     pub fn advance(&mut self, now: i64) {
         loop {
             let next = self
@@ -216,7 +216,7 @@ impl SimHost {
         }
     }
 
-    /// Power loss: every container dies, the agent comes back and rebuilds its ledger from what lives.
+    /// Simulates a power loss: every container dies, and the agent rebuilds its ledger from what is alive.
     pub fn reboot(&mut self, now: i64) {
         self.advance(now);
         let open: Vec<_> = self.tasks.iter().filter(|(_, t)| t.ended.is_none()).map(|(id, _)| *id).collect();
@@ -249,7 +249,7 @@ impl SimHost {
                 ended: None,
             },
         );
-        // A task is taken before it is prepared: one that cannot have its devices ends by itself.
+        // A task is accepted before it is prepared: one that cannot get its devices ends by itself.
         let want = DeviceCount::Count(usize::try_from(task.gpu).unwrap_or_default());
         match self.ledger.acquire(&call.submission, want) {
             Ok(gpus) => {
@@ -334,7 +334,7 @@ impl SimHost {
         Ok(JobProgress { record, no_connections_secs: None })
     }
 
-    /// Its runners write nothing; its jobs write what everybody knows.
+    /// Reads a log. Runners write nothing; jobs write deterministic content.
     pub fn log(
         &mut self,
         call: CallContext,
@@ -384,7 +384,7 @@ impl SimHost {
         }
     }
 
-    /// The commands end a second later.
+    /// Stops the commands, which end a second later.
     pub fn stop_job(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         self.check_epoch(call, now)?;
         let task = self.find_task(call)?;
@@ -402,8 +402,8 @@ impl SimHost {
         if task.ended.is_none() {
             self.end(call.submission, now, reason, None);
         } else {
-            // A repeat. The devices went back when the container ended; giving them back again must
-            // take nothing from whoever has them now.
+            // A repeated call. The devices were released when the container ended; a second release must not affect
+            // their new owner.
             self.release_gpus(call.submission, call.epoch, now);
         }
         Ok(())
@@ -425,7 +425,7 @@ impl SimHost {
         }
     }
 
-    /// A task that is not here is buried all the same: a late copy of it must not start.
+    /// Records the removal of an unknown task too: a late copy of it must not start.
     fn record_removed(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         let seen = *self.gone.entry(call.submission).or_insert(call.epoch);
         if call.epoch < seen {
@@ -435,7 +435,7 @@ impl SimHost {
         Ok(())
     }
 
-    /// Every task the host keeps, ended ones included.
+    /// Every task that the host stores, including ended ones.
     pub fn tasks(&mut self, now: i64) -> Vec<SubmissionId> {
         self.advance(now);
         self.tasks.keys().copied().collect()
@@ -445,7 +445,7 @@ impl SimHost {
         self.tasks.get_mut(&call.submission).ok_or(AgentError::UnknownTask { submission: call.submission })
     }
 
-    /// Epochs of one submission only grow.
+    /// Checks that epochs of one submission only grow.
     fn check_epoch(&mut self, call: CallContext, now: i64) -> Result<(), AgentError> {
         self.advance(now);
         if let Some(task) = self.tasks.get_mut(&call.submission) {
@@ -481,7 +481,7 @@ impl SimHost {
     }
 }
 
-/// Notes a submission of a job, and says how many of it came to any host before.
+/// Records a submission of a job, and returns how many of them reached any host before.
 fn earlier(tries: &SubmissionsByJob, job: &str, submission: SubmissionId) -> usize {
     let mut tries = tries.lock();
     let of_job = tries.entry(job.to_owned()).or_default();
@@ -493,7 +493,7 @@ fn is_max_duration_exceeded(reason: &str) -> bool {
     reason == "max_duration_exceeded"
 }
 
-/// How long the image takes to come is written in its tag: `sim:pull-MS`.
+/// Reads the pull duration from the image tag: `sim:pull-MS`.
 fn pull_us(image: &str) -> i64 {
     image.rsplit_once("pull-").and_then(|(_, ms)| ms.parse::<i64>().ok()).unwrap_or_default() * 1_000
 }

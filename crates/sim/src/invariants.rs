@@ -1,7 +1,7 @@
-//! Checkers: programs over the event history, the hosts' journals and the rows. They never read logs.
+//! Checkers over the event history, the hosts' journals and the rows. They never read logs.
 //!
-//! Names carry the ids of the invariants they hold. Safety checkers may run at any moment; those under
-//! `check_after_faults` only once faults have stopped and the system has had time to settle.
+//! Their names start with the IDs of the invariants they check. Safety checkers may run at any time; those under
+//! `check_after_faults` only after the faults have stopped and the system has had time to recover.
 
 pub mod containers;
 mod machines;
@@ -55,7 +55,7 @@ pub struct JobRow {
     pub instance_id: Option<Uuid>,
     pub blocks: i64,
     pub submitted_at: i64,
-    /// Its host was given up: the container, if any, ends when the host is heard of again.
+    /// Its host was abandoned: its container, if any, ends when the host responds again.
     pub host_lost: bool,
 }
 
@@ -63,9 +63,9 @@ pub struct JobRow {
 pub struct RunRow {
     pub id: Uuid,
     pub status: String,
-    /// When a stop was acknowledged to the user.
+    /// Time at which a stop was acknowledged to the user.
     pub stopped_at: Option<i64>,
-    /// Of a managed job.
+    /// Set for attempts of managed jobs.
     pub attempt: Option<managed::RunAttempt>,
 }
 
@@ -77,7 +77,7 @@ pub struct InstanceRow {
     pub status: String,
     pub finished: bool,
     pub fleet_id: Option<Uuid>,
-    /// Why it ends or ended.
+    /// Termination reason.
     pub reason: Option<String>,
 }
 
@@ -86,10 +86,10 @@ pub struct FleetRow {
     pub id: Uuid,
     pub status: String,
     pub finished: bool,
-    /// SSH fleets have neither.
+    /// `None` for SSH fleets.
     pub nodes_min: Option<i64>,
     pub nodes_max: Option<i64>,
-    /// The highest maximum it ever had.
+    /// Highest maximum it ever had.
     pub nodes_max_ever: Option<i64>,
 }
 
@@ -100,48 +100,48 @@ pub struct VolumeRow {
     pub delete_asked: bool,
 }
 
-/// The stored log of one submission, held against what its job wrote.
+/// The stored log of one submission, compared with what its job wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRow {
     pub submission: Uuid,
-    /// Every stored byte is the one that was written at its place.
+    /// True if every stored byte equals the written byte at its offset.
     pub is_true: bool,
     pub stored: u64,
-    /// How much was written in all; `None` while the job runs, and when its machine is gone.
+    /// Total length of the written log; `None` while the job runs, and if its machine is deleted.
     pub written: Option<u64>,
 }
 
-/// Everything the checkers read.
+/// Input of the checkers.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     pub events: Vec<Event>,
-    /// All hosts' journals, each in its own order.
+    /// Journals of all hosts, each in its order.
     pub journal: Vec<HostEntry>,
     pub runs: Vec<RunRow>,
     pub jobs: Vec<JobRow>,
     pub instances: Vec<InstanceRow>,
-    /// Submissions whose container is alive on some host now.
+    /// Submissions with a container that is alive on any host.
     pub containers: Vec<SubmissionId>,
     pub fleets: Vec<FleetRow>,
     pub volumes: Vec<VolumeRow>,
     /// Volume and instance.
     pub attachments: Vec<(Uuid, Uuid)>,
-    /// Finished jobs that still have a volume.
+    /// Finished jobs that still hold a volume.
     pub holders: Vec<Uuid>,
     pub logs: Vec<LogRow>,
-    /// Machines that the cloud has now, and for which instance.
+    /// Existing machines of the cloud, with their instance.
     pub machines: Vec<(InstanceId, String)>,
     pub machine_journal: Vec<cloud::CloudEntry>,
-    /// Disks that the cloud has now, and the machines each is attached to.
+    /// Existing disks of the cloud, with the machines to which they are attached.
     pub disks: Vec<(VolumeId, Vec<String>)>,
-    /// What the cloud was asked for and nobody may ask.
+    /// Forbidden requests to the cloud.
     pub outrages: Vec<String>,
     pub managed: Vec<managed::ManagedJobRow>,
-    /// What the database saw of slots and attempts at every write: the invariant's id, and what broke it.
+    /// Violations of slots and attempts that the database recorded at each write: the invariant's ID and the details.
     pub watched: Vec<(&'static str, String)>,
 }
 
-/// What was broken, in a sentence, with the invariant's id.
+/// A violated invariant with its ID and a description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub id: &'static str,
@@ -152,7 +152,7 @@ fn broken(id: &'static str, what: impl Into<String>) -> Violation {
     Violation { id, what: what.into() }
 }
 
-/// Must hold at every moment.
+/// Must hold at any time.
 pub fn check_always(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     found.extend(r3_final_is_absorbing(&h.events));
@@ -172,7 +172,7 @@ pub fn check_always(h: &History) -> Vec<Violation> {
     found
 }
 
-/// Must hold once faults have stopped and time has passed.
+/// Must hold after the faults have stopped and time has passed.
 pub fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for run in &h.runs {
@@ -193,13 +193,13 @@ pub fn check_after_faults(h: &History) -> Vec<Violation> {
     found
 }
 
-/// Must hold where hosts of SSH fleets keep their keys and no fault lasts as long as they may take to be brought up: one
-/// that ends with an error there was ended by a fault between the server and its database.
+/// Must hold if hosts of SSH fleets keep their keys and no fault lasts as long as the time limit of their provisioning:
+/// a host that ends with an error there was ended by a fault between the server and its database.
 pub fn check_ssh_hosts(h: &History) -> Vec<Violation> {
     machines::m8_no_ssh_host_failed(h)
 }
 
-/// Must hold once every fleet and volume was deleted as well, and time has passed: nothing costs money.
+/// Must hold after every fleet and volume was deleted and time has passed: nothing costs money.
 pub fn check_after_deletion(h: &History) -> Vec<Violation> {
     machines::check_after_deletion(h)
 }
@@ -218,7 +218,7 @@ fn r3_final_is_absorbing(events: &[Event]) -> Vec<Violation> {
             }
             continue;
         }
-        // The one status that may follow a final one: the former stays in the reason.
+        // The only status that may follow a final one: the previous one stays in the reason.
         if e.entity == "managed-job" && e.to.as_deref() == Some(FailedController.as_str()) {
             continue;
         }
@@ -240,14 +240,14 @@ fn r4_only_the_terminating_pipeline_ends_a_job(events: &[Event]) -> Vec<Violatio
         .collect()
 }
 
-/// Walks each entity's history: it must start where the last event left it, along a listed edge.
+/// Replays each entity's history: each event must start at the status of the previous one, along a listed edge.
 fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
     let mut at: BTreeMap<Uuid, String> = BTreeMap::new();
     let mut found = Vec::new();
     for e in status_events(events) {
         let (from, Some(to)) = (e.from.as_deref(), e.to.as_deref()) else { continue };
         let known = at.insert(e.entity_id, to.to_owned());
-        // Fleets and volumes of a test stand there before the first event.
+        // Fleets and volumes of a test exist before the first event.
         let began_unseen = known.is_none() && (e.entity == "fleet" || e.entity == "volume");
         if known.as_deref() != from && !began_unseen {
             found.push(broken(
@@ -272,18 +272,18 @@ fn r5_only_listed_edges(events: &[Event]) -> Vec<Violation> {
     found
 }
 
-/// Some event leads from the one to the other.
+/// Returns whether any event leads from one status to the other.
 fn is_legal_transition<M: StateMachine>(from: &str, to: &str) -> bool {
     let status = |word: &str| M::Status::ALL.iter().copied().find(|s| s.as_str() == word);
     let (Some(from), Some(to)) = (status(from), status(to)) else { return false };
     M::Event::ALL.iter().any(|event| M::step(from, *event) == Step::To(to))
 }
 
-/// A write under an older take of the lock after one under a newer is a write of a stale holder.
+/// A write under an older epoch after one under a newer is a write of a stale lease holder.
 fn l1_epochs_of_a_row_never_go_back(events: &[Event]) -> Vec<Violation> {
     let mut newest: BTreeMap<Uuid, i64> = BTreeMap::new();
     let mut found = Vec::new();
-    // What makes a row is done under the lock of another.
+    // A row is created under the lease of another row.
     for e in status_events(events).filter(|e| e.from.is_some()) {
         let Some(epoch) = e.epoch else { continue };
         let seen = newest.entry(e.entity_id).or_insert(epoch);
@@ -358,8 +358,8 @@ fn r12_no_submission_after_an_acknowledged_stop(h: &History) -> Vec<Violation> {
         .collect()
 }
 
-/// When a job became final its container had ended, and none starts later. A job whose host was given up
-/// is let off: nobody can know.
+/// When a job becomes final its container has ended, and none starts later. Jobs of an abandoned host are excluded,
+/// because their state is unknown.
 fn r22_a_final_job_has_no_container(h: &History) -> Vec<Violation> {
     let lost: BTreeSet<Uuid> = h.jobs.iter().filter(|j| j.host_lost).map(|j| j.id).collect();
     let finals: BTreeMap<Uuid, i64> = status_events(&h.events)

@@ -1,5 +1,5 @@
-//! The simulation: simulated hosts and clouds, seeded misfortune and invariant checkers around the real server, on
-//! virtual time.
+//! The simulation: simulated hosts and clouds, seeded faults and invariant checkers around the real server, on virtual
+//! time.
 
 pub mod cloud;
 pub mod fortune;

@@ -1,4 +1,4 @@
-//! The network between server replicas and simulated hosts: slow, lossy, cut, and given to repeating itself.
+//! The network between server replicas and simulated hosts: slow, lossy, partitioned, with duplicated calls.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -20,23 +20,23 @@ use crate::{
     rng::Rng,
 };
 
-/// How long a caller waits before it gives a call up.
+/// Timeout of a call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// How often calls go wrong, in percent. All zero once faults have stopped.
+/// Fault rates of calls, in percent. All zero after the faults have stopped.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NetworkFaultRates {
     /// The request never arrives.
     pub lost: u64,
-    /// It arrives and takes effect; the answer does not come back.
+    /// It arrives and takes effect; the response is lost.
     pub unanswered: u64,
-    /// It arrives once more, later.
+    /// It arrives again, later.
     pub doubled: u64,
     /// It takes seconds instead of milliseconds.
     pub slow: u64,
 }
 
-/// The hosts, and the weather between them and the servers.
+/// The hosts, and the network between them and the servers.
 pub struct World {
     started: Instant,
     epoch_us: i64,
@@ -45,9 +45,9 @@ pub struct World {
     pub(crate) tries: SubmissionsByJob,
     pub(crate) rng: Rng,
     rates: NetworkFaultRates,
-    /// Hosts nobody can reach until then.
+    /// End of the partition of each unreachable host.
     cut_until: BTreeMap<InstanceId, Instant>,
-    /// How many faults of each kind have really happened: a fault that never fires proves nothing.
+    /// Number of faults of each kind that occurred: a fault that never occurs proves nothing.
     pub fired: BTreeMap<&'static str, u64>,
 }
 
@@ -68,18 +68,18 @@ impl World {
         }))
     }
 
-    /// True time in this world, microseconds since 1970.
+    /// True time of the simulation, in microseconds since 1970.
     pub fn now(&self) -> i64 {
         self.epoch_us + i64::try_from(self.started.elapsed().as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// A host stands there, without an agent.
+    /// Adds a host without an agent.
     pub fn add_host(&mut self, id: InstanceId, gpus: usize) {
         let host = SimHost::new(id, gpus, self.tries.clone());
         self.hosts.insert(id, host);
     }
 
-    /// Hosts whose agents answer now.
+    /// Hosts whose agents respond now.
     pub fn up(&self) -> Vec<InstanceId> {
         let now = self.now();
         self.hosts.values().filter(|host| host.answers(now)).map(|host| host.id).collect()
@@ -132,7 +132,7 @@ impl World {
     }
 }
 
-/// A replica that is stopped in its tracks until a moment; all its calls wait.
+/// A replica that is frozen until a certain time; all its calls wait.
 #[derive(Clone, Default)]
 pub struct ReplicaFreeze(Arc<Mutex<Option<Instant>>>);
 
@@ -141,7 +141,7 @@ impl ReplicaFreeze {
         *self.0.lock() = Some(moment);
     }
 
-    /// Frozen now, or just thawed and not yet through with what it was doing.
+    /// Returns whether the replica is frozen, or was until recently and may still be in the same call.
     pub fn was_frozen(&self) -> bool {
         self.0.lock().is_some_and(|until| Instant::now() < until + CALL_TIMEOUT)
     }
@@ -154,7 +154,7 @@ impl ReplicaFreeze {
     }
 }
 
-/// One replica's way to the hosts.
+/// One replica's connection to the hosts.
 pub struct SimNetwork {
     pub world: SharedWorld,
     pub freeze: ReplicaFreeze,
@@ -186,7 +186,7 @@ impl SimNetwork {
                 let (world, effect) = (self.world.clone(), effect.clone());
                 tokio::spawn(async move {
                     sleep(later).await;
-                    // What a late repeat answers, nobody hears.
+                    // The response of a late duplicate is discarded.
                     let _ = deliver(&world, instance, &effect);
                 });
             }
@@ -206,16 +206,16 @@ impl SimNetwork {
 fn deliver<T>(world: &SharedWorld, instance: InstanceId, effect: &HostCall<T>) -> Result<T, AgentError> {
     let mut w = world.lock();
     let now = w.now();
-    // A machine whose time has come is gone before it can answer.
+    // A machine whose end is due is deleted before it can respond.
     w.advance_cloud(now);
     match w.hosts.get_mut(&instance) {
         Some(host) if host.answers(now) => effect(host, now),
-        // Not there yet, or no more: nothing is done, and nobody says so.
+        // Not yet or no longer there: nothing happens, and there is no response.
         Some(_) | None => Err(AgentError::silent(instance)),
     }
 }
 
-/// How the simulated commands behave is written in the job's own environment.
+/// Reads the behaviour of the simulated commands from the job's environment.
 fn script(env: &BTreeMap<String, String>, job_num: i64, max_secs: Option<i64>) -> JobScript {
     let given = |key: &str| env.get(key).and_then(|v| v.parse::<i64>().ok());
     let number = |key: &str| given(key).unwrap_or_default();

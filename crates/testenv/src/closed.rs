@@ -1,5 +1,5 @@
-//! A closed-loop HTTP load generator: raw keep-alive connections, prepared bytes, no client library in
-//! the way of what is measured.
+//! A closed-loop HTTP load generator: raw keep-alive connections with prepared bytes, so that no client library
+//! distorts the measurement.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// A request as bytes, and how many connections repeat it for how long.
+/// A request as bytes, the number of connections that repeat it, and the duration.
 #[derive(Clone)]
 pub struct RequestLoad {
     pub address: String,
@@ -37,7 +37,7 @@ pub fn build_post(path: &str, token: &str, body: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Repeats one request; `make` may change it for each repeat (for instance a new name).
+/// Repeats one request; `make` may change it for each repetition (for example to a new name).
 pub async fn run_load(
     load: &RequestLoad,
     make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
@@ -80,7 +80,7 @@ pub async fn run_load(
     })
 }
 
-/// Reads one answer with a content length; anything but 200 is an error that shows the body.
+/// Reads one response with a content length; any status but 200 is an error with the body.
 pub async fn answer(stream: &mut TcpStream, buffer: &mut Vec<u8>) -> Result<()> {
     buffer.clear();
     let (head, length) = loop {

@@ -1,5 +1,5 @@
 //! Hosts that servers of this machine reach by sockets, already members of a fleet: hollow ones, which do everything
-//! but the work and live in one process, and real ones, whose jobs are processes.
+//! but the work and share one process, and real ones, whose jobs are processes.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,44 +15,44 @@ use windlass_server::{
 
 use crate::hosts::insert_hosts;
 
-/// The fleet they are in.
+/// Their fleet.
 pub const FLEET: &str = "hollow";
 
-/// A task that does nothing and says one line.
+/// A task that does nothing and writes one line.
 pub fn empty_job(name: &str) -> Value {
     json!({"type": "task", "name": name, "image": "busybox", "user": "root", "commands": ["true"],
         "env": {"HOLLOW_RUN_MS": "0", "HOLLOW_LOG_LINES": "1"},
         "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null}})
 }
 
-/// How many to start, and where.
+/// Number and location of the hosts to start.
 pub struct HostOptions<'a> {
-    /// The agent's program.
+    /// Path of the agent binary.
     pub agent: &'a Path,
     pub home: &'a Path,
     pub count: usize,
-    /// Jobs that one host takes at once.
+    /// Maximum number of jobs on one host.
     pub blocks: i64,
     pub runtime: HostRuntime,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostRuntime {
-    /// All of them in one process, without journals.
+    /// All hosts in one process, without journals.
     Hollow,
-    /// An agent each; jobs are processes.
+    /// A separate agent for each host; jobs are processes.
     Process,
 }
 
-/// The processes that the hosts are in. They end when this is dropped, and jobs with them.
+/// The processes of the hosts. They end on drop, together with their jobs.
 pub struct RunningHosts {
     agents: Vec<Child>,
     home: PathBuf,
 }
 
 impl HostOptions<'_> {
-    /// Enters them into a database that has its first project, and starts them. No server may have the file
-    /// open when it is SQLite's.
+    /// Inserts the hosts into a database that has its first project, and starts them. No server may have an SQLite file
+    /// open.
     pub async fn start(&self, database: &str, key_file: &Path) -> Result<RunningHosts> {
         let db = Db::open(&database.parse::<DatabaseUrl>()?).await?;
         let entered = insert_hosts(&db, &Keyring::open(key_file)?, self.home, self.count, self.blocks).await;
@@ -85,13 +85,13 @@ impl HostOptions<'_> {
     }
 }
 
-/// Where one of them keeps its things.
+/// Directory of one host.
 pub fn host_home(home: &Path, number: usize) -> PathBuf {
     home.join(format!("host-{number:04}"))
 }
 
 impl RunningHosts {
-    /// The power goes for one host with an agent of its own, and for the jobs on it. Hosts are counted from 1.
+    /// Simulates a power cut of one host with a separate agent, including its jobs. Hosts are counted from 1.
     pub fn power_off(&mut self, number: usize) -> Result<()> {
         let agent = number.checked_sub(1).and_then(|at| self.agents.get_mut(at)).context("no such host")?;
         agent.kill()?;

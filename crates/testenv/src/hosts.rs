@@ -1,4 +1,4 @@
-//! Hollow hosts: many in one process, entered into a server's database as members of the fleet `hollow`.
+//! Hollow hosts: many in one process, inserted into a server's database as members of the fleet `hollow`.
 
 use std::{
     io::Write,
@@ -20,10 +20,10 @@ use windlass_server::{
     secrets::Keyring,
 };
 
-/// Jobs that one host takes at once.
+/// Maximum number of jobs on one host.
 pub const BLOCKS: i64 = 8;
 
-/// Where a server with this data directory keeps its rows.
+/// Database URL of a server with this data directory.
 pub fn database_url(data: &Path, postgres: Option<&str>) -> String {
     postgres.map_or_else(|| format!("sqlite:{}/windlass.db", data.display()), str::to_owned)
 }
@@ -35,7 +35,7 @@ pub struct HollowHosts {
 }
 
 impl HollowHosts {
-    /// `data` is the directory of a server that made its database and keys and does not run now.
+    /// `data` is the directory of a stopped server that has created its database and keys.
     pub async fn start(
         agent: &Path,
         home: &Path,
@@ -48,7 +48,7 @@ impl HollowHosts {
         insert_hosts(&db, &keys, home, count, BLOCKS).await?;
         db.close().await;
         std::fs::write(home.join("policy.yml"), "")?;
-        // Each host is a socket and a connection or two: more files than the usual soft limit.
+        // Each host needs a socket and one or two connections: more files than the usual soft limit.
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -n \"$(ulimit -Hn)\" && exec \"$0\" \"$@\""]).arg(agent);
         command.args(["shim", "--runtime", "hollow", "--hosts", &count.to_string(), "--home"]).arg(home);
@@ -69,8 +69,8 @@ impl Drop for HollowHosts {
     }
 }
 
-/// Writes the fleet and its hosts into the database, and an enrolment into each host's directory. Each host takes
-/// so many jobs at once.
+/// Writes the fleet and its hosts into the database, and an enrolment into each host's directory. `blocks` is the
+/// maximum number of jobs on a host.
 pub(crate) async fn insert_hosts(
     db: &Db,
     keys: &Keyring,
@@ -113,7 +113,7 @@ pub(crate) async fn insert_hosts(
     Ok(())
 }
 
-/// History begins with it, for those who check that nothing comes from nowhere.
+/// The first event of an instance, for checkers that require a creation event.
 fn creation_event(db: &Db, id: InstanceId, project: ProjectId) -> Result<Change> {
     let values = vec![
         ("id", db.new_id()?.into()),

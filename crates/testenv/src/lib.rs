@@ -1,4 +1,4 @@
-//! For tests: real servers with their fleets, services and gateways, in processes of their own.
+//! For tests: real servers with their fleets, services and gateways, in separate processes.
 
 pub mod closed;
 pub mod hollow;

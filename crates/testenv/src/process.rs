@@ -1,18 +1,18 @@
-//! What a process takes, as the kernel counts it.
+//! Resource usage of a process, as the kernel reports it.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-/// Ticks of the clock in which the kernel counts processor time.
+/// Clock ticks in which the kernel counts CPU time.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// A process that uses less of a core than this is at rest.
+/// Share of a core below which a process is considered idle.
 const IDLE_SHARE_MAX: f64 = 0.15;
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_CHECKS_MAX: usize = 60;
 
-/// Waits for the end of what a server does after its start: it connects its hosts, or reads catalogues.
+/// Waits until a server has finished its work after the start, such as connecting its hosts or reading catalogues.
 pub async fn wait_until_idle(pid: u32) -> Result<()> {
     for _ in 0..IDLE_CHECKS_MAX {
         let before = cpu_secs(pid)?;
@@ -31,7 +31,7 @@ pub fn resident_mb(pid: u32) -> Result<f64> {
     Ok(kb / 1024.0)
 }
 
-/// Processor seconds it has used.
+/// CPU seconds that a process has used.
 pub fn cpu_secs(pid: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, after) = stat.rsplit_once(')').context("no name")?;

@@ -1,6 +1,6 @@
-//! A server with its container queue, dispatchers beside it, and a client to play whoever asks for containers.
+//! A server with its container queue, dispatchers, and a client that requests containers.
 //!
-//! What cannot go on stops the test, with the last words of the dispatchers.
+//! Failures panic with the last log lines of the dispatchers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -18,25 +18,25 @@ use windlass_testkit::{TempDir, temp_dir, wait::eventually_ok_async};
 
 use crate::server::{Server, ServerOptions, TOKEN, binary};
 
-/// A server with both doors, in a directory of its own.
+/// A server with HTTP and HTTPS, in a separate directory.
 pub struct QueueEnv {
     pub dir: PathBuf,
-    /// Kept when the test fails.
+    /// Kept if the test fails.
     temp: TempDir,
     server: Option<Server>,
     pub https: String,
-    /// Where dispatchers and executors are sent instead of the server itself.
+    /// URL for dispatchers and executors, instead of that of the server.
     pub via: Option<String>,
-    /// They speak with it over TLS.
+    /// Dispatchers and executors use TLS.
     pub encrypted: bool,
-    /// For dispatchers.
+    /// Environment of dispatchers.
     pub env: Vec<(&'static str, String)>,
     /// Dispatchers run containers without an image as plain processes.
     pub allow_process: bool,
     dispatchers: Vec<Child>,
 }
 
-/// A request and the container it waits for.
+/// A request and its container.
 #[derive(Clone, Debug)]
 pub struct RequestedContainer {
     pub request: String,
@@ -47,7 +47,7 @@ impl QueueEnv {
     pub async fn start(name: &str) -> Self {
         let temp = temp_dir(&format!("queue-{name}")).unwrap();
         let dir = temp.path().to_owned();
-        // Programs have users of their own, and write what tests look at. What is secret is in files for root alone.
+        // Programs run as separate users and write files that tests read. Secret files are readable only by root.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777)).unwrap();
         let (data, log) = (dir.join("data"), dir.join("server.log"));
         let options = ServerOptions {
@@ -87,17 +87,17 @@ impl QueueEnv {
         QueueHttpClient::new(&format!("http://{}", self.address()), TOKEN).unwrap()
     }
 
-    /// What the server is known by at its second door.
+    /// Certificate of the server's HTTPS port.
     pub fn certificate(&self) -> PathBuf {
         self.dir.join("data/tls/cert.pem")
     }
 
-    /// The server's own API.
+    /// Client of the server's own API.
     pub async fn api(&self) -> crate::server::Client {
         self.server.as_ref().unwrap().client().await.unwrap()
     }
 
-    /// A file with a new dispatcher's token.
+    /// Creates a file with a new dispatcher's token.
     pub async fn token(&self, name: &str) -> PathBuf {
         let body = json!({ "api_client_authorization": { "scopes": ["dispatch"] } });
         let made = self.client().post("api_client_authorizations", &body).await.unwrap();
@@ -108,7 +108,7 @@ impl QueueEnv {
         file
     }
 
-    /// A new user who may use the queue, by their token.
+    /// Creates a user who may use the queue, and returns a client with their token.
     pub async fn user(&self, name: &str) -> QueueHttpClient {
         let body = json!({ "username": name, "global_role": "user", "can_use_queue": true });
         let made = self.api().await.post("/api/users/create", &body).await.unwrap();
@@ -116,7 +116,7 @@ impl QueueEnv {
             .unwrap()
     }
 
-    /// A file that programs of all users may append to.
+    /// Creates a file that programs of all users may append to.
     pub fn shared(&self, name: &str) -> PathBuf {
         let file = self.dir.join(name);
         std::fs::write(&file, "").unwrap();
@@ -124,7 +124,7 @@ impl QueueEnv {
         file
     }
 
-    /// A dispatcher for this machine, in a process of its own.
+    /// Starts a dispatcher for this machine, in a separate process.
     pub fn dispatch(&mut self, token: &Path, dir: &str) -> u32 {
         self.start_local_dispatcher_with(token, dir, &[])
     }
@@ -135,7 +135,7 @@ impl QueueEnv {
         self.start_dispatcher("local", token, &args)
     }
 
-    /// A dispatcher for a cluster, in a process of its own.
+    /// Starts a dispatcher for a cluster, in a separate process.
     pub fn start_slurm_dispatcher(&mut self, token: &Path, config: &Path, more: &[&str]) -> u32 {
         let config = config.display().to_string();
         let args = [&["--poll", "0.2", "--slurm-conf", &config], more].concat();
@@ -152,7 +152,7 @@ impl QueueEnv {
         };
         command.args(["dispatch", kind, "--server", &server]);
         if !args.contains(&"--lease") {
-            // One that is killed is followed by the next one soon.
+            // A short lease, so that the successor of a killed dispatcher starts soon.
             command.args(["--lease", "1"]);
         }
         if self.allow_process {
@@ -169,7 +169,7 @@ impl QueueEnv {
         id
     }
 
-    /// As by a power cut: nothing is said or written down.
+    /// Kills the dispatchers without notice, as a power cut would.
     pub fn kill_dispatchers(&mut self) {
         for mut child in self.dispatchers.drain(..) {
             let _ = child.kill();
@@ -177,7 +177,7 @@ impl QueueEnv {
         }
     }
 
-    /// What dispatchers wrote to their own log.
+    /// Text of the dispatchers' log.
     pub fn dispatcher_log(&self) -> String {
         std::fs::read_to_string(self.dir.join("dispatch.log")).unwrap_or_default()
     }
@@ -232,7 +232,7 @@ impl QueueEnv {
         self.until(uuid, "it ends", is_final).await
     }
 
-    /// All containers, by their names. No more than one page of them is expected.
+    /// All containers by UUID. At most one page is expected.
     pub async fn containers(&self) -> BTreeMap<String, Value> {
         let page = self.client().get("containers?limit=1000&count=none").await.unwrap();
         let items = page["items"].as_array().unwrap();
@@ -255,7 +255,7 @@ impl QueueEnv {
         }
     }
 
-    /// All that a container wrote to a stream.
+    /// The complete output of a container on a stream.
     pub async fn output(&self, uuid: &str, stream: &str) -> Vec<u8> {
         let mut bytes = Vec::new();
         loop {
@@ -268,7 +268,7 @@ impl QueueEnv {
         }
     }
 
-    /// What dispatchers said, as `event` words.
+    /// Messages of dispatchers, by their `event`.
     pub async fn said(&self, uuid: &str) -> Vec<String> {
         let filters = json!([["object_uuid", "=", uuid], ["event_type", "=", "dispatch"]]).to_string();
         let path = format!("logs?order=id&limit=1000&filters={}", percent_encode(&filters));
@@ -278,7 +278,7 @@ impl QueueEnv {
     }
 }
 
-/// Processes with these words in their command line.
+/// Processes whose command line contains all of these strings.
 pub fn processes_with(words: &[&[u8]]) -> Vec<i32> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -296,9 +296,9 @@ impl Drop for QueueEnv {
     fn drop(&mut self) {
         self.kill_dispatchers();
         drop(self.server.take());
-        // Executors that still run were started by us, and are in directories of this test.
+        // Executors that still run belong to this test, because they are in its directories.
         for pid in processes_with(&[self.dir.as_os_str().as_encoded_bytes()]) {
-            // Some have ended by now, and nobody wants to hear of it.
+            // Some have ended by now; their errors are not printed.
             let _ = Command::new("kill").args(["-TERM", &pid.to_string()]).stderr(Stdio::null()).status();
         }
         self.temp.disable_cleanup(std::thread::panicking());

@@ -1,4 +1,4 @@
-//! Several servers on one Postgres, with hollow hosts that they all reach.
+//! Several servers on one Postgres, with hollow hosts that all of them reach.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,14 +19,14 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
-/// What is started.
+/// Number and kind of servers and hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaOptions<'a> {
-    /// No two at once have the same in one process.
+    /// Unique within a process.
     pub name: &'a str,
     pub servers: usize,
     pub hosts: usize,
-    /// Jobs that one host takes at once.
+    /// Maximum number of jobs on one host.
     pub blocks: i64,
     pub runtime: HostRuntime,
 }
@@ -35,13 +35,13 @@ pub struct Replicas {
     servers: Vec<Option<Server>>,
     hosts: Option<hollow::RunningHosts>,
     pub postgres: Postgres,
-    /// By which they reach it.
+    /// Database URL of the servers.
     database: String,
     windlass: PathBuf,
     agent: PathBuf,
-    /// For every server, beside what it always gets.
+    /// Additional environment of every server.
     env: Vec<(&'static str, PathBuf)>,
-    // Last: it goes when all that works in it is gone.
+    // Last: deleted after all processes that use it have ended.
     home: TempDir,
 }
 
@@ -51,14 +51,14 @@ impl Replicas {
         Self::start_on(postgres, plan).await
     }
 
-    /// With servers whose locks are others' once they were dead for so long.
+    /// Starts servers with a lock timeout, after which the locks of a dead server expire.
     pub async fn start_with_lock_timeout(plan: ReplicaOptions<'_>, lock_timeout: &str) -> Result<Self> {
         let postgres = Postgres::start(&format!("pg-{}", plan.name)).await?;
         let env = vec![("WINDLASS_SERVER_LOCK_TIMEOUT", PathBuf::from(lock_timeout))];
         Self::start_as(postgres, plan, env).await
     }
 
-    /// On a cluster that was made before.
+    /// Starts on an existing cluster.
     pub async fn start_on(postgres: Postgres, plan: ReplicaOptions<'_>) -> Result<Self> {
         Self::start_as(postgres, plan, Vec::new()).await
     }
@@ -79,7 +79,7 @@ impl Replicas {
             env,
             home: temp_dir(plan.name)?,
         };
-        // The first start makes the tables and the keys.
+        // The first start creates the tables and the keys.
         replicas.raise(0).await?;
         let home = replicas.home.path().join("hosts");
         let hosts = HostOptions {
@@ -102,27 +102,27 @@ impl Replicas {
         self.home.path()
     }
 
-    /// The same on every replica.
+    /// The same for every replica.
     pub fn key_file(&self) -> PathBuf {
         self.home.path().join("master")
     }
 
-    /// Servers that are started from now on reach the database by this url.
+    /// Sets the database URL of servers that are started later.
     pub fn use_database(&mut self, url: String) {
         self.database = url;
     }
 
-    /// Servers that are started from now on are this program.
+    /// Sets the binary of servers that are started later.
     pub fn use_program(&mut self, windlass: PathBuf) {
         self.windlass = windlass;
     }
 
-    /// Starts one that is not there, and waits until it answers.
+    /// Starts a server that is not running, and waits until it responds.
     pub async fn raise(&mut self, number: usize) -> Result<()> {
         self.start_server_with(number, Vec::new()).await
     }
 
-    /// The same, with something more in its environment.
+    /// Starts a server with additional environment variables.
     pub async fn start_server_with(
         &mut self,
         number: usize,
@@ -158,14 +158,14 @@ impl Replicas {
         self.home.path().join(format!("server-{number}.log"))
     }
 
-    /// The end of a server's own log, for people.
+    /// The end of a server's log.
     pub fn said(&self, number: usize) -> String {
         let text = std::fs::read_to_string(self.log_path(number)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(30)..].join("\n")
     }
 
-    /// All of it.
+    /// The complete log of a server.
     pub fn log(&self, number: usize) -> String {
         std::fs::read_to_string(self.log_path(number)).unwrap_or_default()
     }
@@ -174,24 +174,24 @@ impl Replicas {
         self.servers[number].as_ref().with_context(|| format!("server {number} does not run"))
     }
 
-    /// Where those that run are reached.
+    /// Addresses of the running servers.
     pub fn addresses(&self) -> Vec<String> {
         self.servers.iter().flatten().map(|server| server.address().to_owned()).collect()
     }
 
-    /// kill -9.
+    /// Sends SIGKILL.
     pub fn kill(&mut self, number: usize) {
         self.servers[number] = None;
     }
 
-    /// As an operator stops one; returns when it is gone.
+    /// Stops a server as an operator does; returns after its end.
     pub async fn stop(&mut self, number: usize) -> Result<()> {
         let server = self.servers[number].take().context("it does not run")?;
-        // Others go on meanwhile, also those that this test plays.
+        // Does not block the runtime: other servers and clients of this test continue.
         tokio::task::spawn_blocking(move || server.stop()).await?
     }
 
-    /// Neither answers nor ends.
+    /// Stops the process with SIGSTOP: it neither responds nor ends.
     pub fn freeze(&self, number: usize) -> Result<()> {
         signal(self.server(number)?.pid(), "-STOP")
     }
@@ -213,17 +213,17 @@ impl Replicas {
         hosts.pids().into_iter().try_for_each(|pid| signal(pid, which))
     }
 
-    /// Where a host keeps its things; they are counted from 1.
+    /// Directory of a host; hosts are counted from 1.
     pub fn host_home(&self, number: usize) -> PathBuf {
         hollow::host_home(&self.home.path().join("hosts"), number)
     }
 
-    /// A call to one of them, whatever it answers.
+    /// Calls one of the servers and returns any response.
     pub async fn ask(&self, number: usize, path: &str, body: &Value) -> Result<ApiResponse> {
         ask(self.server(number)?.address(), path, body).await
     }
 
-    /// A call that must succeed.
+    /// Calls one of the servers; the call must succeed.
     pub async fn post(&self, number: usize, path: &str, body: &Value) -> Result<Value> {
         self.ask(number, path, body).await?.ok().with_context(|| self.said(number))
     }
@@ -236,13 +236,13 @@ impl Replicas {
         self.post(number, "/api/project/main/runs/get", &json!({"run_name": name})).await
     }
 
-    /// What a server's pipelines have done since it was started: `claimed`, `lost`, `in_work`, …
+    /// Pipeline counters of a server since its start: `claimed`, `lost`, `in_work`, …
     pub async fn pipelines(&self, number: usize) -> Result<Vec<Value>> {
         let all = self.post(number, "/api/server/pipelines", &json!({})).await?;
         Ok(all.as_array().context("no list of pipelines")?.clone())
     }
 
-    /// The sum of one of these figures over all pipelines.
+    /// Sum of one counter over all pipelines.
     pub async fn total(&self, number: usize, figure: &str) -> Result<u64> {
         Ok(self.pipelines(number).await?.iter().filter_map(|one| one[figure].as_u64()).sum())
     }
@@ -261,7 +261,7 @@ impl Replicas {
         }
     }
 
-    /// Waits until a run has one of these statuses; another end is an error.
+    /// Waits until a run has one of these statuses; any other final status is an error.
     pub async fn reaches(&self, number: usize, name: &str, statuses: &[&str]) -> Result<Value> {
         let began = Instant::now();
         loop {
@@ -276,7 +276,7 @@ impl Replicas {
         }
     }
 
-    /// Waits until no run is left that is not over.
+    /// Waits until all runs are final.
     pub async fn wait_until_no_active_runs(&self, within: Duration) -> Result<()> {
         let sql = "SELECT count(*) FROM runs WHERE status NOT IN ('done', 'failed', 'terminated')";
         let began = Instant::now();
@@ -300,13 +300,13 @@ impl Replicas {
 
 impl Drop for Replicas {
     fn drop(&mut self) {
-        // One that is frozen dies all the same; the hosts must not outlive their directory.
+        // Also kills a frozen server; the hosts must not outlive their directory.
         self.servers.clear();
         self.hosts = None;
     }
 }
 
-/// To a process by its id.
+/// Sends a signal to a process by its ID.
 pub fn signal(pid: u32, which: &str) -> Result<()> {
     let told = Command::new("kill").args([which, &pid.to_string()]).status().context("run kill")?;
     ensure!(told.success(), "signal {pid}");

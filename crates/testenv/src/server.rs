@@ -1,4 +1,4 @@
-//! The real server in a process of its own, and a small client for it.
+//! The real server in a separate process, and a small client for it.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,34 +21,34 @@ use crate::{
 pub const TOKEN: &str = "bench-token-0123456789abcdef0123456789abcdef";
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A binary of ours, from the build that this program belongs to.
+/// Returns the path of a binary of the same build as this program.
 pub fn binary(name: &str) -> Result<PathBuf> {
     let here = std::env::current_exe()?;
-    // Programs lie beside it, tests one directory deeper.
+    // Programs are in the same directory, tests one directory deeper.
     let found = here.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
     found.with_context(|| format!("`{name}` is not built in the profile of {}", here.display()))
 }
 
-/// How to start one.
+/// Options for starting a server.
 pub struct ServerOptions<'a> {
     pub binary: &'a Path,
     pub data: &'a Path,
-    /// SQLite in the data directory unless named.
+    /// Defaults to SQLite in the data directory.
     pub database: Option<&'a str>,
-    /// Kept to this core.
+    /// CPU core to pin the server to.
     pub core: Option<u32>,
-    /// Whether this machine is a host too.
+    /// True if this machine is an instance too.
     pub local: bool,
     pub env: Vec<(&'static str, PathBuf)>,
-    /// Where its own log goes; nowhere unless named.
+    /// Log file; discarded by default.
     pub log: Option<&'a Path>,
 }
 
-/// It ends when this is dropped.
+/// The server ends on drop.
 pub struct Server {
     child: Child,
     address: String,
-    /// Its agent on this machine goes with it only when it is told to stop.
+    /// Its agent on this machine ends only with an orderly stop.
     local: bool,
     pub ready: Duration,
 }
@@ -71,7 +71,7 @@ impl Server {
             Some(path) => std::fs::File::options().create(true).append(true).open(path)?.into(),
             None => Stdio::null(),
         });
-        // Jobs of most tests leave signs in files of this machine.
+        // Jobs of most tests write files of this machine.
         command.env("WINDLASS_SERVER_LOCAL_PROCESSES", "own").env("WINDLASS_TEST_OWN_PROCESSES", "1");
         command.envs(options.env.iter().map(|(name, value)| (name, value)));
         if let Some(url) = options.database {
@@ -94,7 +94,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Whether it has written down where it is. One that was killed has left such a file as well.
+    /// Returns whether the server has written its address. A killed server leaves such a file as well.
     fn read_address(&mut self, data: &Path) -> bool {
         let text = std::fs::read_to_string(data.join("running.json")).unwrap_or_default();
         let found: Value = serde_json::from_str(&text).unwrap_or_default();
@@ -136,7 +136,7 @@ impl Server {
         self.child.id()
     }
 
-    /// As a person at the terminal stops it, and until it is gone.
+    /// Stops the server as Ctrl-C does, and waits for its end.
     pub fn stop(mut self) -> Result<()> {
         self.interrupt()?;
         let ended = self.child.wait()?;
@@ -154,7 +154,7 @@ impl Server {
         process::resident_mb(self.child.id())
     }
 
-    /// Processor seconds it has used.
+    /// CPU seconds that it has used.
     pub fn cpu_secs(&self) -> Result<f64> {
         process::cpu_secs(self.child.id())
     }
@@ -188,36 +188,36 @@ impl Client {
 
     pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
         self.stream.write_all(&closed::build_post(path, TOKEN, &body.to_string())).await?;
-        // Anything but 200 is an error that carries the answer.
+        // Any status but 200 is an error with the response.
         closed::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
         serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
     }
 }
 
-/// What a server said.
+/// A response of a server.
 #[derive(Clone, Debug)]
 pub struct ApiResponse {
     pub status: u16,
-    /// Seconds, where it asks to be left alone.
+    /// Value of `Retry-After`, in seconds.
     pub retry_after: Option<u64>,
     pub body: Value,
 }
 
 impl ApiResponse {
-    /// The body of one that says yes.
+    /// Returns the body of a successful response.
     pub fn ok(self) -> Result<Value> {
         ensure!(self.status == 200, "{}: {}", self.status, self.body);
         Ok(self.body)
     }
 }
 
-/// One call over a connection of its own, whatever the answer is. No answer is an error.
+/// Sends one call over a separate connection and returns any response. A missing response is an error.
 pub async fn ask(address: &str, path: &str, body: &Value) -> Result<ApiResponse> {
     call_api_idempotent(address, path, body, None).await
 }
 
-/// The same, done once however often it is asked under this key.
+/// Sends a call with an idempotency key.
 pub async fn call_api_idempotent(
     address: &str,
     path: &str,
@@ -227,7 +227,7 @@ pub async fn call_api_idempotent(
     call_api_with(address, TOKEN, path, body, key).await
 }
 
-/// The same as whoever has this token.
+/// Sends a call with another token.
 pub async fn call_api_as(address: &str, token: &str, path: &str, body: &Value) -> Result<ApiResponse> {
     call_api_with(address, token, path, body, None).await
 }
@@ -263,14 +263,14 @@ async fn call_api_with(
     Ok(ApiResponse { status, retry_after, body: serde_json::from_slice(body).unwrap_or(Value::Null) })
 }
 
-/// A submission of a run, ready to be sent.
+/// Request body for submitting a run.
 pub fn submission(configuration: &Value) -> Value {
     let spec = serde_json::json!({"run_name": configuration["name"], "configuration": configuration,
         "profile": {"name": "default"}});
     serde_json::json!({"plan": {"run_spec": spec}, "force": false})
 }
 
-/// The bytes of one, for a load.
+/// Raw request for submitting a run, for load tests.
 pub fn submission_bytes(configuration: &Value) -> Vec<u8> {
     closed::build_post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
 }

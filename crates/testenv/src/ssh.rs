@@ -1,10 +1,10 @@
-//! SSH targets of the hosts that tests make.
+//! SSH destinations of test hosts.
 
 use anyhow::Result;
 use windlass_testkit::lab::LabHost;
 use windlass_tunnel::{HostKey, HostKeyPin, LoginKey, SshDestination};
 
-/// Logs in to a host of a lab.
+/// Login to a host of a lab.
 pub trait SshTarget {
     /// Root, with the host's key pinned.
     fn target(&self) -> SshDestination {
@@ -15,7 +15,7 @@ pub trait SshTarget {
     ///
     /// # Panics
     ///
-    /// The keys that the lab has written cannot be read.
+    /// If the keys that the lab has written cannot be read.
     fn target_as(&self, user: &str) -> SshDestination;
 
     /// Root, through another host.
@@ -23,7 +23,7 @@ pub trait SshTarget {
         SshDestination { via: Some(Box::new(jump.target())), ..self.target() }
     }
 
-    /// The key that the host proves to have.
+    /// The host key.
     fn host_key(&self) -> Result<HostKey>;
 }
 

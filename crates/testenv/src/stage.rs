@@ -1,6 +1,6 @@
-//! A server of its own for each test, with this machine or without it, and a client to play the user.
+//! A separate server for each test, with or without this machine as an instance, and a client for the test.
 //!
-//! It stands for a person who tries something: what cannot go on stops the test, with the server's last words.
+//! Failures panic with the last log lines of the server.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on should stop")]
 
@@ -23,41 +23,41 @@ use windlass_testkit::{
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// A user nobody else is.
+/// A user ID without an account.
 const UNPRIVILEGED_UID: u32 = 47_111;
 const FINAL_STATUSES: [&str; 3] = ["done", "failed", "terminated"];
 
-/// Where jobs run.
+/// Instances of the server, and the runtime of their jobs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum HostMode {
-    /// This machine, jobs as processes.
+    /// This machine, with jobs as processes.
     Processes,
-    /// This machine, jobs as containers of the tests' engine.
+    /// This machine, with jobs as containers of the test engine.
     Containers,
-    /// None, until a test brings some.
+    /// No instances, until a test adds some.
     None,
 }
 
 pub struct TestEnv {
     home: PathBuf,
-    /// Removed at the end. None when the caller chose the directory and keeps it.
+    /// Deleted at the end. `None` if the caller chose the directory and keeps it.
     temp: Option<TempDir>,
     machines: HostMode,
-    /// The container engine of this machine, where it is not the tests' own.
+    /// Container engine of this machine, if it is not that of the tests.
     engine: Option<PathBuf>,
-    /// For the server, beside what it always gets.
+    /// Additional environment of the server.
     env: Vec<(&'static str, PathBuf)>,
-    /// What is started as the server.
+    /// Binary of the server.
     windlass: PathBuf,
-    /// The agent that hosts get.
+    /// Agent binary for hosts.
     agent: PathBuf,
     server: Option<Server>,
     client: Option<Client>,
-    /// The server closes connections that nobody uses.
+    /// Time of the last request: the server closes idle connections.
     asked: Instant,
 }
 
-/// A connection that was idle for longer is not used again.
+/// Idle time after which a connection is not reused.
 const CONNECTION_IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl TestEnv {
@@ -67,7 +67,7 @@ impl TestEnv {
         stage
     }
 
-    /// A server with settings that a test does not wait for as long as an operator would.
+    /// Starts a server with settings that shorten the waits of a test.
     pub async fn with_settings(machines: HostMode, settings: &[(&'static str, &str)]) -> Self {
         let mut stage = Self::new_unstarted(machines);
         for (name, value) in settings {
@@ -77,21 +77,21 @@ impl TestEnv {
         stage
     }
 
-    /// With plain processes as they are for whoever sets nothing.
+    /// Starts a server with the default isolation of plain processes.
     pub async fn confined(machines: HostMode) -> Self {
         Self::with_settings(machines, &[("WINDLASS_SERVER_LOCAL_PROCESSES", "confined")]).await
     }
 
-    /// This machine as somebody has it who is not root.
+    /// Starts a server as a user other than root.
     pub async fn unprivileged() -> Self {
         Self::unprivileged_with("own").await
     }
 
-    /// The same, with these rights for plain processes.
+    /// Starts an unprivileged server with the given privileges of plain processes.
     pub async fn unprivileged_with(processes: &str) -> Self {
         let mut stage =
             Self::new_unstarted(HostMode::Processes).with_env("WINDLASS_SERVER_LOCAL_PROCESSES", processes);
-        // The directory that the tests are built in may be closed to others.
+        // The build directory of the tests may be inaccessible to other users.
         let copy = |name: &str| {
             let copy = stage.home.join(name);
             std::fs::copy(binary(name).unwrap(), &copy).unwrap();
@@ -121,7 +121,7 @@ impl TestEnv {
         stage
     }
 
-    /// In a directory that stays, with a server that is not started yet.
+    /// Uses a directory that is kept; the server is not started yet.
     pub fn at(home: PathBuf, machines: HostMode) -> Self {
         std::fs::create_dir_all(home.join("server")).unwrap();
         let (windlass, agent) = (binary("windlass").unwrap(), stripped_agent());
@@ -139,28 +139,28 @@ impl TestEnv {
         }
     }
 
-    /// For the next start of the server.
+    /// Sets a variable for the next start of the server.
     #[must_use]
     pub fn with_env(mut self, name: &'static str, value: impl Into<PathBuf>) -> Self {
         self.env.push((name, value.into()));
         self
     }
 
-    /// This machine's containers are in this engine.
+    /// Sets the container engine of this machine.
     #[must_use]
     pub fn with_engine(mut self, socket: PathBuf) -> Self {
         self.engine = Some(socket);
         self
     }
 
-    /// What is started as the server, from its next start on.
+    /// Sets the binary of the server, from its next start on.
     #[must_use]
     pub fn with_server(mut self, program: PathBuf) -> Self {
         self.windlass = program;
         self
     }
 
-    /// The agent that hosts get.
+    /// Sets the agent binary for hosts.
     #[must_use]
     pub fn with_agent(mut self, program: PathBuf) -> Self {
         self.agent = program;
@@ -175,7 +175,7 @@ impl TestEnv {
         self.server.as_ref().unwrap().address()
     }
 
-    /// A directory of this test.
+    /// Directory of this test.
     pub fn home(&self) -> &Path {
         &self.home
     }
@@ -184,12 +184,12 @@ impl TestEnv {
         format!("http://{}", self.server.as_ref().unwrap().address())
     }
 
-    /// `windlass` as a person types it, in a folder, to its end.
+    /// Runs `windlass` in a directory to its end.
     pub fn windlass(&self, dir: &Path, args: &[&str]) -> Output {
         self.command(dir, args).output().unwrap()
     }
 
-    /// The same, not yet started.
+    /// Returns the command without running it.
     pub fn command(&self, dir: &Path, args: &[&str]) -> Command {
         let mut command = Command::new(binary("windlass").unwrap());
         command.args(args).current_dir(dir).stdin(std::process::Stdio::null());
@@ -198,11 +198,11 @@ impl TestEnv {
         command
     }
 
-    /// Starts the server, for the first time or again.
+    /// Starts or restarts the server.
     pub async fn start(&mut self) {
         let engine = match self.machines {
             HostMode::Containers => self.engine.clone().unwrap_or_else(engine),
-            // Not there: then jobs are processes, whatever this machine has.
+            // This socket does not exist, so that jobs are processes on any machine.
             HostMode::Processes | HostMode::None => self.home.join("no-engine.sock"),
         };
         let (data, log) = (self.home.join("server"), self.home.join("server.log"));
@@ -226,13 +226,13 @@ impl TestEnv {
         self.server = Some(server);
     }
 
-    /// The power goes for the server alone.
+    /// Kills the server alone, as a power cut would.
     pub fn kill(&mut self) {
         self.client = None;
         self.server = None;
     }
 
-    /// As a person stops it.
+    /// Stops the server as a user does.
     pub fn stop_server(&mut self) {
         self.client = None;
         self.server.take().unwrap().stop().unwrap();
@@ -260,7 +260,7 @@ impl TestEnv {
         self.project("runs/get", &json!({"run_name": name})).await
     }
 
-    /// Waits until the run has one of these statuses; an end that is not among them is a failure.
+    /// Waits until the run has one of these statuses; any other final status is a failure.
     pub async fn reaches(&mut self, name: &str, statuses: &[&str]) -> Value {
         self.wait_for_status_within(name, statuses, TIMEOUT).await
     }
@@ -288,7 +288,7 @@ impl TestEnv {
         }
     }
 
-    /// Submits a run and waits for its end, whatever that is.
+    /// Submits a run and waits for any final status.
     pub async fn ends(&mut self, configuration: &Value) -> Value {
         self.apply(configuration).await;
         let name = configuration["name"].as_str().unwrap().to_owned();
@@ -299,12 +299,12 @@ impl TestEnv {
         self.project("runs/stop", &json!({"runs_names": [name], "abort": abort})).await;
     }
 
-    /// All that the job wrote, of its newest submission.
+    /// The complete output of the newest submission of the first job.
     pub async fn log(&mut self, run: &Value) -> String {
         self.log_of_job(run, 0, usize::MAX).await
     }
 
-    /// Of one job and one of its submissions, or the newest.
+    /// The output of one job, for one submission or the newest.
     pub async fn log_of_job(&mut self, run: &Value, job: usize, submission: usize) -> String {
         let submissions = run["jobs"][job]["job_submissions"].as_array().unwrap();
         let id = submissions[submission.min(submissions.len() - 1)]["id"].clone();
@@ -323,7 +323,7 @@ impl TestEnv {
         }
     }
 
-    /// Waits until the log of a run that goes on contains some words.
+    /// Waits until the log of an active run contains a text.
     pub async fn says(&mut self, name: &str, words: &str) -> String {
         eventually_ok_async(&format!("{name} says {words:?}"), async || {
             let run = self.run(name).await;
@@ -342,7 +342,7 @@ impl TestEnv {
         self.project("fleets/get", &json!({"name": name})).await
     }
 
-    /// A fleet `lab` of some hosts of a lab, ready.
+    /// Creates a fleet `lab` of hosts of a lab, and waits until it is ready.
     pub async fn create_lab_fleet(&mut self, lab: &Lab, hosts: &[LabHost], blocks: u32) {
         let (private, public) = lab.key_pair().unwrap();
         let addresses: Vec<String> = hosts.iter().map(|host| host.addr().to_string()).collect();
@@ -354,7 +354,7 @@ impl TestEnv {
         self.wait_for_hosts("lab", hosts.len()).await;
     }
 
-    /// Waits until so many hosts of a fleet take jobs.
+    /// Waits until the given number of hosts of a fleet accept jobs.
     pub async fn wait_for_hosts(&mut self, fleet: &str, hosts: usize) -> Value {
         eventually_ok_async(&format!("{hosts} hosts are ready"), async || {
             let found = self.fleet(fleet).await;
@@ -365,7 +365,7 @@ impl TestEnv {
         .await
     }
 
-    /// Waits until something is true of a fleet.
+    /// Waits until a condition holds for a fleet.
     pub async fn eventually_fleet(&mut self, name: &str, holds: impl Fn(&Value) -> bool) -> Value {
         eventually_ok_async(&format!("fleet {name} is as it should be"), async || {
             let found = self.fleet(name).await;
@@ -383,12 +383,12 @@ impl TestEnv {
         .await
     }
 
-    /// Waits for something that shows outside of the server.
+    /// Waits for a condition outside of the server.
     pub fn eventually(&self, what: &str, holds: impl Fn() -> bool) {
         eventually_ok(what, || if holds() { Ok(()) } else { Err(self.server_log()) });
     }
 
-    /// Waits until something is true of a run.
+    /// Waits until a condition holds for a run.
     pub async fn eventually_run(
         &mut self,
         name: &str,
@@ -406,7 +406,7 @@ impl TestEnv {
         }
     }
 
-    /// From the next start on the server has another build of the agent: the same, and a byte.
+    /// Gives the server a different build of the agent from its next start on: the same with an appended byte.
     pub fn use_another_agent(&mut self) {
         let copy = self.home.join("windlass-agent");
         let mut bytes = std::fs::read(binary("windlass-agent").unwrap()).unwrap();
@@ -430,9 +430,9 @@ impl Drop for TestEnv {
     }
 }
 
-/// Ends every process that came from this directory: the agent, and jobs that outlived their server.
+/// Ends every process that was started from this directory: the agent, and jobs that outlived their server.
 pub fn kill_processes_of(home: &Path) {
-    // With its end: another test's directory may begin with the same name.
+    // With a trailing slash: the directory of another test may have this name as a prefix.
     let needle = format!("{}/", home.display());
     for _ in 0..20 {
         let mut found = false;
@@ -456,7 +456,7 @@ pub fn kill_processes_of(home: &Path) {
     }
 }
 
-/// A machine of the mock cloud is taken back: everything on it stops, and whoever asks the cloud is told that it is gone.
+/// Preempts a machine of the mock cloud: its processes stop, and the cloud reports it as deleted.
 pub fn preempt_machine(books: &Path, machine: &str) -> std::io::Result<()> {
     let signs = books.join("preempt");
     std::fs::create_dir_all(&signs)?;
@@ -465,7 +465,7 @@ pub fn preempt_machine(books: &Path, machine: &str) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The socket of the engine that the tests were given.
+/// Socket of the container engine of the tests.
 pub fn engine() -> PathBuf {
     let socket = std::env::var_os("WINDLASS_TEST_DOCKER");
     PathBuf::from(
@@ -473,10 +473,10 @@ pub fn engine() -> PathBuf {
     )
 }
 
-/// What [`load_busybox_image`] puts into an engine.
+/// The image that [`load_busybox_image`] loads into an engine.
 pub const IMAGE: &str = "windlass-e2e/busybox:1";
 
-/// An image of nothing but a static busybox, in an engine.
+/// Loads an image with only a static busybox into an engine.
 pub fn load_busybox_image(engine: &Path) {
     let temp = temp_dir("e2e-image").unwrap();
     let dir = temp.path();
@@ -490,7 +490,7 @@ pub fn load_busybox_image(engine: &Path) {
     assert!(Command::new("sh").args(["-c", &script]).output().unwrap().status.success());
 }
 
-/// A task with nothing but a name and commands.
+/// A task with only a name and commands.
 pub fn task(name: &str, commands: &[&str]) -> Value {
     json!({"type": "task", "name": name, "image": "none", "user": "root", "commands": commands})
 }
@@ -500,14 +500,14 @@ pub fn submission_of(run: &Value) -> &Value {
     run["jobs"][0]["job_submissions"].as_array().unwrap().last().unwrap()
 }
 
-/// A task that any host of a lab takes a part of.
+/// A task that needs only a part of a lab host.
 pub fn small_task_config(name: &str, commands: &[&str]) -> Value {
     let mut job = task(name, commands);
     job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
     job
 }
 
-/// The number of the lab's host on which the newest submission of a job is.
+/// Number of the lab host that runs the newest submission of a job.
 pub fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
     let submission = run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap();
     let address = submission["job_provisioning_data"]["hostname"].as_str().unwrap();
@@ -515,10 +515,10 @@ pub fn host_of(lab: &Lab, run: &Value, job: usize) -> usize {
     found.unwrap_or_else(|| panic!("no host is {address}: {run:#}")) + 1
 }
 
-/// The agent without what only debuggers read: a third of the upload. Made once per build.
+/// The agent without debug information: a third of the upload. Created once per build.
 pub fn stripped_agent() -> PathBuf {
     use std::os::unix::fs::MetadataExt as _;
-    // Several of one process must not write it at once.
+    // Threads of one process must not write it concurrently.
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let make = || {
         let whole = binary("windlass-agent").unwrap();

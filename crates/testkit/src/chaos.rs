@@ -1,7 +1,7 @@
-//! A proxy between two of ours that makes the way between them bad: slow, in drops, cut, held, or doubled.
+//! A proxy between two components that degrades their connection: slow, throttled, cut, stalled or replayed.
 //!
-//! It carries TCP and unix sockets. What it does to connections is its [`Weather`], which may change at any time and
-//! reaches connections that are open. It counts what it did, so that a fault that never happened is no proof.
+//! It proxies TCP and unix sockets. [`Weather`] describes the faults; it may change at any time and applies to open
+//! connections. The proxy counts its faults, so that a test can prove that they happened.
 
 use std::{
     io,
@@ -23,31 +23,32 @@ use tokio::{
 
 use crate::rng::Rng;
 
-/// Bytes that are carried at once.
+/// Maximum size of a chunk.
 const CHUNK_BYTES: usize = 16 * 1024;
-/// Of a doubled connection so much is remembered; a longer one is doubled as far as this.
+/// Number of bytes of a replayed connection that are stored; a longer one is replayed up to this size.
 const REPLAY_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// How often drops fall in a second.
+/// Number of throttled writes per second.
 const DRIPS_PER_SECOND: u64 = 20;
 
-/// What happens to whatever passes.
+/// Faults of the proxied connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionFaults {
-    /// Each piece comes so much later, give or take a third: a fixed time would keep in step with who tries again.
+    /// Delay of each chunk, with a jitter of one third: a fixed delay would stay in phase with retries.
     pub latency: Duration,
-    /// Bytes a second; 0 is no limit.
+    /// Bytes per second; 0 is no limit.
     pub drip: u64,
-    /// A connection ends without a word after so many bytes, both ways together.
+    /// Number of bytes, in both directions together, after which a connection is cut without notice.
     pub cut_after: Option<u64>,
-    /// Nothing passes, and nobody is told.
+    /// Stalls all data, without an error.
     pub hold: bool,
-    /// Who comes is turned away.
+    /// Rejects new connections.
     pub refuse: bool,
-    /// What a client sent is sent once more from the start, on a connection of its own, so long after its end.
+    /// Delay after the end of a connection before the client's bytes are sent again from the start, on a separate
+    /// connection.
     pub replay_after: Option<Duration>,
 }
 
-/// What the proxy did.
+/// Number of injected faults.
 #[derive(Debug, Default)]
 pub struct FaultCounts {
     pub connections: AtomicU64,
@@ -58,7 +59,7 @@ pub struct FaultCounts {
     pub replayed: AtomicU64,
 }
 
-/// Where something listens.
+/// Address of a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Tcp(String),
@@ -85,28 +86,28 @@ impl ProxyListener {
 struct ProxyState {
     to: Endpoint,
     weather: watch::Sender<ConnectionFaults>,
-    /// Grows with each cut: connections of an older number end.
+    /// Increases with each cut: older connections end.
     cuts: watch::Sender<u64>,
     counts: FaultCounts,
     rng: Mutex<Rng>,
 }
 
-/// It carries until it is dropped; connections that are open then are cut.
+/// Proxies until it is dropped; connections that are open then are cut.
 pub struct FaultProxy {
     shared: Arc<ProxyState>,
     address: String,
-    /// A socket whose place was taken, to be given back.
+    /// A replaced socket, to be restored on drop.
     displaced: Option<(PathBuf, PathBuf)>,
     server: JoinHandle<()>,
 }
 
 impl FaultProxy {
-    /// On a port of this machine's loopback.
+    /// Listens on a free loopback port.
     pub async fn tcp(to: impl Into<String>, seed: u64) -> io::Result<Self> {
         Self::tcp_at("127.0.0.1:0", to, seed).await
     }
 
-    /// On an address that hosts of a lab reach as well.
+    /// Listens on an address that hosts of a lab reach as well.
     pub async fn tcp_at(at: &str, to: impl Into<String>, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind(at).await?;
         let address = listener.local_addr()?.to_string();
@@ -119,12 +120,12 @@ impl FaultProxy {
         Ok(Self::serve(ProxyListener::Unix(listener), Endpoint::Unix(to.to_owned()), address, seed))
     }
 
-    /// Takes the place of a socket that somebody listens on; whoever connects by its path comes here first.
+    /// Replaces a listening socket: clients that connect to its path reach the proxy.
     pub fn before(socket: &Path, seed: u64) -> io::Result<Self> {
         let aside = socket.with_extension("aside");
         std::fs::rename(socket, &aside)?;
         let mut proxy = Self::unix(socket, &aside, seed)?;
-        // Whoever could reach the one can reach the other.
+        // The proxy's socket gets the owner and the permissions of the original.
         let meta = std::fs::metadata(&aside)?;
         std::fs::set_permissions(socket, meta.permissions())?;
         use std::os::unix::fs::MetadataExt as _;
@@ -158,7 +159,7 @@ impl FaultProxy {
         &self.shared.counts
     }
 
-    /// Ends every connection that is open, without a word.
+    /// Cuts every open connection without notice.
     pub fn cut(&self) {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
@@ -169,7 +170,7 @@ impl Drop for FaultProxy {
         self.cut();
         self.server.abort();
         if let Some((socket, aside)) = &self.displaced {
-            // Not when its owner has come back to its place meanwhile.
+            // Not if the original listener has recreated its socket meanwhile.
             let _ = std::fs::rename(aside, socket);
         }
     }
@@ -193,7 +194,7 @@ async fn connect(to: &Endpoint) -> io::Result<Box<dyn ProxyStream>> {
     })
 }
 
-/// One connection, from its beginning to its end.
+/// Proxies one connection from its start to its end.
 async fn proxy_connection(client: Box<dyn ProxyStream>, shared: Arc<ProxyState>) {
     let Ok(server) = connect(&shared.to).await else { return };
     let (mut from_client, mut to_client) = tokio::io::split(client);
@@ -218,7 +219,7 @@ async fn proxy_connection(client: Box<dyn ProxyStream>, shared: Arc<ProxyState>)
     }
 }
 
-/// Until more bytes have passed than may.
+/// Waits until more bytes have passed than allowed.
 async fn wait_for_cut(shared: &ProxyState, passed: &AtomicU64) {
     loop {
         let limit = shared.weather.borrow().cut_after;
@@ -255,7 +256,7 @@ async fn copy_with_faults(
     let _ = to.shutdown().await;
 }
 
-/// What the weather does to one piece.
+/// Applies the delays to one chunk.
 async fn apply_delay(shared: &ProxyState) {
     let mut weather = shared.weather.subscribe();
     let now = *weather.borrow();
@@ -269,7 +270,7 @@ async fn apply_delay(shared: &ProxyState) {
     }
     if weather.borrow().hold {
         shared.counts.held.fetch_add(1, Ordering::Relaxed);
-        // It ends with the proxy, if it never clears up.
+        // Ends with the proxy, if the stall is never lifted.
         let _ = weather.wait_for(|weather| !weather.hold).await;
     }
 }
@@ -278,14 +279,14 @@ fn jitter(shared: &ProxyState, time: Duration) -> Duration {
     time * u32::try_from(shared.rng.lock().between(67, 133)).unwrap_or(100) / 100
 }
 
-/// The same words on another connection; the answer goes nowhere.
+/// Sends the same bytes on another connection; the response is discarded.
 async fn replay_request(said: &[u8], shared: &ProxyState) -> io::Result<()> {
     let mut server = connect(&shared.to).await?;
     server.write_all(said).await?;
     server.flush().await?;
     shared.counts.replayed.fetch_add(1, Ordering::Relaxed);
     let mut answer = vec![0; CHUNK_BYTES];
-    // Until the other side has nothing more to say, or waits for more from us.
+    // Until the other side closes, or waits for more input.
     while let Ok(Ok(1..)) = tokio::time::timeout(Duration::from_secs(1), server.read(&mut answer)).await {}
     Ok(())
 }

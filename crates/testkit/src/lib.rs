@@ -1,4 +1,4 @@
-//! For tests: what stands around a program of ours, and none of ours. Every crate may use it without building the rest.
+//! Test infrastructure without dependencies on windlass crates. Every crate may use it without building the rest.
 
 pub mod chaos;
 pub mod lab;
@@ -14,17 +14,18 @@ use std::{os::unix::fs::PermissionsExt, path::Path};
 use anyhow::{Context, Result};
 pub use tempfile::TempDir;
 
-/// How many inputs a test of bad input makes: a few hundred, or `FUZZ=100000` of them.
+/// Number of inputs of a fuzz test: a few hundred, or the value of `FUZZ`.
 pub fn fuzz_cases() -> u32 {
     std::env::var("FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
-/// A directory that is removed when it is dropped. Others may read it: servers and jobs of tests run as other users.
+/// Creates a directory that is removed on drop. It is world-readable, because servers and jobs of tests run as other
+/// users.
 pub fn temp_dir(name: &str) -> Result<TempDir> {
     temp_dir_in(&std::env::temp_dir(), name)
 }
 
-/// The same elsewhere: `/tmp` is not the same directory for everybody.
+/// Creates the directory elsewhere: `/tmp` is not the same directory for all processes.
 pub fn temp_dir_in(parent: &Path, name: &str) -> Result<TempDir> {
     tempfile::Builder::new()
         .prefix(&format!("windlass-{name}-"))

@@ -1,4 +1,4 @@
-//! Ports of this machine, for tests of programs that must be told which one to take.
+//! Ports for tests of programs that need a port number in advance.
 
 #![expect(clippy::expect_used, reason = "a test that cannot go on should stop")]
 
@@ -11,15 +11,15 @@ use std::{
     },
 };
 
-/// Below are those that well-known programs listen at.
+/// Lower ports are used by well-known programs.
 const FIRST_PORT: u16 = 12_000;
-/// From here on the kernel gives ports to whoever connects, unless this machine says otherwise.
+/// Start of the kernel's ephemeral ports, unless this machine is configured otherwise.
 const FIRST_EPHEMERAL_PORT: u16 = 32_768;
 const ATTEMPTS_MAX: usize = 10_000;
 
-/// A port that nobody has, and nobody gets until this process ends: not from the kernel, which gives out higher ones, nor
-/// from this function in another process. A listener at port 0 that is closed again has a port that the next connection
-/// of anybody may have.
+/// Returns a port that no other process uses until this process ends: the kernel assigns higher ports, and other
+/// processes with this function skip it. In contrast, the port of a closed listener on port 0 may be assigned to the
+/// next connection of any process.
 pub fn free() -> u16 {
     let given = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let end =
@@ -28,11 +28,11 @@ pub fn free() -> u16 {
     let chosen = (0..ATTEMPTS_MAX).find_map(|_| {
         let random = RandomState::new().build_hasher().finish() % u64::from(end - FIRST_PORT);
         let port = FIRST_PORT + u16::try_from(random).ok()?;
-        // No name of ours: a test looks for sockets of agents that way.
+        // No windlass name: a test finds the sockets of agents by their name.
         let name = SocketAddr::from_abstract_name(format!("port-{port}-of-a-test")).ok()?;
         let claim = UnixDatagram::bind_addr(&name).ok()?;
         TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).ok()?;
-        // It goes with the process, however that ends.
+        // Released when the process ends for any reason.
         std::mem::forget(claim);
         Some(port)
     });

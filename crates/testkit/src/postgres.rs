@@ -1,8 +1,8 @@
-//! A Postgres of one's own: a cluster in a directory, reached by its socket, gone with its guard. It may be
-//! stopped, killed and frozen.
+//! A private Postgres: a cluster in a directory, reached by its socket, removed by its guard. It can be stopped, killed
+//! and frozen.
 //!
-//! Postgres refuses to run as root, so root hands it to the user `postgres`. `setpriv` also ties its life to the
-//! thread that started it, so nothing stays when a test is killed.
+//! Postgres refuses to run as root, so root runs it as the user `postgres`. `setpriv` also ties it to the thread that
+//! started it, so that nothing remains when a test is killed.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,17 +18,17 @@ use crate::TempDir;
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const USER: &str = "postgres";
-/// Where Postgres is found unless somebody says otherwise.
+/// Default port of Postgres.
 const DEFAULT_PORT: u16 = 5432;
-/// The database that servers use.
+/// Name of the database that servers use.
 const DATABASE: &str = "windlass";
 
-/// How a cluster goes down.
+/// Shutdown mode of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShutdownMode {
-    /// Connections are ended, what is committed is written.
+    /// Closes connections and writes all committed data.
     Fast,
-    /// No word to anybody; the log is replayed at the next start.
+    /// Without notice; the log is replayed at the next start.
     Immediate,
 }
 
@@ -38,23 +38,23 @@ pub struct Postgres {
     options: Vec<String>,
     env: Vec<(String, String)>,
     port: u16,
-    // Last: the directory goes after the server.
+    // Last: the directory is deleted after the server has stopped.
     home: TempDir,
 }
 
 impl Postgres {
-    /// A new cluster with an empty database.
+    /// Starts a new cluster with an empty database.
     pub async fn start(name: &str) -> Result<Self> {
         Self::start_with(name, &[], Vec::new()).await
     }
 
-    /// The same, reached by a port of the loopback too, as people of other machines would.
+    /// Starts a cluster that also listens on a loopback port, as for clients on other machines.
     pub async fn start_on_port(name: &str) -> Result<Self> {
         let port = crate::ports::free();
         Self::start_as(name, &["listen_addresses=127.0.0.1"], Vec::new(), port).await
     }
 
-    /// The same as `start`, with settings like `log_statement=all` and an environment.
+    /// Starts a cluster with settings such as `log_statement=all` and an environment.
     pub async fn start_with(name: &str, settings: &[&str], env: Vec<(String, String)>) -> Result<Self> {
         Self::start_as(name, settings, env, DEFAULT_PORT).await
     }
@@ -76,13 +76,13 @@ impl Postgres {
         Ok(cluster)
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it responds.
     pub async fn up(&mut self) -> Result<()> {
         let mut command = command_as_owner(&self.bin.join("postgres"), &self.env);
         command.arg("-D").arg(self.home.path().join("data")).arg("-k").arg(self.sockets());
         command.args(["-c", "listen_addresses=", "-c", "max_connections=100", "-c", "shared_buffers=64MB"]);
         command.arg("-p").arg(self.port.to_string());
-        // No test cuts the power of the machine: what was written survives the death of every process.
+        // No test cuts the power of the machine: written data survives the death of every process.
         command.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
         for setting in &self.options {
             command.args(["-c", setting]);
@@ -99,7 +99,7 @@ impl Postgres {
         Ok(())
     }
 
-    /// Stops it, and waits until it is gone.
+    /// Stops the server and waits for its end.
     pub fn down(&mut self, how: ShutdownMode) -> Result<()> {
         let mut server = self.server.take().context("Postgres is down already")?;
         let signal = match how {
@@ -112,22 +112,22 @@ impl Postgres {
         Ok(())
     }
 
-    /// The directory of its socket.
+    /// Directory of its socket.
     pub fn sockets(&self) -> &Path {
         self.home.path()
     }
 
-    /// What is in it: to fill its disk, for instance.
+    /// Data directory, for example to fill its disk.
     pub fn data(&self) -> PathBuf {
         self.home.path().join("data")
     }
 
-    /// The port of those that were started with one.
+    /// Port of a cluster that was started with one.
     pub const fn port(&self) -> u16 {
         self.port
     }
 
-    /// A file of the cluster's own, such as its private key or who may come in how.
+    /// Writes a file of the cluster, such as its private key or `pg_hba.conf`.
     pub fn write_file(&self, name: &str, text: &[u8]) -> Result<()> {
         let path = self.data().join(name);
         std::fs::write(&path, text)?;
@@ -138,27 +138,27 @@ impl Postgres {
         Ok(())
     }
 
-    /// For a server.
+    /// URL for a server.
     pub fn url(&self) -> String {
         url(self.sockets())
     }
 
-    /// Statements in the servers' database; the rows of the last as text.
+    /// Runs statements in the servers' database; returns the rows of the last as text.
     pub async fn run(&self, sql: &str) -> Result<Vec<Vec<String>>> {
         self.run_in(DATABASE, sql).await
     }
 
-    /// Statements outside of the servers' database.
+    /// Runs statements outside of the servers' database.
     pub async fn admin(&self, sql: &str) -> Result<()> {
         self.run_in(USER, sql).await.map(drop)
     }
 
-    /// A session in the servers' database, to hold on to.
+    /// Opens a session in the servers' database, for the caller to hold.
     pub async fn session(&self) -> Result<Client> {
         self.connect(DATABASE).await
     }
 
-    /// One number.
+    /// Runs a query that returns one number.
     pub async fn count(&self, sql: &str) -> Result<i64> {
         let rows = self.run(sql).await?;
         let value = rows.first().and_then(|row| row.first()).context("no row")?;
@@ -174,7 +174,7 @@ impl Postgres {
             .dbname(database)
             .application_name("watcher");
         let (client, connection) = config.connect(NoTls).await?;
-        // It ends with its client.
+        // Ends with its client.
         tokio::spawn(connection);
         Ok(client)
     }
@@ -192,12 +192,12 @@ impl Postgres {
     }
 }
 
-/// The servers' database by way of a socket in this directory: the cluster's own, or one in front of it.
+/// URL of the servers' database through a socket in this directory: that of the cluster, or of a proxy in front of it.
 pub fn url(sockets: &Path) -> String {
     format!("postgres:///{DATABASE}?user={USER}&host={}", sockets.display())
 }
 
-/// What a client of a cluster calls its socket.
+/// File name of the socket in the directory that clients use.
 pub const SOCKET: &str = ".s.PGSQL.5432";
 
 impl Drop for Postgres {
@@ -208,7 +208,7 @@ impl Drop for Postgres {
     }
 }
 
-/// The newest that Debian has installed.
+/// Returns the newest version that Debian installed.
 fn find_programs() -> Result<PathBuf> {
     let version = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
     let installed =
@@ -228,7 +228,7 @@ fn id(which: &str) -> Result<u32> {
     Ok(String::from_utf8(said.stdout)?.trim().parse()?)
 }
 
-/// The environment is the program's alone: what comes before it is still root's.
+/// The environment applies only to the program: `setpriv` still runs as root.
 fn command_as_owner(program: &Path, env: &[(String, String)]) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]).current_dir("/");

@@ -1,8 +1,8 @@
-//! A small seeded generator, so that one number replays a whole run.
+//! A small seeded random generator, so that one number reproduces a whole run.
 
 use std::time::Duration;
 
-/// SplitMix64: tiny, good enough for faults and jitter, and the same everywhere.
+/// SplitMix64: tiny, good enough for faults and jitter, and identical on all platforms.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -11,7 +11,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// An independent stream, so that one consumer's draws do not move another's.
+    /// Returns an independent stream, so that the draws of one consumer do not affect another.
     pub fn fork(&mut self) -> Self {
         Self(self.draw())
     }
@@ -24,17 +24,17 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// `lo..=hi`
+    /// Returns a number in `lo..=hi`.
     pub fn between(&mut self, lo: u64, hi: u64) -> u64 {
         lo + self.draw() % (hi - lo + 1)
     }
 
-    /// `0..sides`
+    /// Returns a number in `0..sides`.
     pub fn below(&mut self, sides: u64) -> u64 {
         self.draw() % sides
     }
 
-    /// Bytes that do not repeat.
+    /// Returns bytes that do not repeat.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0..count.div_ceil(8)).flat_map(|_| self.draw().to_le_bytes()).collect();
         bytes.truncate(count);

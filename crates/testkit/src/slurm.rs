@@ -1,4 +1,4 @@
-//! A real Slurm on one machine, for tests: a controller, as many nodes as wanted, all of it gone with its guard.
+//! A real Slurm cluster on one machine: a controller and any number of nodes, all removed by its guard.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::{
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A node, which need not be as big as it says.
+/// Declared size of a node, which may exceed the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeSize {
     pub cpus: u32,
@@ -36,10 +36,10 @@ pub struct SlurmCluster {
 }
 
 impl SlurmCluster {
-    /// Starts one and waits until every node is idle.
+    /// Starts a cluster and waits until every node is idle.
     ///
     /// # Panics
-    /// When Slurm is not installed or does not start.
+    /// If Slurm is not installed or does not start.
     #[must_use]
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     pub fn start(sizes: &[NodeSize]) -> Self {
@@ -67,7 +67,7 @@ impl SlurmCluster {
         cluster
     }
 
-    /// What `SLURM_CONF` must be.
+    /// Value for `SLURM_CONF`.
     #[must_use]
     pub fn config(&self) -> PathBuf {
         self.dir().join("slurm.conf")
@@ -78,7 +78,7 @@ impl SlurmCluster {
         self.dir.path()
     }
 
-    /// What one of Slurm's programs prints.
+    /// Runs a Slurm program and returns its output.
     #[must_use]
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     pub fn say(&self, program: &str, args: &[&str]) -> String {
@@ -86,26 +86,26 @@ impl SlurmCluster {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What the controller has a shell do when a job ends.
+    /// Sets the shell command that the controller runs when a job ends.
     #[expect(clippy::expect_used, reason = "for tests: what cannot be written says so")]
     pub fn at_the_end(&self, command: &str) {
         use std::os::unix::fs::PermissionsExt as _;
         let (script, new) = (self.dir().join("ended"), self.dir().join("ended.new"));
         fs::write(&new, format!("#!/bin/sh\n{command}\n")).expect("write what is done at the end of a job");
         fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).expect("make it a program");
-        // Whole or not at all: the controller may be about to start it.
+        // Replaced atomically: the controller may be about to start it.
         fs::rename(new, script).expect("put it in place");
     }
 
-    /// Starts a `slurmrestd`, and says where it listens.
+    /// Starts a `slurmrestd`, and returns its socket.
     ///
     /// # Panics
-    /// When it is not installed or does not start.
+    /// If it is not installed or does not start.
     #[expect(clippy::expect_used, reason = "for tests: what cannot start says so")]
     pub fn start_rest(&mut self) -> PathBuf {
         let socket = self.dir().join("rest.sock");
         let mut command = self.program("slurmrestd");
-        // It will not serve root, who is everybody here.
+        // It refuses to serve root, which is the user of these tests.
         command.env("SLURMRESTD_SECURITY", "disable_user_check").arg("-f").arg(self.config());
         command.args(["-a", "rest_auth/local", "-s", "openapi/v0.0.38"]);
         command.arg(format!("unix:{}", socket.display()));
@@ -114,7 +114,7 @@ impl SlurmCluster {
         socket
     }
 
-    /// The controller dies as it would by a power cut.
+    /// Kills the controller, as a power cut would.
     pub fn kill_controller(&mut self) {
         terminate(self.controller.take(), Signal::KILL);
     }
@@ -126,12 +126,12 @@ impl SlurmCluster {
         self.controller = Some(command.spawn().expect("start slurmctld"));
     }
 
-    /// The controller ends as its administrator would have it: with its state written down.
+    /// Stops the controller as an administrator would: with its state saved.
     pub fn stop_controller(&mut self) {
         terminate(self.controller.take(), Signal::TERM);
     }
 
-    /// The controller stands still, or goes on.
+    /// Freezes or resumes the controller.
     pub fn freeze_controller(&self, frozen: bool) {
         if let Some(child) = &self.controller {
             signal(child, if frozen { Signal::STOP } else { Signal::CONT });
@@ -149,10 +149,10 @@ impl SlurmCluster {
         self.nodes[index].1 = Some(command.spawn().expect("start slurmd"));
     }
 
-    /// Waits until all nodes have reported and nothing runs.
+    /// Waits until all nodes have reported and no job runs.
     ///
     /// # Panics
-    /// When that takes too long.
+    /// If that takes too long.
     pub fn wait_until_idle(&self) {
         eventually_ok("all nodes are idle", || {
             // A node is listed once for each of its partitions.
@@ -220,7 +220,7 @@ impl SlurmCluster {
             port = ports[0],
         );
         let mut gres = String::new();
-        // All nodes, and each alone: who must run on one node says so.
+        // One partition with all nodes, and one for each node, for jobs that must run on a certain node.
         let mut partitions =
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityJobFactor=65533\n"
                 .to_owned();
@@ -253,7 +253,7 @@ impl SlurmCluster {
 }
 
 impl Drop for SlurmCluster {
-    /// Munge goes last: a job that ends without it hangs its node.
+    /// Munge stops last: a job that ends without it blocks its node.
     fn drop(&mut self) {
         self.freeze_controller(false);
         if self.controller.is_some() {
@@ -278,7 +278,7 @@ fn signal(child: &Child, signal: Signal) {
     }
 }
 
-/// Asks for an end, and after a while does not ask any more.
+/// Sends a signal, and after a while SIGKILL.
 fn terminate(child: Option<Child>, how: Signal) {
     let Some(mut child) = child else { return };
     signal(&child, how);

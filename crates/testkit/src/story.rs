@@ -1,10 +1,10 @@
-//! Stories: commands one after the other, and what each came to, held against a file of the tests.
+//! Transcripts: a sequence of commands with their output, compared with a snapshot file.
 //!
-//! What differs from one run to the next is masked: ids, times, ages, ports, directories, the version. `insta` compares
-//! and keeps the files: `cargo insta review` shows each difference and asks, `INSTA_UPDATE=always` takes them all.
+//! Values that differ between runs are masked: IDs, times, ages, ports, directories, the version. `insta` compares and
+//! stores the files: `cargo insta review` shows each difference and asks, `INSTA_UPDATE=always` accepts all.
 //!
 //! ```ignore
-//! let mut story = Story::new("volume", &stage);
+//! let mut story = CliSnapshot::new("volume", &stage);
 //! story.run(&["volume"]);
 //! story.run(&["volume", "-o", "json"]);
 //! story.end();
@@ -19,7 +19,7 @@ use std::{
 
 use regex::Regex;
 
-/// What a command came to.
+/// Exit code and output of a command.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub code: Option<i32>,
@@ -58,17 +58,17 @@ pub fn ran(command: &mut Command) -> CommandOutput {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}")).into()
 }
 
-/// Where commands of a story come from.
+/// Environment of the commands of a transcript.
 pub trait SnapshotEnv {
-    /// What is typed first.
+    /// Program name in the transcript.
     const PROGRAM: &'static str;
-    /// Patterns of text that differs each time here, looked for after those that every story knows.
+    /// Additional patterns to mask, applied after the common ones.
     const PATTERNS: &'static [Pattern] = &[];
-    /// A directory that goes with the test.
+    /// A directory that is deleted with the test.
     fn home(&self) -> &Path;
-    /// The directory of the kept files.
+    /// Directory of the snapshot files.
     fn snapshots(&self) -> &Path;
-    /// Text that differs each time, and what is shown for it.
+    /// Texts that differ between runs, and their replacements.
     fn masks(&self) -> Vec<(String, &'static str)>;
     fn command(&self, args: &[&str]) -> Command;
 }
@@ -83,24 +83,24 @@ pub struct CliSnapshot<'a, G: SnapshotEnv> {
 }
 
 impl<'a, G: SnapshotEnv> CliSnapshot<'a, G> {
-    /// `name` is that of the file, without its end.
+    /// `name` is the snapshot's file name without its extension.
     pub fn new(name: &'static str, ground: &'a G) -> Self {
         Self { name, ground, masks: ground.masks(), text: String::new(), ended: false }
     }
 
-    /// Something else that differs each time, in what ran before too.
+    /// Masks another text, also in previous output.
     pub fn mask(&mut self, text: &str, mask: &'static str) {
         self.masks.push((text.to_owned(), mask));
     }
 
-    /// Runs a command and writes down what it came to.
+    /// Runs a command and records its output.
     pub fn run(&mut self, args: &[&str]) -> CommandOutput {
         let done = ran(&mut self.ground.command(args));
         self.add(args, &done);
         done
     }
 
-    /// The same for a command that ran already, such as one with more in its environment.
+    /// Records a command that was already run, for example with a different environment.
     pub fn add(&mut self, args: &[&str], done: &CommandOutput) {
         let shown: Vec<String> = args.iter().map(|arg| quoted(arg)).collect();
         let line = format!("$ {} {}", G::PROGRAM, shown.join(" "));
@@ -116,7 +116,7 @@ impl<'a, G: SnapshotEnv> CliSnapshot<'a, G> {
         self.text.push('\n');
     }
 
-    /// Compares the story with its file.
+    /// Compares the transcript with its snapshot.
     #[track_caller]
     pub fn end(mut self) {
         self.ended = true;
@@ -150,7 +150,7 @@ fn quoted(arg: &str) -> String {
     if !arg.is_empty() && arg.chars().all(plain) { arg.to_owned() } else { format!("'{arg}'") }
 }
 
-/// A regular expression, and what is shown for what it finds.
+/// A regular expression and the replacement of its matches.
 pub type Pattern = (&'static str, &'static str);
 
 const AGE_PATTERN: &str = "[AGE]";
@@ -176,7 +176,7 @@ fn mask(text: &str, own: &[Pattern]) -> String {
     for (pattern, mask) in KNOWN.iter().chain(&own_patterns) {
         out = pattern.replace_all(&out, *mask).into_owned();
     }
-    // A column with ages is as wide as the longest of them. What a program other than ours prints may have any width.
+    // A column with ages is as wide as the longest of them. The output of other programs may have any width.
     let is_narrowed = out.contains(AGE_PATTERN) || (!own.is_empty() && out != text);
     if is_narrowed { out.split_inclusive('\n').map(collapse_spaces).collect() } else { out }
 }
@@ -186,7 +186,7 @@ fn compiled(patterns: &[Pattern]) -> Vec<(Regex, &'static str)> {
     patterns.iter().map(compile).collect()
 }
 
-/// Two spaces where there are more, but not at the start of the line.
+/// Collapses more than two spaces to two, except at the start of the line.
 fn collapse_spaces(line: &str) -> String {
     let text = line.trim_start_matches(' ');
     let mut out = line[..line.len() - text.len()].to_owned();

@@ -1,4 +1,4 @@
-//! Waiting for a state: look, sleep a little, look again.
+//! Waiting for a state by polling.
 
 use std::{
     fmt::Display,
@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Long enough that only something broken reaches it.
+/// Long enough that only a bug reaches it.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Whether a program takes connections at `socket`. The file alone says nothing: it is there a moment before.
+/// Returns whether a program accepts connections at `socket`. The file alone proves nothing: it exists a moment before.
 #[must_use]
 pub fn listens(socket: &Path) -> bool {
     UnixStream::connect(socket).is_ok()
@@ -22,7 +22,7 @@ pub fn listens(socket: &Path) -> bool {
 /// Waits until `check` holds, and returns how long that took.
 ///
 /// # Panics
-/// When it does not hold within [`WITHIN`].
+/// If it does not hold within [`WITHIN`].
 #[track_caller]
 pub fn eventually(what: &str, mut check: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
@@ -30,10 +30,10 @@ pub fn eventually(what: &str, mut check: impl FnMut() -> bool) -> Duration {
     began.elapsed()
 }
 
-/// Waits until `check` succeeds, and shows the last error if it never does.
+/// Waits until `check` succeeds. The panic shows the last error.
 ///
 /// # Panics
-/// When it does not succeed within [`WITHIN`].
+/// If it does not succeed within [`WITHIN`].
 #[track_caller]
 pub fn eventually_ok<T, E: Display>(what: &str, mut check: impl FnMut() -> Result<T, E>) -> T {
     let began = Instant::now();
@@ -51,16 +51,16 @@ pub fn eventually_ok<T, E: Display>(what: &str, mut check: impl FnMut() -> Resul
 /// Waits until `check` returns a value, by tokio's clock.
 ///
 /// # Panics
-/// When it returns none within [`WITHIN`].
+/// If it returns none within [`WITHIN`].
 #[track_caller]
 pub fn eventually_async<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> impl Future<Output = T> {
     eventually_ok_async(what, async move || check().await.ok_or("no"))
 }
 
-/// Waits until `check` succeeds, by tokio's clock, and shows the last error if it never does.
+/// Waits until `check` succeeds, by tokio's clock. The panic shows the last error.
 ///
 /// # Panics
-/// When it does not succeed within [`WITHIN`].
+/// If it does not succeed within [`WITHIN`].
 #[track_caller]
 pub fn eventually_ok_async<T, E: Display>(
     what: &str,

@@ -1,8 +1,8 @@
-//! A channel as a stream, drained without end by a task of its own.
+//! Channel as a stream, drained continuously by a separate task.
 //!
-//! The SSH library delivers data of all channels from one loop and waits for each receiver. A receiver must
-//! therefore never wait for its reader. The pump keeps what the reader has not taken yet, up to a cap; beyond it
-//! the channel is closed and the reader gets an error after the bytes it still has.
+//! The SSH library delivers the data of all channels from one loop and waits for each receiver, so a receiver must
+//! never wait for its reader. The pump buffers what the reader has not consumed yet, up to a cap; beyond it the channel
+//! is closed, and the reader gets an error after the buffered bytes.
 
 use std::{
     collections::VecDeque,
@@ -19,10 +19,10 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// One packet of the SSH library.
+/// Size of one packet of the SSH library.
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// A channel to a socket on a host. Dropping it closes the channel.
+/// Channel to a socket on a host. Dropping it closes the channel.
 pub struct Stream {
     received: Arc<Mutex<ReceiveBuffer>>,
     writer: WriteHalf<ChannelStream<Msg>>,
@@ -58,7 +58,7 @@ impl Stream {
                 }
             }
             kept.lock().finish(StreamEnd::TooSlow);
-            // Until the reader has noticed and dropped its half, what comes must not stand in the way of the others.
+            // Until the reader has noticed and dropped its half, incoming data must not block the other channels.
             while matches!(reader.read_buf(&mut chunk).await, Ok(n) if n > 0) {
                 chunk.clear();
             }
@@ -69,13 +69,13 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // With the reading half gone, and ours, the library closes the channel.
+        // The library closes the channel once both halves are dropped.
         self.pump.abort();
     }
 }
 
 impl ReceiveBuffer {
-    /// False when the reader is too far behind.
+    /// Appends data. Returns false if the reader is too far behind.
     fn push(&mut self, data: &[u8], cap: usize) -> bool {
         if self.buffered + data.len() > cap {
             return false;

@@ -1,4 +1,4 @@
-//! One SSH connection: log-in, channels, and whether the host still answers.
+//! SSH connection: login, channels and liveness checks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,36 +23,37 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVES_MISSED: usize = 3;
 
-/// Key exchanges are work for the processor. With a thousand hosts at once, all would be late.
+/// Limits concurrent key exchanges, which are CPU-bound: with a thousand at once, all would time out.
 static KEY_EXCHANGES: Semaphore = Semaphore::const_new(64);
 
-/// A live connection. Cheap to share; it ends when the last holder lets go.
+/// Live connection. Cheap to share; it is closed with the last reference.
 pub struct Connection {
     pub(crate) name: String,
     handle: Handle<HostKeyVerifier>,
-    /// Bytes a channel may hold for its reader.
+    /// Maximum number of bytes that a channel buffers for its reader.
     cap: usize,
-    /// What the host has shown, and under which name it is kept.
+    /// Host key that was presented, with the name under which it is stored.
     host_key: Option<HostKeyEntry>,
-    /// The connection below, when this one goes through another host.
+    /// Connection to the jump host, if this one goes through another host.
     via: Option<Arc<Connection>>,
 }
 
-/// A host key seen for the first time, to be kept and reported.
+/// Host key seen for the first time, to be stored and reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostKeyEntry {
-    /// As in [`Target::known_as`].
+    /// Name as in [`crate::SshDestination::known_hosts_name`].
     pub host: String,
     pub key: HostKey,
 }
 
 impl Connection {
-    /// Connects and logs in, through other hosts where the target says so. First-seen host keys are returned.
+    /// Connects and logs in, through jump hosts if the target has any. Returns host keys that were seen for the first
+    /// time.
     pub async fn open(target: &SshDestination, cap: usize) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
         Self::open_allowed(target, cap, &AllowedAddresses::Any).await
     }
 
-    /// The same, if the address of the first host on the way is allowed.
+    /// As `open`, if the address of the first host of the path is allowed.
     pub(crate) async fn open_allowed(
         target: &SshDestination,
         cap: usize,
@@ -68,7 +69,7 @@ impl Connection {
         Ok((connection, learned))
     }
 
-    /// The same through a connection that is there already.
+    /// As `open`, through an existing connection.
     pub(crate) async fn open_through(
         below: Arc<Self>,
         target: &SshDestination,
@@ -85,7 +86,7 @@ impl Connection {
         target: &SshDestination,
         cap: usize,
     ) -> Result<(Self, Vec<HostKeyEntry>), TunnelError> {
-        // Never closed, so an error would be a permit nobody gives: go on without.
+        // The semaphore is never closed, so acquiring cannot fail.
         let _turn = KEY_EXCHANGES.acquire().await;
         let name = target.name();
         let shown = Arc::new(Mutex::new(None));
@@ -113,20 +114,20 @@ impl Connection {
         Ok((Self { name, handle, cap, host_key: shown, via }, learned))
     }
 
-    /// The keys that all hosts on the way have shown, pinned before or not: the farthest host last.
+    /// Returns the keys of all hosts of the path, pinned before or not; the destination is the last.
     pub fn host_keys(&self) -> Vec<HostKeyEntry> {
         let mut keys = self.via.as_ref().map(|via| via.host_keys()).unwrap_or_default();
         keys.extend(self.host_key.clone());
         keys
     }
 
-    /// A stream to a unix socket on the host.
+    /// Opens a stream to a unix socket on the host.
     pub async fn open_unix(&self, path: &str) -> Result<Stream, TunnelError> {
         let open = async { self.handle.channel_open_direct_streamlocal(path).await };
         self.open_channel("open a unix socket", open).await
     }
 
-    /// A stream to an address as the host sees it.
+    /// Opens a stream to an address, as resolved on the host.
     pub async fn open_tcp(&self, host: &str, port: u16) -> Result<Stream, TunnelError> {
         let from = ("127.0.0.1", 0);
         let open = async {
@@ -153,15 +154,15 @@ impl Connection {
             .map_err(|source| self.protocol_error(what, source))
     }
 
-    /// Asks the host for a sign of life and waits for it.
+    /// Sends a ping and waits for the reply.
     pub async fn ping(&self, limit: Duration) -> Result<(), TunnelError> {
         let answered = with_timeout(&self.name, "answer a ping", limit, self.handle.send_ping()).await?;
-        // The library calls a ping answered as well when the connection went while it waited.
+        // The library also reports success if the connection was closed while the ping was pending.
         let answered = answered.and(if self.is_closed() { Err(russh::Error::Disconnect) } else { Ok(()) });
         answered.map_err(|source| self.protocol_error("answer a ping", source))
     }
 
-    /// The transport below is gone. An open one may still be silent: see [`Self::ping`].
+    /// True if the transport is closed. An open connection may still be unresponsive: see [`Self::ping`].
     pub fn is_closed(&self) -> bool {
         self.handle.is_closed()
     }
@@ -190,7 +191,7 @@ async fn connect(target: &SshDestination, allowed: &AllowedAddresses) -> Result<
     })
 }
 
-/// A host on the way that answers and cannot go on says so for the host behind it.
+/// Attributes the failure of a responsive jump host to connect to the host behind it.
 fn jump_error(error: TunnelError, target: &SshDestination) -> TunnelError {
     if let TunnelError::Protocol { source, .. } = &error
         && let russh::Error::ChannelOpenFailure(_) = **source
@@ -217,7 +218,7 @@ async fn log_in(handle: &mut Handle<HostKeyVerifier>, target: &SshDestination) -
     Err(TunnelError::Denied { host, user, offered: target.keys.len() })
 }
 
-/// AES-GCM costs half the processor time of the library's first choice on hardware of this century.
+/// AES-GCM needs half the CPU time of the library's first choice on current hardware.
 fn client_config() -> Arc<client::Config> {
     const CIPHERS: &[cipher::Name] =
         &[cipher::AES_256_GCM, cipher::CHACHA20_POLY1305, cipher::AES_256_CTR, cipher::AES_128_CTR];
@@ -241,7 +242,7 @@ async fn with_timeout<T>(
     timeout(limit, work).await.map_err(late)
 }
 
-/// Compares the host's key with the pinned one, and remembers what it showed.
+/// Compares the host's key with the pinned one, and records the presented key.
 struct HostKeyVerifier {
     pin: HostKeyPin,
     presented: Arc<Mutex<Option<HostKey>>>,

@@ -1,4 +1,4 @@
-//! What can go wrong between us and a host, in the words a person needs.
+//! Errors of SSH connections, with messages for users.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,8 @@ use crate::HostKey;
 pub enum TunnelError {
     #[error("look up the address of {host}: {said}")]
     Lookup { host: String, said: String },
-    /// The server may not dial it: it is an address of the server's own machine, or one that only that machine has.
+    /// The server may not dial it: it is an address of the server's own machine, or one that only that machine can
+    /// reach.
     #[error("{host} cannot be reached: its address is not allowed for hosts")]
     NotAllowed { host: String },
     #[error("connect to {host}")]
@@ -19,7 +20,7 @@ pub enum TunnelError {
     },
     #[error("{what} on {host}: no answer within {} s", limit.as_secs())]
     Timeout { host: String, what: &'static str, limit: Duration },
-    /// The host proves to be another one than it was. Nobody goes on before a person has looked.
+    /// The host key differs from the pinned one. No connection is made until a person has checked it.
     #[error("the host key of {host} changed: expected {expected}, it shows {shown}")]
     HostKeyChanged { host: String, expected: Box<HostKey>, shown: Box<HostKey> },
     #[error("log in to {host} as {user}: none of the {offered} keys is accepted")]
@@ -41,7 +42,7 @@ pub enum TunnelError {
 }
 
 impl TunnelError {
-    /// Trying again will not help before a person changed something.
+    /// True if a retry does not help until a person has changed something.
     pub fn is_final(&self) -> bool {
         match self {
             Self::HostKeyChanged { .. } | Self::Denied { .. } | Self::NotAllowed { .. } => true,
@@ -55,19 +56,19 @@ impl TunnelError {
         }
     }
 
-    /// The host's SSH server is told not to do this.
+    /// True if the configuration of the host's SSH server prohibits the operation.
     pub fn is_forbidden(&self) -> bool {
         use russh::{ChannelOpenFailure::AdministrativelyProhibited, Error::ChannelOpenFailure};
         let Self::Protocol { source, .. } = self else { return false };
         matches!(**source, ChannelOpenFailure(AdministrativelyProhibited))
     }
 
-    /// What happened, where this only says that it is too early to try again.
+    /// Returns the original error behind `BackingOff`.
     pub fn cause(&self) -> &Self {
         if let Self::BackingOff { last, .. } = self { last.cause() } else { self }
     }
 
-    /// Which host it is about, as [`crate::Target::name`] says: on the way to a host it may be another one.
+    /// Returns the host that the error is about, as [`crate::SshDestination::name`]: it may be a jump host.
     pub fn host(&self) -> &str {
         match self {
             Self::Lookup { host, .. }

@@ -1,16 +1,16 @@
-//! Commands on a host, and files brought there.
+//! Commands on a host, and file uploads.
 
 use russh::ChannelMsg;
 
 use crate::{Connection, TunnelError};
 
-/// Output kept of a command; more is thrown away.
+/// Maximum size of the captured output of a command; the rest is discarded.
 const OUTPUT_MAX: usize = 1 << 20;
 const UPLOAD_CHUNK: usize = 256 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
-    /// `None`: killed by a signal, or the connection went.
+    /// `None`: killed by a signal, or the connection was lost.
     pub status: Option<u32>,
     pub stdout: Vec<u8>,
     pub stderr: Vec<u8>,
@@ -18,14 +18,14 @@ pub struct CommandOutput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UploadedFile {
-    /// Where it is now, with the right checksum. Nobody else uses the name.
+    /// Path of the complete file, with the correct checksum. No other process uses the name.
     pub path: String,
-    /// Bytes that were there from an earlier, broken attempt.
+    /// Bytes that existed from an earlier, interrupted attempt.
     pub resumed_at: u64,
 }
 
 impl Connection {
-    /// Runs a shell command with `stdin`, to its end.
+    /// Runs a shell command with `stdin`, until it exits.
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "a foreign enum that grows; only these say something here"
@@ -54,14 +54,14 @@ impl Connection {
             }
             Ok(())
         };
-        // A command may end without reading all its input: that is its own affair.
+        // A command may exit without reading all its input; that is not an error.
         let (_sent, received) = tokio::join!(send, receive);
         received.map_err(failed)?;
         let _ = to.close().await;
         Ok(output)
     }
 
-    /// Runs a command that must succeed, and gives back what it said.
+    /// Runs a command that must succeed, and returns its output.
     pub async fn run_checked(&self, command: &str, stdin: &[u8]) -> Result<String, TunnelError> {
         let output = self.run(command, stdin).await?;
         if output.status == Some(0) {
@@ -75,9 +75,9 @@ impl Connection {
         })
     }
 
-    /// Brings a program to the host, to a name of its own that begins with `stem`. It goes on where a broken attempt
-    /// stopped; attempts at the same time do not touch each other: a part belongs to the process in its name, while
-    /// that lives. The stem is ours and needs no quoting; the login shell may be any.
+    /// Uploads a program to a unique name on the host that begins with `stem`. Resumes an interrupted attempt.
+    /// Concurrent attempts do not interfere: a partial file belongs to the process in its name while that process
+    /// lives. The stem is chosen by us and needs no quoting; the login shell may be any.
     pub async fn upload(&self, stem: &str, bytes: &[u8], sha256: &str) -> Result<UploadedFile, TunnelError> {
         let stem = format!("{stem}.{}", &sha256[..16.min(sha256.len())]);
         let (left, resumed_at) = match self.find_partial_upload(&stem, bytes.len()).await? {
@@ -97,7 +97,8 @@ impl Connection {
         Ok(UploadedFile { path, resumed_at: resumed_at as u64 })
     }
 
-    /// A part that nobody writes any more, and its size. One that is whole may be about to be used.
+    /// Finds a partial file that no process writes any more, and its size. Complete files are skipped: they may be
+    /// about to be used.
     async fn find_partial_upload(
         &self,
         stem: &str,
@@ -110,12 +111,12 @@ impl Connection {
         let said = self.run_checked(&sh_command(&look), b"").await?;
         let found = said.trim().split_once(' ');
         let found = found.and_then(|(path, size)| Some((path.to_owned(), size.parse().ok()?)));
-        // Hosts may say anything.
+        // The output of a host is not trusted.
         Ok(found.filter(|(path, size)| path.starts_with(stem) && *size < whole))
     }
 }
 
-/// The same command for whatever shell the user has: it contains no single quote.
+/// Wraps a command for any login shell. The command must not contain a single quote.
 fn sh_command(command: &str) -> String {
     format!("exec /bin/sh -c '{command}'")
 }

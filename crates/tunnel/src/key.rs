@@ -1,4 +1,4 @@
-//! Keys: ours to log in with, and the hosts' own.
+//! Keys: login keys of the server, and host keys.
 
 use std::{fmt, sync::Arc};
 
@@ -12,42 +12,42 @@ pub enum KeyError {
     Host(#[source] russh::keys::ssh_key::Error),
 }
 
-/// A private key to log in with.
+/// Private key to log in with.
 #[derive(Clone)]
 pub struct LoginKey(pub(crate) Arc<PrivateKey>);
 
 impl LoginKey {
-    /// OpenSSH, PKCS#8 or PKCS#1 text, without a passphrase.
+    /// Parses OpenSSH, PKCS#8 or PKCS#1 text, without a passphrase.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         decode_secret_key(text, None).map(|key| Self(Arc::new(key))).map_err(KeyError::Private)
     }
 
-    /// The public half, as one line of `authorized_keys`.
+    /// Returns the public key as one line of `authorized_keys`.
     pub fn public_line(&self) -> String {
         self.0.public_key().to_openssh().unwrap_or_default()
     }
 }
 
 impl fmt::Debug for LoginKey {
-    /// The public half: this text may end in a log.
+    /// Shows the public key only, because the text may be logged.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({})", self.0.public_key().fingerprint(HashAlg::Sha256))
     }
 }
 
-/// The public key a host proves to have.
+/// Public key that a host has proven to own.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HostKey(PublicKey);
 
 impl HostKey {
-    /// One line as in `known_hosts`, without the host: `ssh-ed25519 AAAA…`.
+    /// Parses one line as in `known_hosts`, without the host: `ssh-ed25519 AAAA…`.
     pub fn parse(line: &str) -> Result<Self, KeyError> {
         let mut key = PublicKey::from_openssh(line).map_err(KeyError::Host)?;
         key.set_comment("");
         Ok(Self(key))
     }
 
-    /// The line to keep.
+    /// Returns the line to store.
     pub fn to_openssh(&self) -> String {
         self.0.to_openssh().unwrap_or_default()
     }

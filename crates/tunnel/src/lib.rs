@@ -1,9 +1,9 @@
-//! SSH connections to hosts: in process, many channels as plain streams, host keys pinned.
+//! SSH connections to hosts: in process, with channels as plain streams and pinned host keys.
 //!
-//! One connection per host carries control ([`Hosts::control`]); people's traffic has a second one
-//! ([`Hosts::traffic`]), so a forwarded download never delays a stop. Within a connection one reader that stalls
-//! would freeze all others, because the SSH library hands out data in order; so each channel is drained by a pump
-//! of its own with a cap in bytes, and a reader that falls that far behind loses its channel.
+//! One connection per host carries control ([`SshPool::control_connection`]); user traffic has a second one
+//! ([`SshPool::traffic_connection`]), so that a forwarded download never delays a stop. Within a connection, one
+//! stalled reader would block all others, because the SSH library delivers data in order. Therefore a separate pump
+//! drains each channel, with a cap in bytes; a reader that falls further behind loses its channel.
 
 mod channel_stream;
 mod connection;

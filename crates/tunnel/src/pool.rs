@@ -1,4 +1,4 @@
-//! The connections to all hosts: at most two each, made on demand, kept, and made again with patience.
+//! Pool of the connections to all hosts: at most two each, opened on demand, reused, and reopened with backoff.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc, time::Duration};
 
@@ -8,14 +8,14 @@ use windlass_dial::AllowedAddresses;
 
 use crate::{Connection, HostKeyEntry, SshDestination, TunnelError};
 
-/// What a channel of control may hold: more than HTTP/2 lets the other side send unasked.
+/// Buffer cap of a control channel: more than HTTP/2 flow control lets the other side send.
 const CONTROL_CAP: usize = 32 << 20;
-/// What a channel with people's traffic may hold.
+/// Buffer cap of a channel with user traffic.
 const TRAFFIC_CAP: usize = 4 << 20;
-/// A host that does not answer a ping in this time is connected to anew.
+/// Time after which a host that has not answered a ping is connected to again.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long to wait before the next attempt, after so many failures in a row.
+/// Delay before the next attempt, depending on the number of consecutive failures.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     pub initial: Duration,
@@ -25,17 +25,18 @@ pub struct Backoff {
 impl Backoff {
     pub const STANDARD: Self = Self { initial: Duration::from_millis(500), max: Duration::from_secs(30) };
 
-    /// Doubles, and is spread by a quarter so that many hosts do not come at once. `spread` is in 0..=255.
+    /// Returns the delay: it doubles with each failure and is spread by a quarter, so that many hosts do not reconnect
+    /// at once. `spread` is in 0..=255.
     pub fn delay(self, failures: u32, spread: u8) -> Duration {
         let doubled = self.initial.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(self.max);
         doubled.mul_f64(0.75 + f64::from(spread) / 512.0)
     }
 }
 
-/// Connections by host. `K` is whatever tells hosts apart.
+/// Connections by host. `K` identifies a host.
 ///
-/// Hosts behind the same jump host share one connection to it (one for control, one for traffic): a thousand of them
-/// would be turned away by its server otherwise.
+/// Hosts behind the same jump host share one connection to it (one for control, one for traffic): its SSH server would
+/// reject a thousand separate ones.
 pub struct SshPool<K> {
     hosts: Mutex<HashMap<K, Arc<HostConnections>>>,
     jump_hosts: Mutex<HashMap<String, Arc<PooledConnection>>>,
@@ -49,7 +50,7 @@ struct HostConnections {
     traffic: PooledConnection,
 }
 
-/// One connection of a host; the lock also makes attempts one at a time.
+/// One connection of a host. The lock also serialises attempts.
 #[derive(Default)]
 struct PooledConnection {
     state: tokio::sync::Mutex<ConnectionState>,
@@ -57,7 +58,7 @@ struct PooledConnection {
 
 #[derive(Default)]
 struct ConnectionState {
-    /// Where and as whom; a new way has neither a connection nor failures yet.
+    /// Address, user and keys. A different target starts without a connection and without failures.
     target_key: String,
     connection: Option<Arc<Connection>>,
     failures: u32,
@@ -74,13 +75,13 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
         }
     }
 
-    /// Dials these addresses only. What is behind a jump host is dialled by that one, and is not meant.
+    /// Restricts the pool to these addresses. Hosts behind a jump host are dialled by that host and are not restricted.
     #[must_use]
     pub fn with_allowed(self, allowed: AllowedAddresses) -> Self {
         Self { allowed, ..self }
     }
 
-    /// The connection for control, made if need be.
+    /// Returns the control connection; opens it if necessary.
     pub async fn control_connection(
         &self,
         host: &K,
@@ -90,7 +91,7 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
         self.get_or_connect(&slot.control, target, CONTROL_CAP).await
     }
 
-    /// The connection for people's traffic, made if need be.
+    /// Returns the connection for user traffic; opens it if necessary.
     pub async fn traffic_connection(
         &self,
         host: &K,
@@ -100,7 +101,8 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
         self.get_or_connect(&slot.traffic, target, TRAFFIC_CAP).await
     }
 
-    /// Checks that the host still answers; a silent connection is given up, so that the next call makes a new one.
+    /// Checks that the host still responds. An unresponsive connection is dropped, so that the next call opens a new
+    /// one.
     pub async fn check(&self, host: &K) -> Result<(), TunnelError> {
         let slot = self.host_connections(host);
         let live = slot.control.state.lock().await.connection.clone();
@@ -115,10 +117,10 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
         answered
     }
 
-    /// Lets a host go: its connections end once nobody uses them.
+    /// Removes a host. Its connections are closed when they are no longer in use.
     pub fn forget(&self, host: &K) {
         self.hosts.lock().remove(host);
-        // A gate that nobody goes through any more is held by its own line alone.
+        // A jump host that is no longer in use is referenced only by its pooled connection.
         self.jump_hosts.lock().retain(|_, line| {
             let Ok(state) = line.state.try_lock() else { return true };
             state.connection.as_ref().is_some_and(|live| Arc::strong_count(live) > 1)
@@ -151,7 +153,7 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
             state.connection = None;
         }
         if let Some((at, last)) = &state.last_failure {
-            // The address of the slot serves as the spread: different for each host, the same for one.
+            // The address of the slot serves as the spread: different for each host, constant for one.
             let spread = (std::ptr::from_ref(line).addr() >> 6) as u8;
             let due = *at + self.backoff.delay(state.failures, spread);
             let now = Instant::now();
@@ -166,7 +168,7 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
                     (Some(Arc::clone(&connection)), 0, None);
                 Ok((connection, learned))
             }
-            // Not an attempt of its own: the gate's line says when the next is due.
+            // Not an attempt: the pooled connection of the jump host determines when the next one is due.
             Err(error @ TunnelError::BackingOff { .. }) => Err(error),
             Err(error) => {
                 state.failures = state.failures.saturating_add(1);
@@ -192,13 +194,13 @@ impl<K: Eq + Hash + Clone> SshPool<K> {
     }
 }
 
-/// What makes two ways to a gate the same: also which host key is right, for that is checked once per connection.
+/// Identifies a connection to a jump host. Includes the expected host key, because it is checked once per connection.
 fn jump_host_key(gate: &SshDestination, cap: usize) -> String {
     let via = gate.via.as_ref().map(|via| jump_host_key(via, cap));
     format!("{cap} {} {:?} {:?} {via:?}", gate.name(), gate.keys, gate.pin)
 }
 
-/// What makes two targets one way to a host. A key that is pinned on the way does not change it.
+/// Identifies a target. Does not include pins, so that pinning a key does not change it.
 fn target_key(target: &SshDestination) -> String {
     let via = target.via.as_ref().map(|via| target_key(via));
     format!("{} {:?} {via:?}", target.name(), target.keys)

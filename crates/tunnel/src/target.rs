@@ -1,4 +1,4 @@
-//! Where a host is and how to log in there.
+//! SSH destination: address of a host and how to log in.
 
 use crate::{HostKey, LoginKey};
 
@@ -13,30 +13,31 @@ pub struct SshDestination {
     /// Tried in order.
     pub keys: Vec<LoginKey>,
     pub pin: HostKeyPin,
-    /// The host to go through.
+    /// Jump host to connect through.
     pub via: Option<Box<SshDestination>>,
 }
 
-/// Which host key is right.
+/// Expected host key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostKeyPin {
     Known(HostKey),
-    /// Nobody has been there before: whatever it shows is taken and reported, to be kept.
+    /// No key is known yet: any key is accepted and reported, to be stored.
     FirstUse,
 }
 
 impl SshDestination {
-    /// The name its host key is kept under, as in `known_hosts`: `HOST`, or `[HOST]:PORT` where the port is not 22.
+    /// Returns the name under which the host key is stored, as in `known_hosts`: `HOST`, or `[HOST]:PORT` if the port
+    /// is not 22.
     pub fn known_hosts_name(&self) -> String {
         Self::known_hosts_name_for(&self.host, self.port)
     }
 
-    /// That name, of a host and a port.
+    /// Returns that name for a host and a port.
     pub fn known_hosts_name_for(host: &str, port: u16) -> String {
         if port == SSH_PORT { host.to_owned() } else { format!("[{host}]:{port}") }
     }
 
-    /// `USER@HOST:PORT`, for people.
+    /// Returns `USER@HOST:PORT`, for messages.
     pub fn name(&self) -> String {
         format!("{}@{}:{}", self.user, self.host, self.port)
     }

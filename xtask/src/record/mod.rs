@@ -1,7 +1,7 @@
-//! The first five minutes as a picture: real commands in a real terminal, drawn by ourselves.
+//! Records the first five minutes of a new user: real commands in a real terminal.
 //!
-//! tmux is the terminal. What is on its screen at the end becomes `docs/first-minutes.svg` (with colours) and
-//! `docs/first-minutes.txt` (to copy from). Run it again when the command line looks different.
+//! tmux is the terminal. Its final screen becomes `docs/first-minutes.svg` (with colours) and `docs/first-minutes.txt`
+//! (to copy from). Run it again when the output of the command line has changed.
 
 mod svg;
 
@@ -20,7 +20,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// What is typed, in this order; each begins when the prompt is back.
+/// Commands in order; each starts when the prompt has returned.
 const TYPED_COMMANDS: &[&str] = &[
     "cat hello.yml",
     "windlass apply -f hello.yml -y",
@@ -41,18 +41,18 @@ resources:
   memory: 0..
   disk: null
 ";
-/// More than this machine has: `why` has something to say.
+/// Needs more than this machine has, so that `why` has something to explain.
 const TRAIN: &str = "type: task\nname: train\ncommands:\n  - python train.py\nresources:\n  gpu: H100:8\n";
 const TYPO: &str = "type: task\ncommands:\n  - echo hello\nresources:\n  memroy: 8GB\n";
 const COLUMNS: usize = 110;
-/// Enough for all of it: the screen is read once, at the end.
+/// Enough lines for everything: the screen is read once, at the end.
 const LINES: &str = "160";
 const PROMPT: &str = "$";
 const PROMPT_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    // One after the other, as the tests build them: together they would share other features of what they need.
+    // Built separately, as the tests do: one build for both would unify the features of their dependencies.
     for package in ["windlass-agent", "windlass-cli"] {
         process::run(workspace.cargo().args(["build", "-p", package]))?;
     }
@@ -71,7 +71,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         .env("PS1", "$ ")
         .env("HOME", tape.home.path())
         .env("WINDLASS_HOME", tape.home.path().join(".windlass"));
-    // A job in a container would wait for an image of the network.
+    // A job in a container would wait for an image from the network.
     start.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
     for name in ["WINDLASS_URL", "WINDLASS_TOKEN", "WINDLASS_PROJECT", "WINDLASS_PROFILE", "NO_COLOR"] {
         start.env_remove(name);
@@ -111,7 +111,7 @@ impl TmuxSession {
         tmux
     }
 
-    /// Until the shell asks for the next command.
+    /// Waits for the shell prompt.
     fn wait(&self) -> Result<()> {
         let until = Instant::now() + PROMPT_TIMEOUT;
         loop {
@@ -127,7 +127,7 @@ impl TmuxSession {
     }
 }
 
-/// Neither the terminal nor a server goes on, also when something failed.
+/// Stops the terminal and the server, also on failure.
 impl Drop for TmuxSession {
     fn drop(&mut self) {
         let mut stop = Command::new(&self.windlass);

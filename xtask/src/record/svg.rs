@@ -1,4 +1,4 @@
-//! A screen of a terminal as SVG: text in a box, with the colours that the screen had.
+//! Renders a terminal screen as SVG, with its colours.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ const HEIGHT: f64 = 19.0;
 const MARGIN: f64 = 16.0;
 const BACKGROUND_COLOUR: &str = "#1b1f27";
 const TEXT_COLOUR: &str = "#d8dee9";
-/// Black to white, as a dark terminal shows them.
+/// Black to white, as on a dark terminal.
 const COLOURS: [&str; 8] =
     ["#4c566a", "#e06c75", "#98c379", "#e5c07b", "#61afef", "#c678dd", "#56b6c2", "#d8dee9"];
 
@@ -19,7 +19,7 @@ struct TextStyle {
 }
 
 impl TextStyle {
-    /// The numbers of `ESC [ … m`. What it does not know changes nothing.
+    /// Applies the parameters of `ESC [ … m`; unknown ones are ignored.
     fn apply(&mut self, numbers: &str) {
         for number in numbers.split(';') {
             match number.parse().unwrap_or(0_usize) {
@@ -47,7 +47,7 @@ impl TextStyle {
     }
 }
 
-/// `screen` is text with sequences that set colours.
+/// `screen` is text with colour sequences.
 pub(super) fn render_svg(screen: &str, columns: usize) -> String {
     let lines: Vec<&str> = screen.lines().collect();
     #[expect(clippy::cast_precision_loss, reason = "a screen has some hundred lines and columns")]

@@ -1,4 +1,4 @@
-//! Which crates a change touches: those whose files differ, and all that depend on them.
+//! Crates affected by a change: those whose files differ, and all that depend on them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,15 +12,15 @@ use crate::{
     workspace::{Member, Workspace},
 };
 
-/// What counts as changed.
+/// The state to compare with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ChangeBase {
-    /// `None`: since the branch left `main`, or, on `main` itself, since it was last pushed or committed.
+    /// `None`: since the branch diverged from `main`, or, on `main` itself, since the last push or commit.
     pub(super) revision: Option<String>,
 }
 
-/// Names of the packages to test. Files outside of any crate (the workspace's manifest, the lock file, cargo's
-/// settings) touch all of them; documents touch `xtask`, whose tests read them.
+/// Returns the names of the packages to test. Files outside of crates (the workspace manifest, the lock file, cargo's
+/// settings) affect all packages; documents affect `xtask`, whose tests read them.
 pub(super) fn changed_packages(workspace: &Workspace, since: &ChangeBase) -> Result<BTreeSet<String>> {
     let base = match &since.revision {
         Some(revision) => revision.clone(),

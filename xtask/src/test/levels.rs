@@ -1,4 +1,4 @@
-//! The levels of tests, in the order in which they run.
+//! Test levels, in the order in which they run.
 
 use std::process::Command;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::{
     out, process, setup, sim, tidy, venv,
 };
 
-/// Seeds that are the same in every run.
+/// Number of seeds that are the same in every run.
 const SEEDS_FIXED: u64 = 200;
-/// Seeds of the container queue, each of which has two hundred containers.
+/// Number of fixed seeds of the container queue; each has two hundred containers.
 const QUEUE_SEEDS_FIXED: u64 = 20;
 
 pub(super) struct Level {
@@ -25,16 +25,16 @@ pub(super) struct Level {
     pub(super) is_needed_by_the_rest: bool,
 }
 
-/// What came of a level.
+/// The result of a level.
 #[derive(Default)]
 pub(super) struct LevelOutcome {
     /// One line for the summary.
     pub(super) summary: String,
     pub(super) failure: Option<String>,
-    /// Commands that repeat what failed.
+    /// Commands that repeat the failures.
     pub(super) repeat: Vec<String>,
     pub(super) tests: Vec<TestResult>,
-    /// How long the tests themselves ran.
+    /// Duration of the tests themselves.
     pub(super) running: Option<Duration>,
 }
 
@@ -94,8 +94,8 @@ fn tidy(context: &mut TestContext) -> Result<LevelOutcome> {
     Ok(LevelOutcome::from_result(tidy::run(context.workspace), "every rule holds", "cargo xtask tidy"))
 }
 
-/// Clippy for everything as the tests build it, and for the two binaries as people get them: without the code that
-/// only tests need.
+/// Runs clippy on everything as built for tests, and on the two binaries as shipped: without the code that only tests
+/// need.
 fn lints(context: &mut TestContext) -> Result<LevelOutcome> {
     let packages = packages(context)?;
     let linted = process::run(context.workspace.cargo().arg("clippy").args(&packages).args([
@@ -113,7 +113,7 @@ fn lints(context: &mut TestContext) -> Result<LevelOutcome> {
     ))
 }
 
-/// `--workspace`, or the packages that `--changed` chose.
+/// `--workspace`, or the packages that `--changed` selected.
 fn packages(context: &TestContext) -> Result<Vec<String>> {
     let Some(since) = &context.options.changed else { return Ok(vec!["--workspace".to_owned()]) };
     let packages = changed::changed_packages(context.workspace, since)?;
@@ -123,7 +123,7 @@ fn packages(context: &TestContext) -> Result<Vec<String>> {
     Ok(packages.into_iter().flat_map(|name| ["-p".to_owned(), name]).collect())
 }
 
-/// Everything that the other levels run, in one go.
+/// Builds everything that the other levels run, at once.
 fn build(context: &mut TestContext) -> Result<LevelOutcome> {
     let mut command = nextest(context)?;
     process::run(command.arg("--no-run"))?;
@@ -141,12 +141,12 @@ fn profile(scope: Scope) -> &'static str {
     }
 }
 
-/// `cargo nextest run` with what was asked for.
+/// `cargo nextest run` with the options of the command line.
 fn nextest(context: &TestContext) -> Result<Command> {
     let mut command = context.workspace.cargo();
     command.args(["nextest", "run", "--profile", profile(context.options.scope)]);
     command.args(packages(context)?);
-    // A failed test says what it saw and where; twenty frames of the runtime below it would bury that.
+    // A failed test reports its observation and location; twenty frames of the runtime would hide that.
     command.env("RUST_BACKTRACE", "0");
     Ok(command)
 }
@@ -165,10 +165,10 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
         out::print_message(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
         command.env("PROPTEST_RNG_SEED", seed);
     }
-    // Nextest keeps its reports below the workspace, wherever cargo puts what it builds.
+    // Nextest stores its reports below the workspace, independent of cargo's target directory.
     let report =
         context.workspace.root.join("target/nextest").join(profile(context.options.scope)).join("junit.xml");
-    // That of an earlier run would tell of other tests.
+    // The report of an earlier run would list other tests.
     let _ = std::fs::remove_file(&report);
     let began = std::time::Instant::now();
     let ran = process::run(&mut command);
@@ -192,7 +192,7 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     })
 }
 
-/// One engine serves all levels of a run.
+/// Returns the engine that all levels of a run share.
 fn engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
     if context.engine.is_none() {
         context.engine = Some(Engine::start().context("start a container engine for the tests")?);
@@ -200,7 +200,7 @@ fn engine(context: &mut TestContext) -> Result<std::path::PathBuf> {
     context.engine.as_ref().map(|engine| engine.socket.clone()).context("no container engine")
 }
 
-/// The same seeds as always, and seeds of this day, which nobody has played before.
+/// Runs the fixed seeds, and the seeds of the current day, which have not been run before.
 fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
     let (new, queue_new) = match context.options.scope {
         Scope::Fast | Scope::Full => (200, 10),
@@ -255,7 +255,7 @@ fn bad_requests(context: &mut TestContext) -> Result<LevelOutcome> {
     ))
 }
 
-/// Both binaries are static, and the examples are valid by the checker that people get.
+/// Checks that both binaries are static, and that the shipped checker accepts the examples.
 fn binaries(context: &mut TestContext) -> Result<LevelOutcome> {
     let workspace = context.workspace;
     for name in ["windlass", "windlass-agent"] {

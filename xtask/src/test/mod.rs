@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every level of tests, a line for each, and at the end what to run to repeat a failure.
+//! `cargo xtask test`: runs every test level, prints a line for each, and at the end the commands that repeat failures.
 
 mod changed;
 mod levels;
@@ -9,31 +9,31 @@ use anyhow::{Result, ensure};
 use self::{levels::LevelOutcome, report::LevelRow};
 use crate::{args::Args, cores::CoreMeter, engine::Engine, out, workspace::Workspace};
 
-/// How much is run.
+/// The set of tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// What needs no daemon and no root.
+    /// Tests that need no daemon and no root.
     Fast,
-    /// What continuous integration runs.
+    /// Tests that continuous integration runs.
     Full,
-    /// That, with everything that takes long.
+    /// All tests, including those that take long.
     Nightly,
 }
 
-/// What the command line asks for.
+/// Options of the command line.
 struct TestOptions {
     scope: Scope,
-    /// Only crates that changed, and those that depend on them.
+    /// Limit to changed crates, and those that depend on them.
     changed: Option<changed::ChangeBase>,
-    /// Only tests whose name has one of these parts.
+    /// Limit to tests whose name contains one of these strings.
     only: Vec<String>,
-    /// Print where the time went.
+    /// Print where the time was spent.
     timings: bool,
-    /// Tests at once.
+    /// Number of parallel tests.
     threads: usize,
 }
 
-/// What the levels of one run share.
+/// State that the levels of a run share.
 struct TestContext<'a> {
     workspace: &'a Workspace,
     options: TestOptions,

@@ -1,4 +1,4 @@
-//! What a run of the levels prints: a line for each, a summary, where the time went, and what to repeat.
+//! Output of a test run: a line for each level, a summary, timings, and commands to repeat.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,7 +7,7 @@ use crate::cores::CoreUsage;
 
 const SLOWEST: usize = 20;
 
-/// One level that ran.
+/// The result of one level.
 pub(super) struct LevelRow {
     pub(super) name: &'static str,
     pub(super) usage: CoreUsage,
@@ -36,8 +36,8 @@ pub(super) fn summary(rows: &[LevelRow]) -> String {
     text.trim_end().to_owned()
 }
 
-/// Where the time went: per level the wall time and how long the cores stood idle, per test the slowest, and how long
-/// the workers that run tests had none to run.
+/// Renders the timings: the wall time and the idle CPU share of each level, the slowest tests, and how long the test
+/// threads were idle.
 pub(super) fn timings(rows: &[LevelRow], threads: usize) -> String {
     let mut text = String::from("| level | time | cores idle |\n| --- | ---: | ---: |\n");
     for row in rows {

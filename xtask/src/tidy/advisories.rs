@@ -1,5 +1,5 @@
-//! Known weaknesses of what is linked in: `advisories.toml`, a list that somebody read, against Cargo.lock. Works offline,
-//! never skips. Whether the list itself is young enough is said by `cargo xtask deny`, which also asks the database.
+//! Known vulnerabilities of dependencies: compares `advisories.toml`, a reviewed list, with Cargo.lock. Works offline,
+//! never skips. `cargo xtask deny` checks the age of the list, and queries the database.
 
 use std::{cmp::Ordering, collections::BTreeSet, time::UNIX_EPOCH};
 
@@ -9,9 +9,9 @@ use super::Problems;
 use crate::{out, process, workspace::Workspace};
 
 const LIST_FILE: &str = "advisories.toml";
-/// A list that nobody looked at for longer is called old.
+/// Maximum age of the last review, in days.
 const DAYS_MAX: i64 = 90;
-/// What cargo-deny says when it cannot get the database.
+/// Message of cargo-deny when it cannot fetch the database.
 const FETCH_FAILED: &str = "failed to fetch advisory database";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-/// The list, and the database where it can be reached. `cargo deny check` adds duplicates and sources. It takes long to
-/// build, so it stays optional.
+/// Checks the list, and the database if it is reachable. `cargo deny check` adds duplicates and sources. It takes long
+/// to build, so it stays optional.
 pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
     let problems = check(workspace)?;
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
@@ -110,7 +110,7 @@ fn find_problems(list: &AdvisoryList, locked: &[(String, String)]) -> Result<Pro
     Ok(problems)
 }
 
-/// The few forms of TOML that the list is written in.
+/// Parses the subset of TOML that the list uses.
 fn parse(text: &str) -> Result<AdvisoryList> {
     let mut list = AdvisoryList::default();
     for (at, line) in text.lines().enumerate() {
@@ -140,7 +140,7 @@ fn parse(text: &str) -> Result<AdvisoryList> {
     Ok(list)
 }
 
-/// Names and versions.
+/// Returns names and versions of locked packages.
 fn locked(lock: &str) -> Vec<(String, String)> {
     let field = |block: &str, name: &str| {
         let line = block.lines().find_map(|line| line.strip_prefix(&format!("{name} = \"")))?;
@@ -150,7 +150,7 @@ fn locked(lock: &str) -> Vec<(String, String)> {
     blocks.filter_map(|block| Some((field(block, "name")?, field(block, "version")?))).collect()
 }
 
-/// What cargo-deny is told to pass over: the ids in `ignore = [` of the section `[advisories]`.
+/// Returns the IDs that cargo-deny ignores: those in `ignore = [` of the section `[advisories]`.
 fn ignored(deny: &str) -> Result<BTreeSet<String>> {
     let section = deny.split("[advisories]").nth(1).context("find [advisories] in deny.toml")?;
     let section = section.split("\n[").next().unwrap_or_default();
@@ -159,7 +159,7 @@ fn ignored(deny: &str) -> Result<BTreeSet<String>> {
     Ok(list.split('"').filter(|word| word.starts_with("RUSTSEC-")).map(str::to_owned).collect())
 }
 
-/// Whether a version is in a range such as `>=1.2.0, <1.3.0`, `<2.0.0` or `*`.
+/// Returns whether a version is in a range such as `>=1.2.0, <1.3.0`, `<2.0.0` or `*`.
 fn is_in_range(range: &str, version: &str) -> Result<bool> {
     let has = Version::parse(version)?;
     for part in range.split(',').map(str::trim).filter(|part| *part != "*") {
@@ -176,10 +176,10 @@ fn is_in_range(range: &str, version: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// A version as Cargo orders them.
+/// A version with Cargo's ordering.
 struct Version {
     numbers: [u64; 3],
-    /// Of a version before the release; empty for the release itself.
+    /// Identifiers of a pre-release; empty for a release.
     before: Vec<String>,
 }
 
@@ -210,20 +210,20 @@ impl Version {
             }
             self.before.len().cmp(&other.before.len())
         };
-        // What comes before a release is less than it, however much it says.
+        // A pre-release is lower than its release, regardless of its identifiers.
         let released = other.before.is_empty().cmp(&self.before.is_empty()).reverse();
         self.numbers.cmp(&other.numbers).then(released).then_with(parts)
     }
 }
 
-/// Days since 1970 of a date like `2026-11-17`.
+/// Days since 1970 for a date like `2026-11-17`.
 fn parse_days(date: &str) -> Option<i64> {
     let mut parts = date.split('-').map(|part| part.parse::<i64>().ok());
     let (year, month, day) = (parts.next()??, parts.next()??, parts.next()??);
     if parts.next().is_some() || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
     }
-    // The year begins in March, so that the day that comes and goes is its last.
+    // The year starts in March, so that the leap day is its last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let leaps = year / 4 - year / 100 + year / 400;
     Some(365 * year + leaps + (153 * month + 2) / 5 + day - 1 - 719_468)

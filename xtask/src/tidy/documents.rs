@@ -1,4 +1,4 @@
-//! Rules about documents: decisions, the README's commands, and what no file may mention.
+//! Rules about documents: decisions, the commands of the README, and terms that no file may mention.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -10,15 +10,15 @@ use crate::workspace::Workspace;
 const DECISIONS: &str = "docs/decisions/";
 const DEPENDENCIES: &str = "docs/decisions/0002-dependencies.md";
 const HEADINGS: &[&str] = &["## Status", "## Context", "## Decision"];
-/// The README promises these, each doing all its set-up.
+/// Commands that the README documents; each does all its setup.
 const COMMANDS: &[&str] = &["cargo xtask demo", "cargo xtask test"];
 
-/// Folders of machines on which people work. Written in halves, so that this file does not name them.
+/// Directories of development machines. Written in halves, so that this file does not match.
 const WORK_PATHS: &[&str] = &[concat!("/wo", "rk/"), concat!("/s", "rv/"), concat!("/ro", "ot/")];
-/// Documents that are no part of the repository.
+/// Documents that are not part of the repository.
 const FOREIGN_DOCUMENTS: &[&str] =
     &[concat!("DESIGN", ".md"), concat!("STYLE", ".md"), concat!("BRIEF", ".md"), concat!("fac", "ts/")];
-/// In these files a path is one inside somebody's container.
+/// In these files a path may be one inside a container.
 const CONTAINER_PATHS: &[&str] = &[".rs", ".yml", ".yaml", ".json"];
 
 pub(super) fn check_decisions(workspace: &Workspace) -> Result<Problems> {
@@ -46,7 +46,7 @@ pub(super) fn check_readme_commands(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-/// The commands of the first fenced block, without their comments.
+/// Returns the commands of the first fenced block, without their comments.
 fn fenced_commands(markdown: &str) -> Vec<&str> {
     let block = markdown.lines().skip_while(|line| !line.starts_with("```")).skip(1);
     let lines = block.take_while(|line| !line.starts_with("```"));
@@ -60,7 +60,7 @@ pub(super) fn check_work_paths(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()? {
         let bytes = std::fs::read(workspace.root.join(&path)).with_context(|| format!("read `{path}`"))?;
-        // Pictures and the like name no places.
+        // Binary files, such as images, are skipped.
         let Ok(text) = String::from_utf8(bytes) else { continue };
         let found = text.lines().enumerate().filter_map(|(at, line)| Some((at, find_mention(&path, line)?)));
         problems.extend(found.map(|(at, word)| format!("`{path}:{}` mentions `{word}`", at + 1)));
@@ -84,12 +84,12 @@ fn find_mention(path: &str, line: &str) -> Option<&'static str> {
         .or_else(|| FOREIGN_DOCUMENTS.iter().copied().find(|w| stranger(line, w)))
 }
 
-/// `artifacts/` is a word of its own.
+/// Returns whether a line contains a path component as a whole: `artifacts/` does not contain the one that ends alike.
 fn stranger(line: &str, word: &str) -> bool {
     line.match_indices(word).any(|(at, _)| !line[..at].ends_with(char::is_alphanumeric))
 }
 
-/// Links between documents lead to a file or folder that is there.
+/// Checks that links between documents lead to an existing file or directory.
 pub(super) fn check_links(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with(".md")) {
@@ -107,7 +107,7 @@ fn local_links(markdown: &str) -> Vec<&str> {
     targets.filter_map(|target| target.split('#').next()).filter(|path| !path.is_empty()).collect()
 }
 
-/// Every crate from elsewhere that a member names is in the record of dependencies.
+/// Checks that every external crate that a member uses is in the record of dependencies.
 pub(super) fn check_dependencies(workspace: &Workspace) -> Result<Problems> {
     let record = workspace.read(DEPENDENCIES)?;
     let metadata = workspace.metadata(&["--no-deps"])?;

@@ -1,4 +1,4 @@
-//! The map: which crate may use which. The table in ARCHITECTURE.md is the law, cargo is the witness.
+//! Permitted dependencies between crates: compares the table in ARCHITECTURE.md with cargo's metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::workspace::{Member, Workspace};
 
 type CrateEdges = BTreeMap<String, BTreeSet<String>>;
 
-/// Outside the map: it builds the others.
+/// Not part of the table: it builds the others.
 const XTASK: &str = "xtask";
 
 pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
@@ -23,8 +23,8 @@ fn actual(members: &BTreeMap<String, Member>) -> CrateEdges {
     others.map(|(name, member)| (short(name), member.uses.iter().map(short).collect())).collect()
 }
 
-/// Rows look like ``| `server` | what it is | model, api |``. `—` means none, `all` every crate, `all
-/// but agent` what it says; neither includes the crate itself.
+/// Parses rows like ``| `server` | what it is | model, api |``. `—` means none, `all` every crate, `all but agent`
+/// every other crate; neither includes the crate itself.
 fn documented_edges(markdown: &str) -> Result<CrateEdges> {
     let mut rows = BTreeMap::new();
     for line in markdown.lines().skip_while(|line| !line.contains("may use, of ours")).skip(2) {

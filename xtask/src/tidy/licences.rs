@@ -1,6 +1,6 @@
-//! Licences of everything that is linked in, read from cargo's metadata: works offline, never skips.
+//! Licences of all dependencies, from cargo's metadata: works offline, never skips.
 //!
-//! The list of permitted licences is the one in `deny.toml`, so cargo-deny and this agree.
+//! The permitted licences are those in `deny.toml`, which cargo-deny uses too.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-/// The names between `allow = [` and `]` in the section `[licenses]`.
+/// Returns the names between `allow = [` and `]` in the section `[licenses]`.
 fn allowed(deny: &str) -> Result<BTreeSet<String>> {
     let section = deny.split("[licenses]").nth(1).context("find [licenses] in deny.toml")?;
     let list = section.split("allow = [").nth(1).and_then(|rest| rest.split(']').next());
@@ -33,8 +33,8 @@ fn allowed(deny: &str) -> Result<BTreeSet<String>> {
     Ok(list.split('"').skip(1).step_by(2).map(str::to_owned).collect())
 }
 
-/// An SPDX expression against the list. `AND` binds tighter than `OR`; the old `/` means `OR`. An
-/// exception after `WITH` only ever permits more.
+/// Checks an SPDX expression against the list. `AND` binds tighter than `OR`; the old `/` means `OR`. An exception
+/// after `WITH` only ever permits more.
 fn permits(expression: &str, allowed: &BTreeSet<String>) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();

@@ -1,7 +1,7 @@
-//! The rules a machine can check. Each is a function that lists what is wrong, and a test.
+//! Rules that a program can check. Each is a function that lists the problems, and a test.
 //!
-//! A rule that lives here is not a paragraph in a guide. `cargo xtask tidy` runs them all and prints
-//! every problem; the tests below run them one by one.
+//! A rule in this module needs no paragraph in a guide. `cargo xtask tidy` runs all rules and prints every problem; the
+//! tests below run them one by one.
 
 pub(crate) mod advisories;
 mod documents;
@@ -15,7 +15,7 @@ use anyhow::{Result, ensure};
 
 use crate::{out, workspace::Workspace};
 
-/// What is wrong, one line each; empty means tidy.
+/// Problems, one line each; empty if there are none.
 type Problems = Vec<String>;
 
 type Check = fn(&Workspace) -> Result<Problems>;

@@ -1,5 +1,5 @@
-//! The head of each pipeline says what it claims, which columns it owns and what wakes it. A column has
-//! one owner, or several that each name the statuses for which it is theirs: `jobs.status (Running)`.
+//! Checks the head of each pipeline, which lists what it claims, which columns it owns and what wakes it. A column has
+//! one owner, or several that each name the statuses for which they own it: `jobs.status (Running)`.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ fn problems(heads: &[(String, String)]) -> Problems {
     problems
 }
 
-/// The text after `//! WORD`, with the indented lines that continue it.
+/// Returns the text after `//! WORD`, with the indented lines that continue it.
 fn entry(source: &str, word: &str) -> Option<String> {
     let mut head = source.lines().map_while(|line| line.strip_prefix("//!"));
     let starts = |line: &&str| line.strip_prefix(' ').and_then(|rest| rest.strip_prefix(word)).is_some();
@@ -57,7 +57,7 @@ fn entry(source: &str, word: &str) -> Option<String> {
     Some(text)
 }
 
-/// `jobs.status (those), jobs.seen_at.` gives `jobs.status`, qualified, and `jobs.seen_at`, not.
+/// Parses `jobs.status (those), jobs.seen_at.` to `jobs.status`, qualified, and `jobs.seen_at`, not qualified.
 fn parse_columns(owns: &str) -> Vec<(String, bool)> {
     let mut found: Vec<(String, bool)> = Vec::new();
     let mut depth = 0_usize;

@@ -1,5 +1,5 @@
-//! Rules about safety: the list of attacks is whole and names tests that exist, unsafe code and shells stay where they
-//! are listed.
+//! Security rules: the list of attacks is complete and names existing tests; unsafe code and shells are limited to the
+//! listed files.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,13 @@ use crate::workspace::{TEST_CRATES, Workspace};
 
 const DOCUMENT: &str = "docs/security.md";
 const ATTACKS: u32 = 29;
-/// Crates that may switch the workspace's ban of unsafe code to a lint that is lifted place by place.
+/// Crates that may replace the workspace's ban of unsafe code with a lint that is allowed case by case.
 const UNSAFE_CRATES: &[&str] = &["crates/agent/"];
-/// Where a shell is started on purpose: a shell that the job's user asked for, and one for debug builds.
+/// Files that start a shell on purpose: one that the job's user requested, and one for debug builds.
 const SHELL_FILES: &[&str] = &[
     "crates/agent/src/runner/ssh/program.rs",
     "crates/agent/src/runner/init.rs",
-    // A script of ours, here as on any other host; all words in it are quoted.
+    // Runs a script of windlass, locally or on a host; all arguments in it are quoted.
     "crates/cli/src/commands/gateway/install.rs",
 ];
 
@@ -79,7 +79,7 @@ fn find_problems(text: &str, known: &BTreeSet<String>) -> Problems {
     problems
 }
 
-/// Every crate has the workspace's lints, under which unsafe code does not compile, but for those listed.
+/// Checks that every crate uses the workspace's lints, which forbid unsafe code, except for those listed.
 pub(super) fn check_unsafe_code(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     for path in workspace.files()?.iter().filter(|path| path.ends_with("/Cargo.toml")) {
@@ -95,7 +95,7 @@ pub(super) fn check_unsafe_code(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-/// Programs get their arguments as they are: no shell reads them in between.
+/// Checks that programs are started with an argument list, without a shell.
 pub(super) fn check_shells(workspace: &Workspace) -> Result<Problems> {
     let mut problems = Vec::new();
     let ours = |path: &&String| {

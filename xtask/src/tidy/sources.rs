@@ -1,4 +1,4 @@
-//! Rules about source files: their names, their sizes, and what may stand where.
+//! Rules about source files: their names, sizes and content.
 
 use std::path::Path;
 
@@ -8,14 +8,14 @@ use super::Problems;
 use crate::workspace::{TEST_CRATES, Workspace};
 
 const LINES_MAX: usize = 700;
-/// Names that say nothing about what is inside.
+/// Names that do not describe the content.
 const VAGUE_NAMES: &[&str] = &["common", "utils", "util", "helpers", "helper", "misc", "manager"];
 const DB: &str = "crates/server/src/db";
-/// A test is on, says what it shows in a sentence, and names the failure it expects. In halves, so that
-/// this file does not match.
+/// Tests are never ignored, have a sentence as their name, and assert the failure that they expect. Written in halves,
+/// so that this file does not match.
 const NOT_IN_TESTS: &[&str] =
     &[concat!("#[ign", "ore"), concat!("#[should_", "panic"), concat!("fn te", "st_")];
-/// What `db/` would need to reach the network or the layers above it.
+/// Paths that `db/` must not use: the network and the layers above it.
 const FOREIGN_TO_DB: &[&str] = &[
     "crate::agents",
     "crate::routes",
@@ -73,12 +73,13 @@ pub(super) fn check_sql_location(workspace: &Workspace) -> Result<Problems> {
     Ok(problems)
 }
 
-/// Those who check read the database past the code they check, and so may tests.
+/// Checkers read the database independently of the code they check; so may tests.
 fn is_sql_allowed(path: &str) -> bool {
     path.contains("/tests/") || path.starts_with(DB) || TEST_CRATES.iter().any(|dir| path.starts_with(dir))
 }
 
-/// A statement at the start of a literal or of a line; words in a sentence are no statement.
+/// Returns whether a line starts a statement at the start of a literal or of the line; words in a sentence do not
+/// count.
 fn has_sql(line: &str) -> bool {
     let verbs = ["SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM "];
     verbs.iter().any(|verb| line.contains(&format!("\"{verb}")) || line.trim_start().starts_with(verb))

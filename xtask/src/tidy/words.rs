@@ -1,4 +1,4 @@
-//! The words that names, doc comments and texts avoid (CONTRIBUTING.md, "Names and English").
+//! Words that names, doc comments and texts avoid (CONTRIBUTING.md, "Names and English").
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Names of types that are participles, question words or metaphors: they do not say what the thing is.
+/// Type names that are participles, question words or metaphors: they do not name the thing.
 const NAMES: &[&str] = &[
     "Asked", "Asker", "Asking", "Because", "Bell", "Bench", "Beside", "Blown", "Books", "Cast", "Chorus", "Chosen", "Crank", "Crew", "Deaf", "Dice",
     "Door", "Ear", "Errand", "Eye", "Fastened", "Fate", "Fenced", "Foreign", "Found", "Given", "Glance", "Grave", "Graves", "Ground", "Hands",
@@ -19,7 +19,7 @@ const NAMES: &[&str] = &[
     "Wanted", "Wants", "Watched", "Way", "Weather", "What", "Why", "Wish", "Word", "Words", "World",
 ];
 
-/// Phrases of an English that readers stumble over, with what to write.
+/// Phrases that are hard to understand, with the replacement.
 const PHRASES: &[(&str, &str)] = &[
     ("nobody", "name the actor, or use the passive"),
     ("somebody", "name the actor: the user, the caller, another process"),
@@ -45,7 +45,7 @@ const PHRASES: &[(&str, &str)] = &[
     ("hearsay", "report"),
 ];
 
-/// Words with which a doc comment does not begin: it names the thing, or says what the function does.
+/// Words with which a doc comment does not begin: it names the thing, or states what the function does.
 const OPENINGS: &[&str] =
     &["What", "How", "Whether", "Who", "Whom", "Whose", "Why", "Where", "Which", "That", "So", "And", "But"];
 
@@ -79,7 +79,7 @@ fn problems(texts: &[Text]) -> Problems {
     problems
 }
 
-/// Whether the phrase appears as whole words, in whatever case.
+/// Returns whether the phrase occurs as whole words, ignoring case.
 fn contains(text: &str, phrase: &str) -> bool {
     let text = text.to_lowercase();
     let is_letter = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || char == '_');

@@ -1,8 +1,8 @@
-//! The address where clouds tell a machine its credentials, refused to tasks.
+//! Blocking of the metadata address for tasks: clouds provide there the credentials of an instance.
 //!
-//! Whoever reaches it has the rights of the machine in its cloud. Programs like those of [`super::ports`] refuse to connect or
-//! to send there, to everything in the group of a task. Name service at the same address (port 53) goes on: some clouds have it
-//! there.
+//! A program that reaches it has the rights of the instance in its cloud. BPF programs like those of [`super::ports`]
+//! deny connecting or sending there, for everything in the group of a task. Name service at the same address (port 53)
+//! stays allowed: some clouds provide it there.
 
 use std::{io, net::Ipv6Addr, path::Path};
 
@@ -29,7 +29,7 @@ const CONTEXT: u8 = 1;
 const REFUSE: i32 = 0;
 const ALLOW: i32 = 1;
 
-/// The words of an address, each with the offset of its field.
+/// The 32-bit words of an address, each with the offset of its field.
 type AddressWords = Vec<(i16, i32)>;
 
 fn words(bytes: &[u8], first: i16) -> AddressWords {
@@ -60,7 +60,7 @@ fn program(hook: Hook) -> Vec<u8> {
         for (offset, value) in address {
             left -= 1;
             bytes.extend(instruction(LOAD, 3, CONTEXT, offset, 0));
-            // Over the tests of the other words, two instructions each, and the two that refuse.
+            // Jumps over the tests of the other words, two instructions each, and over the two that refuse.
             bytes.extend(instruction(JUMP_UNLESS, 3, 0, 2 * left + 2, value));
         }
         bytes.extend(leave(REFUSE));
@@ -69,12 +69,12 @@ fn program(hook: Hook) -> Vec<u8> {
     bytes
 }
 
-/// Refuses the addresses to everything in the group, a directory of version 2, for as long as it exists.
+/// Blocks the addresses for everything in the group, a directory of version 2, for as long as it exists.
 pub fn block(group: &Path) -> io::Result<()> {
     HOOKS.into_iter().try_for_each(|hook| ports::attach(group, hook, &program(hook)))
 }
 
-/// Whether this kernel takes such programs from us.
+/// Checks whether this kernel accepts such programs from this process.
 pub fn check_supported() -> io::Result<()> {
     HOOKS.into_iter().try_for_each(|hook| ports::load(hook, &program(hook)).map(drop))
 }

@@ -1,7 +1,7 @@
-//! Control groups, version 1 and 2, also mixed: what a task uses, what it may use, and its end.
+//! Control groups, versions 1 and 2, also mixed: usage, limits and termination of a task.
 //!
-//! [`Group`] is one group over all hierarchies, for reading. [`task`] makes, limits, kills and removes groups.
-//! On a mixed machine the controllers are on version 1 while an empty version 2 beside them still kills.
+//! [`Group`] is one group over all hierarchies, for reading. [`task`] creates, limits, kills and removes groups. On a
+//! mixed host the controllers are on version 1, while an empty version 2 hierarchy next to them can still kill.
 
 pub mod metadata;
 pub mod ports;
@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is mounted here. A controller is in one hierarchy only.
+/// Mounted hierarchies. A controller is in one hierarchy only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hierarchies {
     pub v2: Option<Mount>,
@@ -28,7 +28,7 @@ pub struct V1Hierarchy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     pub at: PathBuf,
-    /// Which group of the hierarchy is seen at `at`; not `/` inside many containers.
+    /// Group of the hierarchy that is visible at `at`; not `/` inside many containers.
     pub root: String,
 }
 
@@ -72,37 +72,37 @@ impl Hierarchies {
 }
 
 impl Mount {
-    /// The directory of the group that `/proc/PID/cgroup` names `path`.
+    /// Returns the directory of the group that `/proc/PID/cgroup` names `path`.
     fn directory(&self, path: &str) -> PathBuf {
         let below = Path::new(path).strip_prefix(&self.root).unwrap_or(Path::new(""));
         self.at.join(below)
     }
 }
 
-/// One group: its directory in each hierarchy that matters.
+/// One control group: its directory in each relevant hierarchy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     pub v2: Option<PathBuf>,
-    /// Version 1, by controller.
+    /// Directories of version 1, by controller.
     pub v1: Vec<(String, PathBuf)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Microseconds of processor time since the group was made.
+    /// Processor time in microseconds since the group was created.
     pub cpu_us: Option<u64>,
     pub memory: Option<u64>,
-    /// Memory without file pages that are not in use and can be dropped.
+    /// Memory without inactive file pages, which the kernel can drop.
     pub working_set: Option<u64>,
 }
 
 impl Group {
-    /// Where this process itself stands.
+    /// Returns the group of this process.
     pub fn own() -> io::Result<Self> {
         Ok(Self::from_proc_lines(&Hierarchies::mounted()?, &fs::read_to_string("/proc/self/cgroup")?))
     }
 
-    /// The group of another process.
+    /// Returns the group of another process.
     pub fn for_process(pid: i32) -> io::Result<Self> {
         let lines = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
         Ok(Self::from_proc_lines(&Hierarchies::mounted()?, &lines))
@@ -114,7 +114,7 @@ impl Group {
             let mut fields = line.splitn(3, ':').skip(1);
             let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
             if controllers.is_empty() {
-                // The group inside a task's is for killing only; its parent counts and limits.
+                // The group inside a task's group is for killing only; its parent has the usage and the limits.
                 let path = path
                     .strip_suffix(task::JOB_SUBGROUP)
                     .filter(|above| task::is_task_group(above))
@@ -134,7 +134,7 @@ impl Group {
         self.v1.iter().find(|(name, _)| name == controller).map(|(_, path)| path.as_path())
     }
 
-    /// What all processes of the group use together. A field is `None` where nothing says so.
+    /// Returns the combined usage of all processes of the group. A field is `None` if the kernel does not report it.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         if let Some(v1) = self.v1_of("cpuacct") {
@@ -155,7 +155,7 @@ impl Group {
         usage
     }
 
-    /// The most memory that the group used at any time. `None` where the kernel does not say.
+    /// Returns the peak memory usage of the group. `None` if the kernel does not report it.
     pub fn memory_peak(&self) -> Option<u64> {
         match (self.v1_of("memory"), &self.v2) {
             (Some(v1), _) => number(&v1.join("memory.max_usage_in_bytes")),
@@ -164,7 +164,7 @@ impl Group {
         }
     }
 
-    /// How many processes of the group the kernel has killed for want of memory.
+    /// Returns the number of processes of the group that the kernel killed for lack of memory.
     pub fn oom_kills(&self) -> u64 {
         let v1 = self.v1_of("memory").and_then(|v1| field(&v1.join("memory.oom_control"), "oom_kill"));
         let v2 = || self.v2.as_ref().and_then(|v2| field(&v2.join("memory.events"), "oom_kill"));
@@ -172,12 +172,12 @@ impl Group {
     }
 }
 
-/// A file that is one number; `None` too for `max`.
+/// Reads a file that contains one number; `None` also for `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The number after `name` in a file of `name number` lines.
+/// Reads the number after `name` in a file of `name number` lines.
 fn field(path: &Path, name: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())

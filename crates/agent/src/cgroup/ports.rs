@@ -1,9 +1,9 @@
-//! Ports of a task's own on a network that it shares: what it binds is bound elsewhere.
+//! Separate ports for a task on a shared network: a port that it binds is rewritten to another port of the host.
 //!
-//! A program that listens on port 8000 listens on another port of the machine, and what it, its runner or anything else
-//! in its group connects to on port 8000 of the loopback leads there. So several tasks that all want port 8000 run on
-//! one machine as plain processes. The kernel does it: four small programs are attached to the task's control group
-//! (version 2), and go away with it. Attaching them takes root.
+//! A program that listens on port 8000 listens on another port of the host, and connections of the program, its runner
+//! or anything else in its group to port 8000 of the loopback lead there. So several tasks that all use port 8000 can
+//! run on one host as plain processes. The kernel does the rewriting: four small programs are attached to the task's
+//! control group (version 2), and disappear with it. Attaching them requires root.
 
 use std::{
     collections::BTreeMap,
@@ -15,20 +15,20 @@ use std::{
 
 use nix::libc;
 
-/// From the port a program names to the port of the machine.
+/// Map from the port that a program uses to the port of the host.
 pub type PortMap = BTreeMap<u16, u16>;
 
 const PROG_LOAD: libc::c_long = 5;
 const PROG_ATTACH: libc::c_long = 8;
 /// `BPF_PROG_TYPE_CGROUP_SOCK_ADDR`.
 const SOCK_ADDR: u32 = 18;
-/// `BPF_F_ALLOW_MULTI`: others may have programs there too.
+/// `BPF_F_ALLOW_MULTI`: the group may have other programs too.
 const ALLOW_MULTI: u32 = 2;
-/// A program that calls none of the kernel's functions may have any licence.
+/// A program that calls no kernel functions may have any licence.
 const LICENCE: &[u8] = b"Apache-2.0\0";
 const NAME: &[u8; 16] = b"windlass_ports\0\0";
 
-/// Where the kernel asks the program.
+/// Attach point in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hook {
     Bind4 = 8,
@@ -46,7 +46,7 @@ pub(super) const IP4: i16 = 4;
 pub(super) const IP6: i16 = 8;
 pub(super) const PORT: i16 = 24;
 
-/// One instruction of the kernel's machine, eight bytes.
+/// Encodes one BPF instruction, eight bytes.
 pub(super) fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -> [u8; 8] {
     let mut bytes = [0; 8];
     bytes[0] = code;
@@ -56,7 +56,7 @@ pub(super) fn instruction(code: u8, to: u8, from: u8, offset: i16, value: i32) -
     bytes
 }
 
-/// A step of the program; jumps are resolved when all steps are known.
+/// Step of the program; jumps are resolved when all steps are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BpfStep {
     /// Register ← field of the address.
@@ -91,12 +91,12 @@ enum BpfStep {
     Return,
 }
 
-/// Steps of one pair of ports: `NextPairUnless` skips the rest of them.
+/// Number of steps per pair of ports: `NextPairUnless` skips the rest of them.
 const STEPS_PER_PAIR: i16 = 4;
-/// Holds the address on entry.
+/// Register that holds the address on entry.
 const CONTEXT: u8 = 1;
 
-/// As the address holds it: network order in the lower half of a word.
+/// Returns a port in the form of the address field: network order in the lower half of a 32-bit word.
 pub(super) fn port_word(port: u16) -> i32 {
     i32::from(u16::from_ne_bytes(port.to_be_bytes()))
 }
@@ -149,13 +149,13 @@ fn program(hook: Hook, ports: &PortMap) -> Vec<u8> {
             BpfStep::Return => instruction(0x05, 0, 0, to_end, 0),
         });
     }
-    // The call goes on: return 1.
+    // The call continues: return 1.
     bytes.extend(instruction(0xb7, 0, 0, 0, 1));
     bytes.extend(instruction(0x95, 0, 0, 0, 0));
     bytes
 }
 
-/// `union bpf_attr` of `BPF_PROG_LOAD`, as far as it is used.
+/// `union bpf_attr` of `BPF_PROG_LOAD`, up to the last field used.
 #[repr(C)]
 #[derive(Default)]
 struct ProgLoadAttr {
@@ -173,7 +173,7 @@ struct ProgLoadAttr {
     hook: u32,
 }
 
-/// `union bpf_attr` of `BPF_PROG_ATTACH`, as far as it is used.
+/// `union bpf_attr` of `BPF_PROG_ATTACH`, up to the last field used.
 #[repr(C)]
 struct ProgAttachAttr {
     group: u32,
@@ -184,7 +184,7 @@ struct ProgAttachAttr {
 
 fn bpf<T>(command: libc::c_long, attributes: &T) -> io::Result<libc::c_long> {
     #[expect(unsafe_code, reason = "no crate we use has this call")]
-    // SAFETY: the kernel reads as many bytes as the size says, and the buffers that they point to outlive the call.
+    // SAFETY: the kernel reads as many bytes as the size states, and the buffers that they point to outlive the call.
     let answer =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
@@ -203,11 +203,11 @@ pub(super) fn load(hook: Hook, instructions: &[u8]) -> io::Result<OwnedFd> {
     let number = bpf(PROG_LOAD, &attributes)?;
     let number = i32::try_from(number).map_err(io::Error::other)?;
     #[expect(unsafe_code, reason = "a new descriptor has no owner yet")]
-    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    // SAFETY: the kernel has just opened this descriptor, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Has the kernel rewrite the ports of everything in the group, a directory of version 2, for as long as it exists.
+/// Makes the kernel rewrite the ports of everything in the group, a directory of version 2, for as long as it exists.
 pub fn rewrite_ports(group: &Path, ports: &PortMap) -> io::Result<()> {
     if ports.iter().all(|(from, to)| from == to) {
         return Ok(());
@@ -215,7 +215,7 @@ pub fn rewrite_ports(group: &Path, ports: &PortMap) -> io::Result<()> {
     HOOKS.into_iter().try_for_each(|hook| attach(group, hook, &program(hook, ports)))
 }
 
-/// Has the kernel ask a program about everything in the group.
+/// Attaches a program to everything in the group.
 pub(super) fn attach(group: &Path, hook: Hook, instructions: &[u8]) -> io::Result<()> {
     let group = File::open(group)?;
     let program = load(hook, instructions)?;

@@ -1,8 +1,9 @@
-//! Groups of ours: made for a task, limited, killed and removed.
+//! Control groups that the shim creates, limits, kills and removes, one per task.
 //!
-//! All of one shim are below `windlass/HOME`, HOME being a hash of the shim's directory: two shims on one host, and
-//! whoever else makes groups, stay apart. They are made at the root of each hierarchy where we may, not below our
-//! own group, for a service that is restarted has its whole group killed by its keeper.
+//! All groups of one shim are below `windlass/HOME`, where HOME is a hash of the shim's directory: two shims on one
+//! host, and other programs that create groups, do not collide. They are created at the root of each hierarchy if
+//! permitted, not below the shim's own group, because a service manager kills the whole group of a service that it
+//! restarts.
 
 use std::{
     collections::BTreeSet,
@@ -16,39 +17,39 @@ use rustix::process::Signal;
 use super::{Group, Hierarchies, Mount};
 use crate::proc::{self, ProcessHandle};
 
-/// What all our groups are below.
+/// Parent of all groups that shims create.
 const ROOT_GROUP: &str = "windlass";
-/// The group inside a task's for all but its first process.
+/// Group inside a task's group for all but its first process.
 pub(super) const JOB_SUBGROUP: &str = "/job";
-/// Version 1 hierarchies that do something for us: limits, use, and stopping everything at once.
+/// Version 1 controllers that are used: limits, usage, and freezing everything at once.
 const V1_CONTROLLERS_USED: [&str; 5] = ["cpu", "cpuacct", "memory", "pids", "freezer"];
-/// Microseconds over which a processor limit is counted.
+/// Period of a processor limit, in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
-/// The least the kernel takes for it.
+/// Minimum quota that the kernel accepts.
 const CPU_QUOTA_US_MIN: u64 = 1000;
-/// A group the kernel still thinks busy is tried again.
+/// Attempts to remove a group that the kernel still considers busy.
 const REMOVE_ATTEMPTS: u32 = 100;
 const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(10);
-/// Another task's end may take the common parent away just as we make our group in it.
+/// Attempts to create a group: the end of another task may remove the common parent at the same time.
 const CREATE_ATTEMPTS: u32 = 20;
 
-/// Whether a path is that of a task's group.
+/// Returns whether a path is that of a task's group.
 pub(super) fn is_task_group(path: &str) -> bool {
     Path::new(path).ancestors().nth(2).is_some_and(|above| above.ends_with(ROOT_GROUP))
 }
 
-/// `None` is no limit.
+/// Limits of a task. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TaskLimits {
-    /// Cores.
+    /// Number of cores.
     pub cpu: Option<f64>,
-    /// Bytes, swap included.
+    /// Bytes, including swap.
     pub memory: Option<u64>,
-    /// Processes and threads.
+    /// Number of processes and threads.
     pub pids: Option<u64>,
 }
 
-/// A limit that was asked for and does not hold.
+/// Requested limit that is not in effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnenforcedLimit {
     pub what: &'static str,
@@ -61,7 +62,7 @@ impl std::fmt::Display for UnenforcedLimit {
     }
 }
 
-/// The groups of one shim.
+/// Control groups of one shim.
 #[derive(Clone, Debug)]
 pub struct TaskGroups {
     hierarchies: Hierarchies,
@@ -76,7 +77,8 @@ impl TaskGroups {
         Self { hierarchies, own: Group::own().unwrap_or_default(), parent: Path::new(ROOT_GROUP).join(home) }
     }
 
-    /// Makes the group of a task, or finds it again, and limits it. What could not be limited is told.
+    /// Creates the group of a task, or finds the existing one, and limits it. Returns the limits that could not be
+    /// applied.
     pub fn make(&self, name: &str, limits: &TaskLimits) -> (TaskGroup, Vec<UnenforcedLimit>) {
         let mut group = Group::default();
         if let Some(mount) = &self.hierarchies.v2 {
@@ -111,7 +113,8 @@ impl TaskGroups {
         None
     }
 
-    /// On version 2 a controller limits a group only when each group above passes it on.
+    /// Enables controllers in all parents: on version 2 a controller limits a group only if each group above passes it
+    /// on.
     fn enable_controllers(&self, base: &Path) {
         let mut above = base.to_owned();
         for part in std::iter::once(Path::new("")).chain(self.parent.iter().map(Path::new)) {
@@ -122,7 +125,7 @@ impl TaskGroups {
         }
     }
 
-    /// The group of a task, as far as it was made and not removed.
+    /// Returns the group of a task, with the directories that exist.
     pub fn find(&self, name: &str) -> TaskGroup {
         let there = |mount: &Mount, own: Option<&Path>| {
             let bases = [Some(mount.at.as_path()), own].into_iter().flatten();
@@ -136,7 +139,7 @@ impl TaskGroups {
         self.task_group(name, Group { v2, v1: v1.collect() })
     }
 
-    /// The names of all groups there are.
+    /// Returns the names of all existing groups.
     pub fn names(&self) -> BTreeSet<String> {
         let v1 = V1_CONTROLLERS_USED
             .iter()
@@ -158,29 +161,29 @@ impl TaskGroups {
     }
 }
 
-/// The group of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskGroup {
     pub group: Group,
-    /// How every path of the group ends in `/proc/PID/cgroup`.
+    /// Suffix of every path of the group in `/proc/PID/cgroup`.
     below: PathBuf,
 }
 
 impl TaskGroup {
-    /// Each directory once: several controllers may share a hierarchy.
+    /// Returns each directory once: several controllers may share a hierarchy.
     pub fn directories(&self) -> Vec<PathBuf> {
         let all = self.group.v2.iter().chain(self.group.v1.iter().map(|(_, path)| path));
         all.collect::<BTreeSet<_>>().into_iter().cloned().collect()
     }
 
-    /// A version 2 group inside for all but the first process. It is killed at one blow, and the first lives on.
+    /// Creates a version 2 group inside for all but the first process. It can be killed atomically while the first
+    /// process lives on.
     pub fn create_job_subgroup(&self) -> Option<PathBuf> {
         let path = self.group.v2.as_ref()?.join("job");
         fs::create_dir_all(&path).ok()?;
         path.join("cgroup.kill").exists().then_some(path)
     }
 
-    /// Whoever lives in the group, in any hierarchy.
+    /// Returns the pids of all processes in the group, in any hierarchy.
     pub fn members(&self) -> BTreeSet<i32> {
         let mut pids = BTreeSet::new();
         for directory in self.directories() {
@@ -189,7 +192,7 @@ impl TaskGroup {
         pids
     }
 
-    /// Kills all that are in the group now. What forks meanwhile may be missed: look, and repeat.
+    /// Kills all processes that are in the group now. A process that forks meanwhile may be missed: check, and repeat.
     pub fn kill(&self) {
         let at_one_blow =
             self.group.v2.as_ref().is_some_and(|v2| fs::write(v2.join("cgroup.kill"), "1").is_ok());
@@ -204,8 +207,8 @@ impl TaskGroup {
         }
     }
 
-    /// The handle is taken first and the membership read then: a pid that was given to somebody else in between
-    /// is either not held, or seen not to be a member.
+    /// Kills one process. Opens the handle first and reads the membership afterwards: a pid that was reused in between
+    /// is either not opened, or found not to be a member.
     fn kill_member(&self, pid: i32) {
         let Ok(Some(stat)) = proc::stat(pid) else { return };
         let Ok(Some(held)) = ProcessHandle::open(stat.name) else { return };
@@ -229,7 +232,7 @@ impl TaskGroup {
         }
     }
 
-    /// Removes the empty group, and the parents nobody else uses. Blocks for a moment where the kernel lags.
+    /// Removes the empty group, and its parents if they are unused. Blocks for a moment if the kernel lags.
     pub fn remove(&self) -> io::Result<()> {
         for directory in self.directories() {
             let mut tries = 0;
@@ -248,7 +251,7 @@ impl TaskGroup {
     }
 }
 
-/// Whether `path` is the group `below`, or inside it, wherever that was made.
+/// Returns whether `path` is the group `below` or inside it, at any position in the hierarchy.
 fn is_below(path: &str, below: &Path) -> bool {
     let below = below.to_string_lossy();
     path.match_indices(below.as_ref()).any(|(at, found)| {
@@ -318,7 +321,7 @@ fn limit_cpu(group: &Group, cores: f64) -> Result<(), String> {
 fn limit_memory(group: &Group, bytes: u64) -> Result<(), String> {
     let text = bytes.to_string();
     set_limit(group, "memory", "memory.limit_in_bytes", "memory.max", &text)?;
-    // Swap must not be a way around. Where it is not counted there may be none, or it is at least not sought.
+    // Swap must not bypass the limit. Where swap is not counted, there may be none, or at least it is avoided.
     if let Some(v1) = group.v1_of("memory") {
         if write_file(&v1.join("memory.memsw.limit_in_bytes"), &text).is_err() {
             let _ = write_file(&v1.join("memory.swappiness"), "0");
@@ -329,7 +332,7 @@ fn limit_memory(group: &Group, bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Writes to the controller wherever it is.
+/// Writes to the controller in the hierarchy that has it.
 fn set_limit(
     group: &Group,
     controller: &str,
@@ -348,7 +351,7 @@ fn set_limit(
 }
 
 fn write_file(path: &Path, value: &str) -> Result<(), String> {
-    // Not created where it is missing: in a control group that fails oddly.
+    // Not created if missing: in a control group that fails with misleading errors.
     let file = fs::OpenOptions::new().write(true).open(path);
     file.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
         .map_err(|error| format!("{}: {error}", path.display()))

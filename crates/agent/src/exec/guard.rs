@@ -1,9 +1,9 @@
-//! The guard: a small process between the executor and the program, which leaves nothing of it behind.
+//! The guard: a small process between the executor and the program, which removes everything the program leaves behind.
 //!
-//! It holds one end of a pipe whose other end only the executor has. When the executor dies, however it dies, the
-//! pipe ends, and the guard kills whatever the program started, removes its control group, its container and its
-//! files. Orphans come to it, so nobody can get away by leaving their parent. It stands in a process group of its
-//! own: who kills the executor's whole group does not kill the one who cleans up after it.
+//! It holds one end of a pipe whose other end only the executor has. When the executor dies, for whatever reason, the
+//! pipe closes, and the guard kills everything the program started, and removes its control group, its container and
+//! its files. Orphans are reparented to it, so no process can escape by leaving its parent. It is in a separate process
+//! group: a signal to the executor's whole group does not kill the process that cleans up after it.
 
 use std::{
     fs, io,
@@ -36,13 +36,13 @@ use crate::{
     },
 };
 
-/// All groups of executors are below this name.
+/// Parent of all control groups of executors.
 const CGROUP_HOME: &str = "exec";
-/// Why the program could not be started, for the executor to find.
+/// File in which the guard reports to the executor why the program could not be started.
 pub(super) const START_ERROR_FILE: &str = "not.started";
-/// The directory that programs see as their root.
+/// Directory that programs see as their root.
 pub(super) const ROOT_DIR: &str = "root";
-/// The program's environment, for the guard to take.
+/// File with the program's environment, which the guard reads and removes.
 pub(super) const ENVIRONMENT_FILE: &str = "environment.json";
 const EXIT_CANNOT_START: u8 = 127;
 
@@ -51,25 +51,25 @@ pub struct Args {
     /// Directory of the attempt
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Whether that directory goes with the executor, and not only what the program saw of it
+    /// Remove the whole directory when the executor dies, and not only the program's root
     #[arg(long)]
     whole: bool,
     /// Name of the attempt's control group
     #[arg(long, value_name = "NAME")]
     group: String,
-    /// Whether the program is a plain process: then it gains no rights
+    /// Run the program as a plain process, which cannot gain privileges
     #[arg(long)]
     plain: bool,
-    /// The user and group that a plain process has for itself
+    /// User and group id of a plain process
     #[arg(long, value_name = "NUMBER", requires = "apart")]
     user: Option<u32>,
-    /// Directory that holds those of all attempts, of which that user sees its own root only
+    /// Parent directory of all attempts, in which that user sees only its own root
     #[arg(long, value_name = "DIR")]
     apart: Option<PathBuf>,
-    /// What that user does not see either
+    /// Other paths that are hidden from that user
     #[arg(long, value_name = "PATH")]
     hide: Vec<PathBuf>,
-    /// What to run when the executor is gone, word by word
+    /// Command to run when the executor has died, word by word
     #[arg(long, value_name = "WORD", allow_hyphen_values = true)]
     after: Vec<String>,
     /// The program and its arguments
@@ -77,18 +77,18 @@ pub struct Args {
     command: Vec<String>,
 }
 
-/// The control groups of attempts on this machine.
+/// Control groups of attempts on this host.
 pub(super) fn groups() -> io::Result<TaskGroups> {
     Ok(TaskGroups::new(CGROUP_HOME, Hierarchies::mounted()?))
 }
 
 pub fn main(args: &Args) -> ExitCode {
-    // What the program is given is not for other processes of the same user.
+    // Other processes of the same user must not read what the program receives.
     let _ = hide_memory();
     match run(args) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            // What cannot be written down shows as the code.
+            // If the file cannot be written, the exit code still reports the failure.
             let _ = fs::write(args.dir.join(START_ERROR_FILE), error.to_string());
             ExitCode::from(EXIT_CANNOT_START)
         }
@@ -97,7 +97,7 @@ pub fn main(args: &Args) -> ExitCode {
 
 enum GuardOutcome {
     ProgramExited(WaitStatus),
-    /// Nobody is there any more to tell how it ended.
+    /// The executor is dead, so the exit status cannot be reported.
     ExecutorGone,
 }
 
@@ -128,7 +128,7 @@ fn run(args: &Args) -> io::Result<u8> {
 
 type Variables = Vec<(String, String)>;
 
-/// What the executor left for the program. It is nobody's any more afterwards.
+/// Reads the program's environment that the executor wrote, and removes the file.
 fn read_environment(args: &Args) -> io::Result<Variables> {
     let file = args.dir.join(ENVIRONMENT_FILE);
     let variables = serde_json::from_slice(&fs::read(&file)?)?;
@@ -136,10 +136,10 @@ fn read_environment(args: &Args) -> io::Result<Variables> {
     Ok(variables)
 }
 
-/// What the executor would have done at the end.
+/// Performs the cleanup that the executor would have done at the end.
 fn clean_up(args: &Args, environment: &Variables, group: &TaskGroup) {
     if let [program, rest @ ..] = &args.after[..] {
-        // A child of ours, and all signals are blocked here: it gets them as they are meant.
+        // The child inherits the signal mask of this process, in which all signals are blocked.
         let mut command = Command::new(program);
         command.args(rest).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
@@ -160,14 +160,14 @@ fn start(
     group: &TaskGroup,
     isolation: Option<Isolation>,
 ) -> io::Result<Pid> {
-    // Opened here: what is written there between fork and exec is one call.
+    // Opened here, so that between fork and exec a single write suffices.
     let door = |group: &PathBuf| fs::File::options().write(true).open(group.join("cgroup.procs")).ok();
     let doors: Vec<fs::File> = group.directories().iter().filter_map(door).collect();
     let (program, rest) = words.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
     command.args(rest).stdin(Stdio::null()).process_group(0);
     command.env_clear().envs(environment.iter().map(|(name, value)| (name, value)));
-    // SAFETY: a few system calls, which allocate nothing and take no lock.
+    // SAFETY: a few system calls, which allocate nothing and acquire no lock.
     unsafe {
         command.pre_exec(move || {
             for door in &doors {
@@ -176,7 +176,8 @@ fn start(
             if let Some(isolation) = &isolation {
                 isolation.enter()?;
             }
-            // A guard that is killed takes the program along: the executor sees to the rest. Another user forgets it.
+            // If the guard is killed, the program dies with it, and the executor does the rest. Set here because
+            // changing the user clears it.
             set_parent_process_death_signal(Some(Signal::KILL))?;
             reset_signals()?;
             sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
@@ -187,7 +188,7 @@ fn start(
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Reaps whatever ends, and passes signals on to the program and those it stands with.
+/// Reaps every process that exits, and forwards signals to the program's process group.
 fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
     let executor = io::stdin();
     loop {
@@ -200,12 +201,12 @@ fn wait_for_exit(child: Pid, signals: &SignalFd) -> io::Result<GuardOutcome> {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        // Nothing is ever written there: whatever happens means the end.
+        // Nothing is ever written there: any event means that the executor has died.
         if !both[1].revents().is_empty() {
             return Ok(GuardOutcome::ExecutorGone);
         }
         for asked in read_stop_signals(signals, Some(Duration::ZERO))? {
-            // The program was not reaped, so its number is its own.
+            // The program was not reaped, so its pid is still valid.
             let _ = kill_process_group(child, asked);
         }
     }

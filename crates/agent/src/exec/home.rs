@@ -1,4 +1,4 @@
-//! Where an attempt lives on this machine, and what others left there that did not live to clean up.
+//! Working directory of an attempt on this host, and removal of directories whose executor died.
 
 use std::{
     fs::{self, File},
@@ -13,29 +13,29 @@ use serde_json::{Value, json};
 use super::guard::{ROOT_DIR, groups};
 use crate::proc;
 
-/// Before the name of the attempt, where nobody says where its directory should be.
+/// Prefix of the attempt's directory if no directory is given.
 const PREFIX: &str = "windlass-exec-";
-/// Who runs it: a dispatcher that comes back finds it there.
+/// Identifies the executor process, so that a dispatcher that restarts finds it.
 const OWNER_FILE: &str = "executor.json";
 const LOCK_FILE: &str = "lock";
 
-/// The directory of an attempt. It is ours as long as this lives.
+/// Directory of an attempt, locked while this value lives.
 pub(super) struct WorkDir {
     pub(super) dir: PathBuf,
-    /// Whether all of it goes at the end, or only what the program saw.
+    /// True if the whole directory is removed at the end, and not only the program's root.
     pub(super) is_own: bool,
     _lock: File,
 }
 
 impl WorkDir {
-    /// `None`: somebody else runs this very attempt here.
+    /// Locks the directory. Returns `None` if another executor runs the same attempt here.
     pub(super) fn take(name: &str, given: Option<&Path>) -> io::Result<Option<Self>> {
         let dir = match given {
             Some(dir) => dir.to_owned(),
             None => std::env::temp_dir().join(format!("{PREFIX}{name}")),
         };
         fs::create_dir_all(&dir)?;
-        // What a program writes is for nobody else on the machine.
+        // No other user of the host may read what a program writes.
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o700))?;
         let mut options = File::options();
         let lock = options.create(true).truncate(false).write(true).mode(0o600).open(dir.join(LOCK_FILE))?;
@@ -54,7 +54,7 @@ impl WorkDir {
         Ok(Some(home))
     }
 
-    /// Attempts beside this one whose executor is dead, and whose guard was killed with it.
+    /// Removes other attempts whose executor is dead, and whose guard was killed with it.
     fn remove_abandoned(&self) {
         let Some(above) = self.dir.parent() else { return };
         for entry in fs::read_dir(above).into_iter().flatten().flatten() {
@@ -74,7 +74,7 @@ fn is_abandoned(dir: &Path) -> bool {
     let Ok(owner) = serde_json::from_slice::<Value>(&text) else { return false };
     let (pid, start) = (owner["pid"].as_i64(), owner["started"].as_u64());
     let (Some(Ok(pid)), Some(start)) = (pid.map(i32::try_from), start) else { return false };
-    // A lock that somebody holds says more than a number that two processes may have had.
+    // A held lock is stronger evidence than a pid, which may have been reused.
     let held = || {
         let lock = File::options().write(true).open(dir.join(LOCK_FILE));
         lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err())
@@ -90,7 +90,7 @@ fn is_abandoned(dir: &Path) -> bool {
 }
 
 fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
-    // A guard that still cleans up does the same; both may.
+    // A guard that is still cleaning up does the same; both may run.
     if let Ok(groups) = groups() {
         let group = groups.find(name);
         group.kill();
@@ -100,7 +100,8 @@ fn remove_attempt(dir: &Path, name: &str, is_own: bool) {
 }
 
 impl Drop for WorkDir {
-    /// Secrets do not stay behind. What a dispatcher made, it removes when it has seen the end.
+    /// Removes the files, since secrets must not stay behind. A directory that a dispatcher created is removed by it
+    /// after it has seen the end.
     fn drop(&mut self) {
         let dir = if self.is_own { self.dir.clone() } else { self.dir.join(ROOT_DIR) };
         let _ = fs::remove_dir_all(dir);

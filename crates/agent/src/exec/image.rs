@@ -1,10 +1,11 @@
-//! Images: which engine of this machine runs them, and how each is told.
+//! Container images: the choice of an engine on this host, and the commands for it.
 //!
-//! Engines are told by their own programs, which are the same for all users of a machine and know where their
-//! engine is. A container without an image would be a plain process, and is refused unless whoever runs the executor
-//! allowed that. One with an image is never run as one because no engine answers.
+//! Engines are used through their command-line programs, which are the same for all users of a host and know where
+//! their engine is. A container without an image would be a plain process, and is refused unless the operator of the
+//! executor allowed that. A container with an image is never run as a plain process because no engine is available.
 //!
-//! What keeps a container in is decided where it is decided for tasks of runs, by the same policy of the host.
+//! The confinement of a container is decided by the same code, and the same policy of the host, as that of tasks of
+//! runs.
 
 use std::{
     fs,
@@ -25,57 +26,57 @@ use crate::shim::{
     policy::Policy,
 };
 
-/// Images that mean none.
+/// Image names that mean no image.
 const NO_IMAGE: [&str; 2] = ["", "none"];
-/// What is kept of an engine's complaint.
+/// Maximum length of an engine's error message that is kept.
 const ERROR_TEXT_MAX: usize = 500;
 
-/// What may run containers.
+/// Runtime for containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Runtime {
-    /// Docker, Podman or Apptainer, whichever is here; containers with an image are refused where none is
+    /// Docker, Podman or Apptainer, whichever is installed; if none is, containers with an image are refused
     Auto,
-    /// A plain process, also for containers with an image: the image is ignored, and the result is not reused. Only with
-    /// `--allow-process`
+    /// A plain process, also for containers with an image: the image is ignored, and the result is not reused. Only
+    /// with `--allow-process`
     Process,
     Docker,
     Podman,
     Apptainer,
 }
 
-/// The network of containers with an image.
+/// Network of containers with an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Network {
-    /// One of their own, on which they see neither each other nor what listens on this machine's loopback
+    /// A separate network, on which containers reach neither each other nor services on this host's loopback
     Bridge,
-    /// That of the machine, where its policy allows it
+    /// The network of the host, if its policy allows it
     Host,
 }
 
-/// The engine for one container.
+/// Engine for one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {
-    /// Docker, or what understands the same words.
+    /// Docker, or a program with the same command line.
     Docker(&'static str),
     Apptainer(&'static str),
 }
 
-/// What a container in an image is to be.
+/// Specification of a container with an image.
 pub(super) struct ContainerSpec<'a> {
-    /// Unique on this machine, and findable by those who clean up.
+    /// Unique on this host, and recognizable for cleanup.
     pub(super) name: &'a str,
     pub(super) image: &'a str,
     pub(super) command: &'a [String],
     pub(super) cwd: &'a str,
-    /// Directories and files here, and where they are seen inside.
+    /// Directories and files of the host, and their paths inside.
     pub(super) binds: Vec<(PathBuf, String)>,
-    /// File with its variables, which no other user sees.
+    /// File with its variables, which no other user can read.
     pub(super) env_file: Option<PathBuf>,
-    /// Names of those that no file can hold: values are in the environment of the engine's program.
+    /// Names of variables that a file cannot hold: their values are in the environment of the engine's program.
     pub(super) names: Vec<&'a str>,
     pub(super) memory: Option<u64>,
     pub(super) cpus: Option<u64>,
-    /// Numbers of those that are its own.
+    /// Indexes of its GPUs.
     pub(super) gpus: Option<String>,
     pub(super) confinement: ContainerConfinement,
 }
@@ -84,7 +85,7 @@ fn refused_error(why: String) -> AttemptError {
     AttemptError::CannotRun { reason: REFUSED_REASON, why }
 }
 
-/// `Ok(None)`: a plain process. With a warning where the image was ignored.
+/// Chooses the engine. `Ok(None)` means a plain process. With a warning if the image is ignored.
 pub(super) async fn choose_engine(
     runtime: Runtime,
     allow_process: bool,
@@ -131,7 +132,7 @@ fn process_refusal(image: &str) -> String {
     )
 }
 
-/// Whether the policy of this host lets a plain process run, whoever started the executor.
+/// Checks that the policy of this host allows a plain process, independent of the executor's flags.
 pub(super) fn allow_process(policy: &Path) -> Result<(), AttemptError> {
     let policy = load_policy(policy)?;
     let why = match policy.processes(ProcessMode::Own, Vec::new()).mode {
@@ -150,7 +151,7 @@ fn load_policy(policy: &Path) -> Result<Policy, AttemptError> {
         .map_err(|error| AttemptError::Host(std::io::Error::other(windlass_model::causes::chain(&error))))
 }
 
-/// What the policy of this host makes of a container, unless it forbids it.
+/// Returns the confinement of a container under the policy of this host, or an error if the policy forbids it.
 pub(super) fn confine(
     policy: &Path,
     engine: Engine,
@@ -162,7 +163,7 @@ pub(super) fn confine(
     let policy = load_policy(policy)?;
     let network = match (engine, network) {
         (Engine::Docker(_), Network::Bridge) => NetworkMode::Bridge,
-        // It has no other without root's rights.
+        // Apptainer supports no other network without root.
         (Engine::Apptainer(_), _) | (Engine::Docker(_), Network::Host) => NetworkMode::Host,
     };
     let name = match engine {
@@ -190,8 +191,8 @@ pub(super) fn confine(
     }
 }
 
-/// Apptainer runs files and images of registries. A directory would show what is in it, and an instance is another
-/// container.
+/// Checks the image name for Apptainer, which runs files and images of registries. A directory would expose its
+/// contents, and an instance is another container.
 fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, AttemptError> {
     const SCHEMES: [&str; 4] = ["docker://", "oras://", "library://", "https://"];
     if image.starts_with('/') {
@@ -214,7 +215,7 @@ fn apptainer_image(image: &str, are_registries_limited: bool) -> Result<&str, At
     }
 }
 
-/// Where a program on the bridge finds a server that is known by an address which means itself there.
+/// Returns the address by which a program on the bridge reaches the server, if the server's address is a loopback.
 pub(super) fn host_for_bridge(host: &str, gateway: Option<IpAddr>) -> String {
     let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
     let name = name.trim_start_matches('[').trim_end_matches(']');
@@ -240,7 +241,7 @@ async fn run_engine(program: &str, args: &[&str]) -> Result<String, String> {
 impl Engine {
     async fn is_available(self) -> bool {
         match self {
-            // Only an engine that answers has a server's version.
+            // Only a running engine reports a server version.
             Self::Docker(program) => {
                 run_engine(program, &["version", "--format", "{{.Server.Version}}"]).await.is_ok()
             }
@@ -248,8 +249,8 @@ impl Engine {
         }
     }
 
-    /// The network that containers are on, made unless it is there; answers how they reach this machine. Nothing is started
-    /// on it before the addresses of the cloud's metadata are closed.
+    /// Creates the network of containers unless it exists, and returns the address by which they reach this host. With
+    /// Docker, blocks the cloud's metadata addresses before anything is started on it.
     pub(super) async fn ensure_network(self) -> Result<Option<IpAddr>, AttemptError> {
         let Self::Docker(program) = self else { return Ok(None) };
         let is_podman = program == "podman";
@@ -264,7 +265,7 @@ impl Engine {
             let words = create_command(is_podman);
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let made = run_engine(program, &words).await;
-            // Somebody else may have made it at the same moment.
+            // Another process may have created it at the same time.
             found = run_engine(program, &inspect).await.map_err(|said| made.err().unwrap_or(said));
         }
         let found = found.map_err(|said| {
@@ -280,11 +281,11 @@ impl Engine {
         Ok(parts.find_map(|gateway| gateway.parse().ok()))
     }
 
-    /// Before the container is said to run: an image that is not there costs nobody a try.
+    /// Pulls the image. Called before the container is reported as running: a missing image does not use up an attempt.
     pub(super) async fn pull_image(self, image: &str) -> Result<(), AttemptError> {
         let program = match self {
             Self::Docker(program) => program,
-            // It fetches when it starts.
+            // Apptainer pulls when it starts.
             Self::Apptainer(_) => return Ok(()),
         };
         if run_engine(program, &["image", "inspect", "--format", "{{.Id}}", image]).await.is_ok() {
@@ -299,7 +300,7 @@ impl Engine {
         })
     }
 
-    /// The words that run it, and those that remove what is left of it.
+    /// Returns the command that runs the container, and the one that removes it.
     pub(super) fn words(self, order: &ContainerSpec<'_>) -> (Vec<String>, Vec<String>) {
         match self {
             Self::Docker(program) => (docker(program, order), removal_command(program, order.name)),
@@ -307,7 +308,7 @@ impl Engine {
         }
     }
 
-    /// How it ended, by the engine: whether memory ran out, and whether it was ever started.
+    /// Reads from the engine how the container ended: whether it ran out of memory, and whether it was ever started.
     pub(super) async fn verdict(self, name: &str) -> EngineReport {
         let program = match self {
             Self::Docker(program) => program,
@@ -327,7 +328,7 @@ impl Engine {
 
     pub(super) async fn remove(self, name: &str) {
         if let Self::Docker(program) = self {
-            // Nothing is there to be removed when it never came so far.
+            // There is nothing to remove if it was never created.
             let _ = run_engine(program, &["rm", "--force", "--volumes", name]).await;
         }
     }
@@ -336,12 +337,13 @@ impl Engine {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct EngineReport {
     pub(super) out_of_memory: bool,
-    /// There is no end to tell: it never ran, or the engine does not know it any more. A word, and what was said.
+    /// Set if there is no exit status: the container never ran, or the engine no longer has it. A reason and the
+    /// engine's message.
     pub(super) lost: Option<(&'static str, String)>,
 }
 
 impl EngineReport {
-    /// What the last write says of a container that has no end of its own.
+    /// Returns the final update of a container that has no exit status.
     pub(super) fn refusal(&self) -> Option<Value> {
         let (reason, why) = self.lost.as_ref()?;
         let status = json!({ "reason": reason, "error": format!("run the container: {why}") });
@@ -349,7 +351,7 @@ impl EngineReport {
     }
 }
 
-/// The engine answered, and there is no such image: elsewhere there is none either.
+/// Returns whether the engine reports that there is no such image: then no other host can pull it either.
 fn is_image_missing(said: &str) -> bool {
     let said = said.to_ascii_lowercase();
     ["not found", "manifest unknown", "access denied", "does not exist", "invalid reference", "unauthorized"]
@@ -381,7 +383,7 @@ fn docker(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     if let Some(pids) = kept_in.pids_limit {
         option("--pids-limit", pids.to_string());
     }
-    // Output comes by the pipe alone.
+    // Output is read from the pipe only.
     option("--log-driver", "none".to_owned());
     if let Some(memory) = order.memory {
         option("--memory", format!("{memory}b"));
@@ -391,7 +393,7 @@ fn docker(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
         option("--cpus", cpus.to_string());
     }
     if let Some(gpus) = &order.gpus {
-        // In quotes of its own: a comma would begin another option.
+        // In its own quotes: a comma would start another option.
         option("--gpus", format!("\"device={gpus}\""));
     }
     for (from, to) in &order.binds {
@@ -427,7 +429,7 @@ fn apptainer_command(program: &str, order: &ContainerSpec<'_>) -> Vec<String> {
     if !order.cwd.is_empty() {
         words.extend(["--pwd".to_owned(), order.cwd.to_owned()]);
     }
-    // A file of this machine, or an image of a registry.
+    // A file of this host, or an image of a registry.
     let is_file = order.image.starts_with('/') || order.image.contains("://");
     words.push(if is_file { order.image.to_owned() } else { format!("docker://{}", order.image) });
     words.extend(order.command.iter().cloned());

@@ -1,8 +1,8 @@
-//! What keeps an attempt in that is a plain process: a user of its own, no way to more rights, and nothing of the
-//! dispatcher or of other attempts in sight.
+//! Isolation of an attempt that is a plain process: a separate user, no additional privileges, and no view of the
+//! dispatcher or of other attempts.
 //!
-//! Only root can give all of that. Whoever runs executors as another user runs programs as that user too, and all they
-//! have in common is that none gains a right that this user does not have.
+//! Only root can set up all of that. If executors run as another user, programs run as that user too, and the only
+//! guarantee is that no program gains a privilege which this user does not have.
 
 use std::{
     collections::hash_map::DefaultHasher,
@@ -31,10 +31,10 @@ use rustix::{
 
 use crate::isolation::restrict::{Restrictions, restrict_children};
 
-/// Where it is written down who has which user on this machine.
+/// Directory that records which attempt has which user on this host.
 const CLAIMS_DIR: &str = "/run/windlass/exec-users";
 
-/// Users that attempts may have, which must be nobody else's.
+/// Range of user ids for attempts. It must not be used for anything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserRange {
     first: u32,
@@ -52,12 +52,12 @@ impl FromStr for UserRange {
         let wrong = || format!("`{text}` is no range of user numbers above 0, like `{}`", Self::DEFAULT);
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let (Ok(first), Ok(last)) = (first.parse(), last.parse()) else { return Err(wrong()) };
-        // The highest number means nobody to the kernel.
+        // The kernel treats the highest number as no user.
         if first == 0 || last < first || last == u32::MAX { Err(wrong()) } else { Ok(Self { first, last }) }
     }
 }
 
-/// A user that one attempt has on this machine, as long as this lives.
+/// User id of one attempt on this host, reserved while this value lives.
 #[derive(Debug)]
 pub(super) struct UserClaim {
     pub(super) uid: u32,
@@ -65,13 +65,13 @@ pub(super) struct UserClaim {
 }
 
 impl UserClaim {
-    /// A user that nobody has. Only root can hand one out.
+    /// Acquires an unused user. Requires root.
     pub(super) fn take(users: UserRange, attempt: &str) -> io::Result<Self> {
         Self::acquire_in(Path::new(CLAIMS_DIR), users, attempt)
     }
 
     fn acquire_in(claims: &Path, users: UserRange, attempt: &str) -> io::Result<Self> {
-        // Others keep things above it.
+        // Other directories are next to it, so the parent keeps the default mode.
         if let Some(above) = claims.parent() {
             fs::create_dir_all(above)?;
         }
@@ -90,7 +90,7 @@ impl UserClaim {
             let lock = options.create(true).truncate(false).write(true).mode(0o600);
             let lock = lock.open(claims.join(uid.to_string()))?;
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                // An executor that was killed does not hold it, though its guard may not have ended everything yet.
+                // An executor that was killed does not hold the lock, but its guard may not have killed everything yet.
                 Ok(()) if has_processes(uid) => {}
                 Ok(()) => return Ok(Self { uid, _lock: lock }),
                 Err(Errno::WOULDBLOCK) => {}
@@ -111,7 +111,7 @@ fn has_processes(uid: u32) -> bool {
     })
 }
 
-/// Gives a directory with all that is in it to a user. Links are given themselves and never followed.
+/// Changes the owner of a directory and its contents. Links themselves are changed and never followed.
 pub(super) fn chown_tree(path: &Path, uid: u32) -> io::Result<()> {
     std::os::unix::fs::lchown(path, Some(uid), Some(uid))?;
     if fs::symlink_metadata(path)?.is_dir() {
@@ -122,7 +122,8 @@ pub(super) fn chown_tree(path: &Path, uid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// A path below a directory, unless a link is on the way: a program could have made one to anything.
+/// Returns the path, which must be below the directory, unless one of its components is a link: a program could have
+/// created one to anything.
 pub(super) fn reject_symlinks(root: &Path, path: &Path) -> io::Result<PathBuf> {
     let below = path.strip_prefix(root).map_err(|_| io::ErrorKind::InvalidInput)?;
     let mut at = root.to_owned();
@@ -140,7 +141,8 @@ pub(super) fn reject_symlinks(root: &Path, path: &Path) -> io::Result<PathBuf> {
     Ok(path.to_owned())
 }
 
-/// What a plain process becomes between fork and exec. Everything is prepared: then there are system calls alone.
+/// Changes to a plain process between fork and exec. Everything is prepared beforehand, so that only system calls
+/// remain.
 pub(super) struct Isolation {
     user: Option<UserIsolation>,
     restrictions: Restrictions,
@@ -148,10 +150,10 @@ pub(super) struct Isolation {
 
 struct UserIsolation {
     uid: u32,
-    /// Files of which nothing is to be seen, and directories.
+    /// Files and directories that are hidden.
     hidden_files: Vec<CString>,
     hidden_dirs: Vec<CString>,
-    /// A directory that is covered, those to be made in it, and what is seen at the last of them.
+    /// Directory that is covered, the directories to create in it, and the root that is mounted at the last of them.
     cover: CString,
     way: Vec<CString>,
     root: CString,
@@ -159,14 +161,14 @@ struct UserIsolation {
 }
 
 impl Isolation {
-    /// For whoever is not root: nothing can be gained.
+    /// For an executor that is not root: the program can gain no privileges.
     pub(super) fn plain() -> Self {
         restrict_children();
         Self { user: None, restrictions: Restrictions::for_children() }
     }
 
-    /// A user of its own that sees `root`, and of the directories it is in what others may see anyway. `apart` is one of
-    /// those, and of that nothing is seen but `root`.
+    /// For a separate user that sees `root`, and of the directories above it what other users may see anyway. `apart`
+    /// is one of those directories, and nothing in it is visible except `root`.
     pub(super) fn for_user(uid: u32, root: &Path, apart: &Path, hidden: &[PathBuf]) -> io::Result<Self> {
         let cwd = text(&std::env::current_dir()?)?;
         let (root, apart) = (&fs::canonicalize(root)?, &fs::canonicalize(apart)?);
@@ -182,7 +184,7 @@ impl Isolation {
         let mut hidden_files = Vec::new();
         let mut hidden_dirs = Vec::new();
         for path in hidden {
-            // What holds the root of the program is covered, and the rest of it with that.
+            // A directory that contains the program's root is not listed: the cover already hides the rest of it.
             let Ok(path) = fs::canonicalize(path) else { continue };
             match fs::metadata(&path) {
                 Ok(found) if found.is_dir() && !root.starts_with(&path) => hidden_dirs.push(text(&path)?),
@@ -195,7 +197,7 @@ impl Isolation {
         Ok(Self { user: Some(user), ..Self::plain() })
     }
 
-    /// Between fork and exec, in a process with one thread. Nothing is allocated and no lock is taken.
+    /// Called between fork and exec, in a process with one thread. Allocates nothing and acquires no lock.
     pub(super) fn enter(&self) -> io::Result<()> {
         if let Some(user) = &self.user {
             user.hide_paths()?;
@@ -209,7 +211,7 @@ impl Isolation {
 impl UserIsolation {
     #[expect(unsafe_code, reason = "mounts of its own are made between fork and exec")]
     fn hide_paths(&self) -> io::Result<()> {
-        // SAFETY: only the mounts are separated; files that are open stay shared with nobody.
+        // SAFETY: only the mounts are separated; no open files are shared with other threads.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
         let flags = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change(c"/", flags)?;
@@ -220,20 +222,20 @@ impl UserIsolation {
         for dir in &self.hidden_dirs {
             mount(c"windlass", dir.as_c_str(), c"tmpfs", flags, c"mode=0711,size=16k")?;
         }
-        // By a handle of these mounts: those of the namespace that was left cannot be bound here.
+        // Through a handle of these mounts: those of the previous namespace cannot be bound here.
         let flags_of_handle = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(CWD, self.root.as_c_str(), flags_of_handle, Mode::empty())?;
         mount(c"windlass", self.cover.as_c_str(), c"tmpfs", flags, c"mode=0711,size=64k")?;
         for dir in &self.way {
             rustix::fs::mkdirat(CWD, dir.as_c_str(), Mode::RWXU)?;
-            // Whatever mask the dispatcher was started with.
+            // Independent of the umask that the dispatcher was started with.
             rustix::fs::chmodat(CWD, dir.as_c_str(), Mode::from_raw_mode(0o711), AtFlags::empty())?;
         }
         if let Some(last) = self.way.last() {
             let mut buffer = [0_u8; 40];
             mount_bind(fd_path(root.as_raw_fd(), &mut buffer), last.as_c_str())?;
         }
-        // Processes of others are not shown; a machine that does not let us do that shows their names alone.
+        // Hides processes of other users; on a host that does not permit this, only their names are visible.
         let _ = mount(c"proc", c"/proc", c"proc", flags, c"hidepid=2");
         rustix::process::chdir(self.cwd.as_c_str())?;
         Ok(())
@@ -243,13 +245,13 @@ impl UserIsolation {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.uid));
         set_thread_groups(&[])?;
         set_thread_res_gid(gid, gid, gid)?;
-        // From root to anybody else, all capabilities go.
+        // Changing from root to another user drops all capabilities.
         set_thread_res_uid(uid, uid, uid)?;
         Ok(())
     }
 }
 
-/// `/proc/self/fd/N`, in a buffer that is there already.
+/// Formats `/proc/self/fd/N` in an existing buffer.
 fn fd_path(fd: i32, buffer: &mut [u8; 40]) -> &std::ffi::CStr {
     const BEFORE: &[u8] = b"/proc/self/fd/";
     buffer[..BEFORE.len()].copy_from_slice(BEFORE);
@@ -268,7 +270,7 @@ fn fd_path(fd: i32, buffer: &mut [u8; 40]) -> &std::ffi::CStr {
     std::ffi::CStr::from_bytes_until_nul(buffer).unwrap_or(c"/nonexistent")
 }
 
-/// The first directory on the way to a path that others may not pass.
+/// Returns the first directory on the path that other users may not traverse.
 fn first_private_dir(path: &Path) -> Option<PathBuf> {
     let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
     above.reverse();

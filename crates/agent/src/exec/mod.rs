@@ -1,9 +1,9 @@
-//! `windlass-agent exec`: runs one attempt of one container from the queue, and says how it ended.
+//! `windlass-agent exec`: runs one attempt of one container from the queue, and reports how it ended.
 //!
-//! The order is the point: nothing of the user's runs before the queue has committed that it runs, and whoever
-//! lost its attempt kills what it started and writes nothing. The container's program runs in an image where the
-//! machine has an engine for it, or as a process of this machine; in a directory and a control group of its own
-//! either way, with a guard beside it that cleans up should the executor be killed.
+//! The order matters: no code of the user runs before the queue has committed that the container runs, and an executor
+//! that lost its attempt kills what it started and writes nothing. The container's program runs in an image if the host
+//! has an engine for it, or as a process of this host; in a separate directory and control group either way, with a
+//! guard process that cleans up if the executor is killed.
 
 mod guard;
 mod home;
@@ -37,70 +37,70 @@ use self::{
     work::{EndRequest, Program, ProgramSpec, RunningProgram},
 };
 
-/// Nothing was written: the attempt is not ours.
+/// Exit code if nothing was written, because the attempt does not belong to this executor.
 const EXIT_NOT_OWNER: u8 = 4;
-/// How long a program may take to end after it was told to.
+/// Time that a program has to exit after it was asked to stop.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(10);
-/// How long the last output may be on its way after the program has ended.
+/// Time to wait for the remaining output after the program has exited.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longer tokens are none.
+/// Maximum length of a token.
 const TOKEN_BYTES_MAX: u64 = 4096;
 const FAR_FUTURE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Runs one attempt. The attempt's token comes on standard input, where neither a list of processes nor their
+/// Runs one attempt. The attempt's token is read from standard input, where neither a list of processes nor their
 /// environments show it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The container
+    /// UUID of the container
     uuid: String,
-    /// The attempt that this is
+    /// Number of this attempt
     #[arg(long, value_name = "NUMBER")]
     attempt: u64,
-    /// Where files of this attempt go; a directory of its own, removed at the end, if not given
+    /// Directory for files of this attempt; if not given, a temporary directory that is removed at the end
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// What runs containers with an image
+    /// Runtime of containers with an image
     #[arg(long, env = "WINDLASS_EXEC_RUNTIME", value_name = "RUNTIME", default_value = "auto")]
     runtime: Runtime,
-    /// Run containers without an image as plain processes: each with a user of its own where the executor is root, else as
-    /// the executor's own user
+    /// Run containers without an image as plain processes: each with a separate user if the executor is root, otherwise
+    /// as the executor's user
     #[arg(long, env = "WINDLASS_EXEC_ALLOW_PROCESS")]
     allow_process: bool,
-    /// Users that plain processes have, one each, where the executor is root
+    /// Range of user ids for plain processes, one each, if the executor is root
     #[arg(long, env = "WINDLASS_EXEC_PROCESS_USERS", value_name = "FIRST-LAST", default_value = UserRange::DEFAULT)]
     process_users: UserRange,
-    /// What plain processes with a user of their own do not see, separated by colons
+    /// Paths that are hidden from plain processes with a separate user, separated by colons
     #[arg(long, env = "WINDLASS_EXEC_HIDE", value_name = "PATHS", value_delimiter = ':')]
     hide: Vec<PathBuf>,
     /// Network of containers with an image
     #[arg(long, env = "WINDLASS_EXEC_NETWORK", value_name = "NETWORK", default_value = "bridge")]
     network: Network,
-    /// File with what this host allows containers
+    /// Policy file of this host
     #[arg(long, env = "WINDLASS_AGENT_POLICY", value_name = "FILE", default_value = crate::shim::policy::DEFAULT_FILE)]
     policy: PathBuf,
-    /// Where the output of containers is kept: what a program leaves below its `output_path` goes to a directory of its
-    /// own there. It is not kept, if not given
+    /// Directory where output of containers is stored: files that a program leaves below its `output_path` are moved to
+    /// a separate directory there. If not given, output is discarded
     #[arg(long, env = "WINDLASS_EXEC_OUTPUTS", value_name = "DIR")]
     outputs: Option<PathBuf>,
-    /// Where the server is
+    /// URL of the server
     #[arg(long, env = "WINDLASS_QUEUE_URL", value_name = "URL")]
     url: String,
-    /// The certificate that an `https` server is known by: a file, or itself as PEM
+    /// Certificate of an `https` server: a file, or the PEM text itself
     #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
     server_cert: Option<String>,
 }
 
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
-    /// Another attempt counts now.
+    /// Another attempt is current.
     #[error("the attempt is not ours any more: {0}")]
     Fenced(#[source] QueueError),
-    /// This machine cannot run anything now.
+    /// This host cannot run anything at present.
     #[error("prepare the container")]
     Host(#[source] std::io::Error),
-    /// Nothing could run this.
+    /// This container cannot be run.
     #[error("{why}")]
     CannotRun { reason: &'static str, why: String },
     #[error("told to stop before anything ran")]
@@ -124,7 +124,7 @@ fn print_message(text: &str) {
     let _ = writeln!(std::io::stderr(), "windlass-agent exec: {text}");
 }
 
-/// The attempt's token, from standard input.
+/// Reads the attempt's token from standard input.
 fn read_token() -> std::io::Result<String> {
     let mut text = String::new();
     std::io::stdin().take(TOKEN_BYTES_MAX).read_to_string(&mut text)?;
@@ -133,7 +133,7 @@ fn read_token() -> std::io::Result<String> {
 }
 
 async fn run(args: &Args) -> ExitCode {
-    // Other processes of the same user read neither our memory nor what we have open.
+    // Prevents other processes of the same user from reading our memory and our open files.
     let _ = crate::isolation::restrict::hide_memory();
     let token = match read_token() {
         Ok(token) => token,
@@ -161,7 +161,7 @@ async fn run(args: &Args) -> ExitCode {
         print_message(&format!("the container is {} in attempt {}", record["state"], record["attempt"]));
         return ExitCode::from(EXIT_NOT_OWNER);
     }
-    // After the refusals: whoever has no business here must not touch the files of who has.
+    // After the checks: an executor of another attempt must not touch the files of the current one.
     match WorkDir::take(&queue.name(), args.dir.as_deref()) {
         Ok(Some(home)) => attempt(&queue, &record, &home, args).await,
         Ok(None) => {
@@ -197,7 +197,7 @@ async fn attempt(queue: &AttemptClient, record: &Value, home: &WorkDir, args: &A
     }
 }
 
-/// Nothing of the user's ran: somebody else may try, and people see why nobody did.
+/// Returns the container to the queue with the error, for another executor to try: no code of the user ran.
 async fn return_to_queue(queue: &AttemptClient, error: &std::io::Error) -> ExitCode {
     print_message(&format!("prepare: {error}"));
     let status = json!({ "error": format!("prepare the container: {error}") });
@@ -205,7 +205,7 @@ async fn return_to_queue(queue: &AttemptClient, error: &std::io::Error) -> ExitC
     ExitCode::FAILURE
 }
 
-/// Who tells us to stop. Heard from its making on: a signal ends the container, not its keeper.
+/// Signals that request a stop. Handled from creation on: a signal ends the container, not its executor.
 struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -233,7 +233,7 @@ async fn run_attempt(
     let mut calls = StopSignals::listen().map_err(AttemptError::Host)?;
     let work = tokio::select! {
         work = prepare(queue, record, home, args) => work?,
-        // Images may take their time.
+        // Pulling images may take long.
         () = calls.next() => return Err(AttemptError::Told),
     };
     if let Err(stopped) = queue.put(&json!({ "state": "Running" }), "run").await {
@@ -250,7 +250,7 @@ async fn run_attempt(
     };
     let limit = record["scheduling_parameters"]["max_run_time"].as_u64().filter(|secs| *secs > 0);
     let watched = wait_for_end(&work, &mut running, &report, &mut calls, &mut fenced, limit).await;
-    // What it started and left behind ends with it, and what it said at last is heard.
+    // Kill the processes that it left behind, and read its last output.
     work.kill_leftovers();
     while let Ok(Some((stream, bytes))) = timeout(OUTPUT_DRAIN_TIMEOUT, running.output.recv()).await {
         report.append(stream, &bytes);
@@ -266,7 +266,7 @@ async fn run_attempt(
     let kept = save_output(&work, record, args.outputs.as_deref(), &queue.name()).await;
     work.clean_up().await;
     let missing = report.finish().await.map_err(AttemptError::Fenced)?;
-    // Where the server gives what the program wrote.
+    // Path at which the server returns the program's output.
     ending["log"] = format!("containers/{}/output", queue.uuid).into();
     let lost = match kept {
         Ok(place) => {
@@ -283,8 +283,8 @@ async fn run_attempt(
     queue.put(&ending, "end").await
 }
 
-/// Keeps what the program left below its `output_path`, and says where. Else, what of it was lost: nothing where there
-/// was nothing.
+/// Stores what the program left below its `output_path`, and returns the location. Otherwise returns a warning about
+/// output that was lost; `None` if there was none.
 async fn save_output(
     work: &Program,
     record: &Value,
@@ -308,7 +308,7 @@ async fn save_output(
     }
 }
 
-/// The queue says that it runs, and it never will.
+/// Ends an attempt that the queue records as running, but whose program could not be started.
 async fn start_failed(work: &Program, error: &std::io::Error) -> Result<(), AttemptError> {
     work.clean_up().await;
     Err(AttemptError::CannotRun { reason: "start_failed", why: format!("start the program: {error}") })
@@ -336,7 +336,7 @@ async fn prepare(
         is_own: home.is_own,
         token: &token,
         host: queue.client.authority(),
-        // Neither a plain port nor a certificate that only we were told of is known to the program.
+        // The program trusts neither a plain-text port nor a certificate that only the executor received.
         is_unknown: args.server_cert.is_some() || args.url.starts_with("http://"),
         runtime: args.runtime,
         allow_process: args.allow_process,
@@ -348,7 +348,7 @@ async fn prepare(
     Program::prepare(&given).await
 }
 
-/// Until the program has ended, by itself or because somebody wanted it.
+/// Waits until the program has exited, by itself or because it was stopped.
 async fn wait_for_end(
     work: &Program,
     running: &mut RunningProgram,
@@ -389,7 +389,7 @@ async fn wait_for_end(
     }
 }
 
-/// One attempt's door to the queue.
+/// Client of the queue for one attempt.
 struct AttemptClient {
     client: QueueHttpClient,
     uuid: String,
@@ -413,7 +413,8 @@ impl AttemptClient {
         }
     }
 
-    /// Writes, until somebody answers. The name makes a repeat of a write whose answer was lost harmless.
+    /// Writes a change, and retries until the server responds. The name makes it safe to repeat a write whose response
+    /// was lost.
     async fn put(&self, change: &Value, what: &str) -> Result<(), AttemptError> {
         let mut change = change.clone();
         change["attempt"] = self.attempt.into();

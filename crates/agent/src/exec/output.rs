@@ -1,4 +1,4 @@
-//! What a program left for others: moved to where outputs are kept, before its own directory goes.
+//! Output directories of programs, moved to the output store before the attempt's directory is removed.
 
 use std::{
     fs, io,
@@ -6,13 +6,13 @@ use std::{
     path::Path,
 };
 
-/// Whether there is anything in a directory.
+/// Returns whether a directory has any entries.
 pub(super) fn has_entries(dir: &Path) -> bool {
     fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// Moves a directory with all that is in it. What an earlier try left at the target is replaced. Links are kept as they
-/// are and never followed: a program could have made one to anything.
+/// Moves a directory with its contents. Replaces what an earlier attempt left at the target. Links are kept as they are
+/// and never followed: a program could have created one to anything.
 pub(super) fn move_dir(from: &Path, to: &Path) -> io::Result<()> {
     if let Some(above) = to.parent() {
         fs::create_dir_all(above)?;
@@ -23,7 +23,7 @@ pub(super) fn move_dir(from: &Path, to: &Path) -> io::Result<()> {
     }
     match fs::rename(from, to) {
         Ok(()) => Ok(()),
-        // A program that made nothing there has an empty output.
+        // A program that created nothing there has an empty output.
         Err(error) if error.kind() == io::ErrorKind::NotFound => fs::create_dir_all(to),
         Err(error) if error.kind() == io::ErrorKind::CrossesDevices => copy_dir(from, to),
         Err(error) => Err(error),
@@ -42,7 +42,7 @@ fn copy_dir(from: &Path, to: &Path) -> io::Result<()> {
         } else if kind.is_file() {
             fs::copy(entry.path(), target)?;
         }
-        // Sockets, pipes and devices mean nothing elsewhere.
+        // Sockets, pipes and devices have no meaning elsewhere.
     }
     let mode = fs::metadata(from)?.permissions().mode();
     fs::set_permissions(to, fs::Permissions::from_mode(mode | 0o700))

@@ -1,7 +1,7 @@
-//! What the program writes, on its way to the server: in order, byte for byte, each byte once.
+//! Upload of the program's output to the server: in order, byte for byte, each byte once.
 //!
-//! It goes to a file first, so that neither a server that is away nor a slow one holds the program up or fills
-//! memory. What does not fit is counted and told, never dropped in silence.
+//! Output goes to a file first, so that an unreachable or slow server neither blocks the program nor fills memory.
+//! Output that exceeds the limit is counted and reported, never dropped silently.
 
 use std::{
     collections::BTreeMap, fs::File, io, os::unix::fs::FileExt as _, path::Path, sync::Arc, time::Duration,
@@ -16,11 +16,12 @@ use tokio::{
 use tokio_util::bytes::Bytes;
 use windlass_api::queue::{QueueError, QueueHttpClient, STREAM_BYTES_MAX};
 
-/// In one call.
+/// Maximum number of bytes per call.
 const CHUNK_BYTES: u64 = 512 * 1024;
-/// Output is gathered for this long: a program that writes line by line is not sent line by line.
+/// Time for which output is collected before it is sent: a program that writes line by line does not cause a call per
+/// line.
 const BATCH_DELAY: Duration = Duration::from_millis(200);
-/// With nothing to send, the server is asked this often whether the attempt still counts.
+/// Interval at which the server is asked whether the attempt is still current, if there is nothing to send.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(10);
@@ -35,7 +36,7 @@ pub(super) struct OutputUpload {
 struct Shared {
     client: QueueHttpClient,
     uuid: String,
-    /// Most that is kept of one stream.
+    /// Maximum number of bytes kept of one stream.
     most: u64,
     streams: BTreeMap<&'static str, (File, Mutex<Progress>)>,
     news: Notify,
@@ -43,18 +44,18 @@ struct Shared {
 
 #[derive(Clone, Copy, Default)]
 struct Progress {
-    /// In the file.
+    /// Bytes in the file.
     kept: u64,
-    /// At the server.
+    /// Bytes at the server.
     sent: u64,
     dropped: u64,
 }
 
-/// Comes when the attempt does not count any more.
+/// Resolves when the attempt is no longer current.
 pub(super) type FencedReceiver = oneshot::Receiver<QueueError>;
 
 impl OutputUpload {
-    /// Files of its own in that directory.
+    /// Creates its files in that directory.
     pub(super) fn start(
         client: QueueHttpClient,
         uuid: &str,
@@ -87,7 +88,7 @@ impl OutputUpload {
         let mut progress = progress.lock();
         let room = usize::try_from(self.shared.most.saturating_sub(progress.kept)).unwrap_or(usize::MAX);
         let (fits, rest) = bytes.split_at(bytes.len().min(room));
-        // Once something is missing, nothing after it is kept: what is read back has no holes.
+        // Once a byte is missing, nothing after it is kept: the stored output has no gaps.
         let is_kept = progress.dropped == 0 && file.write_all_at(fits, progress.kept).is_ok();
         let (kept, dropped) = if is_kept { (fits.len(), rest.len()) } else { (0, bytes.len()) };
         progress.kept += kept as u64;
@@ -96,9 +97,9 @@ impl OutputUpload {
         self.shared.news.notify_one();
     }
 
-    /// Sends what is left, until the server has it. What was too much is answered.
+    /// Sends the rest, until the server has it. Returns a message about output that exceeded the limit.
     pub(super) async fn finish(self) -> Result<Option<String>, QueueError> {
-        // A piece that is on its way comes again from where it was: the server keeps each byte once.
+        // A chunk in flight is sent again from the same offset: the server stores each byte once.
         self.sending.abort();
         let mut pause = RETRY_DELAY_MIN;
         while let Err(error) = self.shared.send().await {
@@ -119,7 +120,7 @@ impl Drop for OutputUpload {
 }
 
 impl Shared {
-    /// Sends all there is. What was not taken is sent again, from the same place on.
+    /// Sends all pending output. A chunk that was not accepted is sent again, from the same offset.
     async fn send(&self) -> Result<bool, QueueError> {
         let mut any = false;
         for (name, (file, progress)) in &self.streams {
@@ -131,7 +132,7 @@ impl Shared {
                 let length = (kept - sent).min(CHUNK_BYTES);
                 let mut piece = vec![0; usize::try_from(length).unwrap_or(0)];
                 if file.read_exact_at(&mut piece, sent).is_err() {
-                    // A file of ours that cannot be read back: the rest of this stream is lost, and that is told.
+                    // The file cannot be read back: the rest of this stream is lost and reported as dropped.
                     let mut progress = progress.lock();
                     progress.dropped += kept - sent;
                     progress.kept = sent;
@@ -146,7 +147,7 @@ impl Shared {
         Ok(any)
     }
 
-    /// Whether the attempt still counts.
+    /// Checks that the attempt is still current.
     async fn check_attempt(&self) -> Result<(), QueueError> {
         self.client.get(&format!("containers/{}?select=uuid", self.uuid)).await.map(drop)
     }
@@ -161,12 +162,12 @@ impl Shared {
     }
 }
 
-/// A server that is away is tried again; one that says no ends it.
+/// Sends until the server refuses the attempt. Retries if the server is unreachable.
 async fn run_sender(shared: Arc<Shared>, fence: oneshot::Sender<QueueError>) {
     let (mut heard, mut pause) = (Instant::now(), Duration::ZERO);
     loop {
         let idle = CHECK_INTERVAL.saturating_sub(heard.elapsed());
-        // Without news it is time to ask.
+        // Without new output, check the attempt.
         let is_news = timeout(idle, shared.news.notified()).await.is_ok();
         sleep(if is_news { pause.max(BATCH_DELAY) } else { pause }).await;
         let done = match shared.send().await {
@@ -200,7 +201,7 @@ mod tests {
     #[tokio::test]
     async fn what_does_not_fit_is_counted_and_what_comes_after_it_leaves_no_hole() {
         let dir = temp_dir("report").unwrap();
-        // Nobody listens there: everything stays in the file.
+        // No server listens there: everything stays in the file.
         let client = QueueHttpClient::new("http://127.0.0.1:1", "t").unwrap();
         let (report, _fenced) = OutputUpload::start_with_limit(client, "u", dir.path(), 10).unwrap();
         report.append("stdout", b"01234567");

@@ -1,4 +1,4 @@
-//! The program of a container: its directory, its control group, its output and its end.
+//! The program of a container: its directory, its control group, its output and its exit.
 
 use std::{
     fs,
@@ -31,14 +31,14 @@ use crate::cgroup::{
 };
 use windlass_model::queue::{REFUSED_REASON, reuse::IMAGE_IGNORED};
 
-/// Pieces of output that wait to be taken. A program that writes faster waits.
+/// Maximum number of output chunks that wait to be received. A program that writes faster is blocked.
 const OUTPUT_QUEUE_MAX: usize = 64;
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Of the executor's environment, for the programs of engines.
+/// Variables of the executor's environment that are passed to the command-line programs of engines.
 const ENGINE_VARIABLES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
 
-/// What programs of engines, and the libraries they are made of, are told by begins so. What is in a container is not meant
-/// for them.
+/// Prefixes of variables that configure the programs of engines and the libraries they use. Variables of a container
+/// must not affect them.
 const ENGINE_VARIABLE_PREFIXES: [&str; 12] = [
     "BUILDAH_",
     "CONTAINER",
@@ -54,7 +54,7 @@ const ENGINE_VARIABLE_PREFIXES: [&str; 12] = [
     "XDG_",
 ];
 
-/// What tells programs which GPUs to use.
+/// Variables that select the GPUs of a program.
 const GPU_VARIABLES: [&str; 5] = [
     "CUDA_VISIBLE_DEVICES",
     "ROCR_VISIBLE_DEVICES",
@@ -62,61 +62,61 @@ const GPU_VARIABLES: [&str; 5] = [
     "ZE_AFFINITY_MASK",
     "GPU_DEVICE_ORDINAL",
 ];
-/// What Slurm tells jobs begins so.
+/// Prefix of the variables that Slurm sets for jobs.
 const SLURM_PREFIX: &str = "SLURM_";
-/// Of that, what is for whoever speaks to the cluster and not for programs.
+/// Variables of Slurm that are for clients of the cluster and not for programs.
 const SLURM_VARIABLES_HIDDEN: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
 
-/// Why a program was told to end.
+/// Reason for which a program was stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EndRequest {
     Stopped,
     TimedOut,
 }
 
-/// What an attempt is made of.
+/// Inputs of an attempt.
 pub(super) struct ProgramSpec<'a> {
     /// `UUID.NUMBER`.
     pub(super) name: &'a str,
     pub(super) record: &'a Value,
     pub(super) secrets: &'a Value,
     pub(super) dir: &'a Path,
-    /// Whether the directory goes with the attempt.
+    /// True if the directory is removed with the attempt.
     pub(super) is_own: bool,
-    /// Of the program itself.
+    /// Token for the program.
     pub(super) token: &'a str,
     pub(super) host: &'a str,
-    /// Whether a program there cannot check who answers at `host`.
+    /// True if a program cannot verify the certificate of `host`.
     pub(super) is_unknown: bool,
     pub(super) runtime: Runtime,
     pub(super) allow_process: bool,
-    /// For plain processes, where we are root.
+    /// User ids for plain processes, used if the executor is root.
     pub(super) users: UserRange,
-    /// What plain processes do not see.
+    /// Paths that are hidden from plain processes.
     pub(super) hidden: &'a [PathBuf],
     pub(super) network: Network,
-    /// The file with what this host allows.
+    /// Policy file of this host.
     pub(super) policy: &'a Path,
 }
 
 pub(super) struct Program {
-    /// What the guard runs.
+    /// Command that the guard runs.
     command: Vec<String>,
-    /// What the guard runs when it is left alone.
+    /// Command that the guard runs if the executor dies.
     after: Vec<String>,
     environment: Vec<(String, String)>,
     dir: PathBuf,
     is_own: bool,
     cwd: PathBuf,
-    /// `UUID.NUMBER`, which its control group is named after.
+    /// `UUID.NUMBER`, also the name of the control group.
     attempt: String,
     group: TaskGroup,
     oom_before: u64,
     engine: Option<Engine>,
-    /// The user that a plain process has for itself.
+    /// Separate user of a plain process.
     claim: Option<UserClaim>,
     hidden: Vec<PathBuf>,
-    /// Said where the image was ignored.
+    /// Set if the image was ignored.
     warning: Option<String>,
     started: std::sync::OnceLock<std::time::Instant>,
 }
@@ -125,26 +125,26 @@ pub(super) struct RunningProgram {
     pub(super) child: Child,
     pub(super) output: mpsc::Receiver<(&'static str, Vec<u8>)>,
     guard: Option<Pid>,
-    /// The guard has the other end. Not left with the child: to wait for that would close it.
+    /// Pipe to the guard, which has the other end. Not left in the child: waiting for the child would close it.
     lifeline: Option<ChildStdin>,
 }
 
 impl RunningProgram {
-    /// The guard passes it on.
+    /// Sends SIGTERM to the guard, which forwards it to the program.
     pub(super) fn request_stop(&self) {
         if let Some(guard) = self.guard {
-            // One that is gone already needs no signal.
+            // A process that has already exited needs no signal.
             let _ = kill_process(guard, Signal::TERM);
         }
     }
 
-    /// The guard takes the end of its pipe for our end, and leaves nothing alive.
+    /// Closes the pipe. The guard treats that as the death of the executor and kills everything.
     pub(super) fn kill(&mut self) {
         drop(self.lifeline.take());
     }
 }
 
-/// A new file for nobody else.
+/// Options for a new file that no other user can read.
 fn options() -> fs::OpenOptions {
     let mut options = fs::File::options();
     options.create(true).truncate(true).write(true).mode(0o600);
@@ -155,8 +155,8 @@ fn has_lines(value: &str) -> bool {
     value.contains(['\n', '\r'])
 }
 
-/// How Docker is told of a container's variables: by a file, and by name those that have several lines. Nothing for
-/// Apptainer, which is told by a prefix.
+/// Returns how a container's variables are passed to Docker: a file, and the names of those with several lines. Nothing
+/// for Apptainer, which uses a prefix.
 fn engine_variables<'a>(
     engine: Engine,
     variables: &'a [(String, String)],
@@ -188,7 +188,7 @@ fn texts(value: &Value) -> Vec<String> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Inside the root, whatever the path says.
+/// Joins a path to the root so that it stays inside, whatever components it has.
 fn inside(root: &Path, target: &str) -> PathBuf {
     let parts = Path::new(target).components().filter_map(|part| match part {
         std::path::Component::Normal(part) => Some(part),
@@ -201,7 +201,7 @@ fn inside(root: &Path, target: &str) -> PathBuf {
 }
 
 impl Program {
-    /// Everything that can fail without the program having run.
+    /// Performs everything that can fail before the program runs.
     pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, AttemptError> {
         let record = given.record;
         let image = record["container_image"].as_str().unwrap_or_default();
@@ -234,7 +234,7 @@ impl Program {
         targets.extend(create_mounts(&root, given.secrets)?);
         let wants = &record["runtime_constraints"];
         let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
-        // The engine limits what it runs; its own program needs no limit.
+        // The engine limits its containers; its command-line program needs no limit.
         let limits = TaskLimits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
         let (group, unenforced) = groups().map_err(AttemptError::Host)?.make(given.name, &limits);
         for limit in unenforced {
@@ -321,7 +321,7 @@ impl Program {
         let root = root.display().to_string();
         let own = [("PATH", path), ("HOME", root.clone()), ("WINDLASS_ROOT", root)];
         let own = own.map(|(name, value)| (name.to_owned(), value));
-        // What the container asks for comes last, and so counts.
+        // Variables of the container come last and therefore take precedence.
         self.environment.splice(0..0, own);
         match &self.claim {
             Some(claim) => chown_tree(&self.dir.join(ROOT_DIR), claim.uid).map_err(AttemptError::Host),
@@ -332,13 +332,13 @@ impl Program {
     fn prepare_container(&mut self, engine: Engine, order: &ContainerSpec<'_>) {
         (self.command, self.after) = engine.words(order);
         for words in [&mut self.command, &mut self.after] {
-            // By its place: the container may ask for a search path of its own.
+            // By its path: the container may set its own `PATH`.
             if let Some(program) = words.first_mut() {
                 *program = program_path(program);
             }
         }
-        // The engine's program has what is its own, and of the container's what changes nothing for it: else whoever asks for
-        // a container could have a library of theirs loaded into it.
+        // The engine's program receives its own variables, and of the container's only those that do not affect it:
+        // otherwise the author of a container could load a library into it.
         let theirs =
             ENGINE_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
         let mut environment: Vec<(String, String)> = theirs.collect();
@@ -355,7 +355,8 @@ impl Program {
     }
 
     pub(super) fn start(&self) -> io::Result<RunningProgram> {
-        // Not as the guard's own environment: what is in it is the program's, and not for others to read.
+        // Not as the guard's own environment: these variables belong to the program, and other processes must not read
+        // them.
         let mut file = options().open(self.dir.join(ENVIRONMENT_FILE))?;
         file.write_all(json!(self.environment).to_string().as_bytes())?;
         let mut command = Command::new("/proc/self/exe");
@@ -367,7 +368,7 @@ impl Program {
             command.arg("--plain");
         }
         if let Some(claim) = &self.claim {
-            // Directories of attempts lie together, unless each has one of its own somewhere.
+            // Directories of attempts have a common parent, unless each has a separate location.
             let above = self.dir.parent().filter(|_| !self.is_own);
             command.args(["--user", &claim.uid.to_string()]).arg("--apart").arg(above.unwrap_or(&self.dir));
             for path in &self.hidden {
@@ -400,7 +401,7 @@ impl Program {
         Ok(RunningProgram { child, output, guard, lifeline })
     }
 
-    /// How the engine knows it.
+    /// Name of the container in the engine.
     fn container_name(&self) -> String {
         format!("windlass-{}", self.attempt)
     }
@@ -412,12 +413,12 @@ impl Program {
         }
     }
 
-    /// What outlived the program; the engine still knows how that ended.
+    /// Kills processes that outlived the program; the engine still has the exit status.
     pub(super) fn kill_leftovers(&self) {
         self.group.kill();
     }
 
-    /// The last write: how it ended, and what it used.
+    /// Builds the final update of the container: how it ended, and what it used.
     pub(super) async fn ending(&self, status: ExitStatus, told: Option<EndRequest>) -> Value {
         let mut said = json!({ "usage": self.usage() });
         if let Some(warning) = &self.warning {
@@ -451,7 +452,7 @@ impl Program {
                 said["error"] = "it was told to stop".into();
                 json!({ "state": "Cancelled", "runtime_status": said })
             }
-            // A guard that was killed says nothing of the program.
+            // The status of a guard that was killed does not describe the program.
             None if status.code().is_none() => {
                 said["reason"] = "crashed".into();
                 said["error"] = "its keeper was killed".into();
@@ -463,7 +464,7 @@ impl Program {
         }
     }
 
-    /// What it used. What Docker runs is in a group of its engine, which is none of ours.
+    /// Returns the resource usage. Containers of Docker run in groups of the engine, which are not counted here.
     fn usage(&self) -> Value {
         let group = &self.group.group;
         let counted = match self.engine {
@@ -482,8 +483,8 @@ impl Program {
         usage
     }
 
-    /// Where a path of the container is on this machine, once nothing of it runs any more. What the program had for itself
-    /// is ours then.
+    /// Returns the host's path of a path of the container, once none of its processes run. Changes the owner of files
+    /// of the program's user to root.
     pub(super) fn reclaim_path(&self, path: &str) -> io::Result<PathBuf> {
         let root = self.dir.join(ROOT_DIR);
         let path = reject_symlinks(&root, &inside(&root, path))?;
@@ -505,29 +506,31 @@ impl Program {
     }
 }
 
-/// What the server gives the program, if it asked for that, and what the container asks for.
+/// Returns the variables for the API, if the container requests it, followed by those of Slurm, of GPUs and of the
+/// container.
 fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
     let mut all = Vec::new();
     if given.record["runtime_constraints"]["API"] == true {
         all.push(("ARVADOS_API_HOST".to_owned(), host.to_owned()));
         all.push(("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()));
-        // Its client speaks TLS or not at all, and would refuse a certificate that it does not know.
+        // The client always uses TLS, and would reject a certificate that it does not know.
         all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
     }
     let of_slurm =
         |name: &String| name.starts_with(SLURM_PREFIX) && !SLURM_VARIABLES_HIDDEN.contains(&name.as_str());
-    // What is no text means nothing to anybody.
+    // Variables that are not UTF-8 are left out.
     let texts = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     all.extend(texts.filter(|(name, _)| of_slurm(name)));
-    // Which GPUs are its own, by whoever started us.
+    // GPUs that the parent process assigned to this executor.
     all.extend(GPU_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
     let own = given.record["environment"].as_object().into_iter().flatten();
     all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
     all
 }
 
-/// Directories and small files; what needs a store of files cannot be had here. Answers where they go.
+/// Creates the mounts that are directories and small files, and returns their targets. Mounts that need a file store
+/// are not supported.
 fn create_mounts(root: &Path, mounts: &Value) -> Result<Vec<String>, AttemptError> {
     let mut targets = Vec::new();
     for (target, create_mounts) in mounts.as_object().into_iter().flatten() {
@@ -562,7 +565,7 @@ fn program_exists(program: &str, path: &str, cwd: &Path) -> bool {
     !program.is_empty() && path.split(':').any(|dir| Path::new(dir).join(program).is_file())
 }
 
-/// Where a program is found now; what is not found keeps its name.
+/// Returns the path of a program found in `PATH`; its name if it is not found.
 fn program_path(program: &str) -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file());

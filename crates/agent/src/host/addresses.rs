@@ -1,5 +1,5 @@
-//! The machine's addresses, asked from the kernel itself: the C library's way is no part of a static binary's
-//! safe ground on every system.
+//! Addresses of the host, read from the kernel directly: the C library's function is not safe in a static binary on
+//! every system.
 
 use std::{
     io,
@@ -13,16 +13,16 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
-/// A request for everything there is.
+/// Flags of a request for all entries.
 const REQUEST_DUMP: u16 = 0x301;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Answers come in pieces; nobody has this many addresses.
+/// Maximum number of chunks of a response; no host has this many addresses.
 const CHUNKS_MAX: usize = 256;
 
-/// All addresses but those of the loopback, with their prefix lengths, in the kernel's order.
+/// Returns all addresses except those of the loopback, with their prefix lengths, in the kernel's order.
 pub fn interface_addresses() -> io::Result<Vec<(IpAddr, u8)>> {
-    // No protocol is protocol 0, which is the kernel's tables of addresses and routes.
+    // `None` is protocol 0: the kernel's tables of addresses and routes.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     send(&socket, &dump_request(), SendFlags::empty())?;
     let mut found = Vec::new();
@@ -37,7 +37,7 @@ pub fn interface_addresses() -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(found)
 }
 
-/// A header and an `ifaddrmsg` for any family.
+/// Returns a header and an `ifaddrmsg` for any family.
 fn dump_request() -> [u8; HEADER + 8] {
     let mut bytes = [0; HEADER + 8];
     let length = u32::try_from(bytes.len()).unwrap_or_default();
@@ -48,7 +48,7 @@ fn dump_request() -> [u8; HEADER + 8] {
     bytes
 }
 
-/// Takes one piece of the answer; `true` after the last.
+/// Parses one chunk of the response. Returns `true` after the last.
 fn parse_chunk(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bool> {
     while let Some((kind, body, rest)) = split_message(bytes) {
         match kind {
@@ -62,7 +62,7 @@ fn parse_chunk(mut bytes: &[u8], found: &mut Vec<(IpAddr, u8)>) -> io::Result<bo
     Ok(false)
 }
 
-/// The first message: its kind, its body and what follows it.
+/// Splits off the first message: its kind, its body and what follows it.
 fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let length = usize::try_from(u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?)).ok()?;
     let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
@@ -70,7 +70,8 @@ fn split_message(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, body, bytes.get(length.next_multiple_of(4)..).unwrap_or_default()))
 }
 
-/// The address of one `ifaddrmsg`. Where the link is to one peer, `IFA_ADDRESS` is the peer and `IFA_LOCAL` ours.
+/// Parses the address of one `ifaddrmsg`. On a point-to-point link, `IFA_ADDRESS` is the peer and `IFA_LOCAL` the own
+/// address.
 fn parse_address(body: &[u8]) -> Option<(IpAddr, u8)> {
     let prefix = *body.get(1)?;
     let mut attributes = body.get(8..)?;

@@ -1,4 +1,4 @@
-//! `windlass-agent host`: what the shim would tell of this machine, without a shim.
+//! `windlass-agent host`: prints what the shim would report about this host, without a shim.
 
 use std::{
     io::Write as _,
@@ -24,18 +24,18 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The directory whose disk tasks would use
+    /// Directory whose disk tasks would use
     #[arg(long, value_name = "DIR", default_value = "/")]
     data: PathBuf,
-    /// What becomes of tasks without an image; the policy's own word wins
+    /// Mode of tasks without an image; the policy's setting takes precedence
     #[arg(long, value_name = "MODE", env = "WINDLASS_AGENT_PROCESSES", default_value = "confined")]
     processes: ProcessModeName,
-    /// What tasks may have on this host
+    /// Policy file of this host
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_POLICY", default_value = policy::DEFAULT_FILE)]
     policy: PathBuf,
 }
 
-/// What is printed, as JSON.
+/// Output of the command, as JSON.
 #[derive(Debug, Serialize)]
 struct HostReport {
     host: HostInfo,

@@ -1,4 +1,4 @@
-//! A tree of small files that stands for the kernel's, removed at the end.
+//! Tree of small files that stands for the kernel's, removed when dropped.
 
 use std::{fs, path::Path};
 

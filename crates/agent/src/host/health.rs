@@ -1,4 +1,4 @@
-//! Whether all is well with the host.
+//! Health checks of the host.
 
 use std::{fs, io, path::Path};
 
@@ -11,26 +11,26 @@ use super::{
     info, tool,
 };
 
-/// Below this a disk is told to be almost full: images and output come in such pieces.
+/// Free bytes below which a disk is reported as almost full: images and output come in such sizes.
 const LOW_DISK: u64 = 1 << 30;
 const LOW_INODES: u64 = 1000;
-/// Below this the kernel will soon kill somebody.
+/// Available bytes below which the kernel will soon kill a process.
 const LOW_MEMORY: u64 = 128 << 20;
 
-/// What the checks look at.
+/// Inputs of the checks.
 #[derive(Clone, Debug)]
 pub struct HealthInputs<'a> {
-    /// The shim's home.
+    /// Home directory of the shim.
     pub home: &'a Path,
-    /// Where images are kept, when elsewhere.
+    /// Directory of images, if it is elsewhere.
     pub data: Option<&'a Path>,
-    /// Why the container engine does not answer, when it does not.
+    /// Reason for which the container engine does not respond, if it does not.
     pub engine: Option<&'a str>,
-    /// The GPUs found at start.
+    /// GPUs found at start.
     pub gpus: &'a [Gpu],
 }
 
-/// What is wrong, in sentences; empty means well.
+/// Returns the problems as sentences; empty means healthy.
 pub async fn problems(watched: &HealthInputs<'_>) -> Vec<String> {
     let disks =
         [Some(watched.home), watched.data].into_iter().flatten().map(|path| (path, room(path))).collect();
@@ -77,7 +77,7 @@ fn evaluate(seen: &HealthFacts<'_>) -> Vec<String> {
             Ok(_) => {}
         }
     }
-    // One disk is told once, also when two directories are on it.
+    // One disk is reported once, also if two directories are on it.
     problems.dedup_by_key(|problem| problem.rsplit(" has ").next().unwrap_or_default().to_owned());
     if let Some(memory) = seen.memory.filter(|memory| *memory < LOW_MEMORY) {
         problems.push(format!("{} MiB of memory are available", memory >> 20));
@@ -94,18 +94,18 @@ fn evaluate(seen: &HealthFacts<'_>) -> Vec<String> {
 
 fn room(path: &Path) -> io::Result<FreeSpace> {
     let disk = statvfs(path)?;
-    // Some file systems make inodes as they go and count none.
+    // Some file systems create inodes on demand and report none.
     let inodes = (disk.f_files > 0).then_some(disk.f_favail);
     Ok(FreeSpace { bytes: disk.f_bavail.saturating_mul(disk.f_frsize), inodes })
 }
 
-/// What DCGM says, where it is installed and runs.
+/// Returns the report of DCGM, if it is installed and runs.
 pub async fn dcgm() -> Option<Dcgm> {
     let text = tool::run("dcgmi", &["health", "--check", "--json"]).await.ok()?;
     parse_dcgm(&text)
 }
 
-/// The report is a tree of `value` and `children`.
+/// Parses the report, which is a tree of `value` and `children`.
 fn parse_dcgm(text: &str) -> Option<Dcgm> {
     let (pass, warn, fail) = (0, 10, 20);
     let report: Value = serde_json::from_str(text).ok()?;

@@ -1,4 +1,4 @@
-//! What the host has, as the server is told.
+//! Hardware of the host, as reported to the server.
 
 use std::{
     fs,
@@ -14,10 +14,10 @@ use super::{
 };
 use crate::cgroup::Group;
 
-/// The file dstack's server waits for.
+/// File that dstack's server waits for.
 pub const FILE: &str = "host_info.json";
 
-/// Reads processors, memory, addresses and the disk that `data` (where images and scratch directories are) is on.
+/// Reads processors, memory, addresses and the disk that contains `data` (the directory of images and scratch files).
 pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Result<HostInfo> {
     let disk = rustix::fs::statvfs(data)?;
     let of_meminfo = meminfo_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or(0);
@@ -33,7 +33,7 @@ pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Re
             .map(|(address, prefix)| format!("{address}/{prefix}"))
             .collect(),
         disk_size: disk.f_blocks.saturating_mul(disk.f_frsize),
-        // Honours the affinity and the control groups' quotas.
+        // Respects the affinity and the quotas of control groups.
         cpus: std::thread::available_parallelism()
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX)),
         memory: memory_limit().map_or(of_meminfo, |limit| limit.min(of_meminfo)),
@@ -41,7 +41,7 @@ pub fn gather(data: &Path, gpus: &Inventory, processes: ProcessesInfo) -> io::Re
     })
 }
 
-/// What a server asks of hosts that have GPUs.
+/// Returns what a server requests from hosts with GPUs.
 pub fn instance_info(gpus: &Inventory) -> InstanceInfo {
     InstanceInfo {
         gpu_vendor: gpus.gpus.first().map(|gpu| gpu.vendor.word().to_owned()),
@@ -49,14 +49,14 @@ pub fn instance_info(gpus: &Inventory) -> InstanceInfo {
     }
 }
 
-/// A host is told to have GPUs of one kind. Where there are several, those of the kind there is most of; the first
-/// of equals.
+/// Returns the GPUs of one model, because a host is reported with a single one. If there are several, the most frequent
+/// one counts; the first of equals.
 pub fn most_common_kind(gpus: &[Gpu]) -> Vec<&Gpu> {
     let like = |one: &Gpu| -> Vec<&Gpu> { gpus.iter().filter(|gpu| gpu.name == one.name).collect() };
     gpus.iter().map(like).fold(Vec::new(), |best, kind| if kind.len() > best.len() { kind } else { best })
 }
 
-/// What the control group of this process, or one above it, allows.
+/// Returns the memory limit of the control group of this process, or of one above it.
 fn memory_limit() -> Option<u64> {
     let group = Group::own().ok()?;
     let number = |path: &Path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -73,13 +73,13 @@ fn memory_limit() -> Option<u64> {
     v1.into_iter().chain(v2).min()
 }
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Reads a line of `/proc/meminfo`, in bytes.
 pub(super) fn meminfo_field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// Writes `host_info.json` into `home` unless it is there. It appears whole.
+/// Writes `host_info.json` into `home` unless it exists. The file appears atomically.
 pub fn write_once(home: &Path, info: &HostInfo) -> io::Result<()> {
     let file = home.join(FILE);
     if fs::symlink_metadata(&file).is_ok() {

@@ -1,4 +1,4 @@
-//! What the machine is: processors, memory, disks, addresses, GPUs, and whether all is well.
+//! Properties of the host: processors, memory, disks, addresses, GPUs and health.
 
 pub mod addresses;
 pub mod cli;

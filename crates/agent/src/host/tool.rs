@@ -1,4 +1,4 @@
-//! Programs of others that tell of the host: found, given a deadline, and read within bounds.
+//! External programs that report on the host: found, run with a time limit, and read up to a maximum size.
 
 use std::{io, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Stdio, time::Duration};
 
@@ -7,10 +7,10 @@ use tokio::{
     process::Command,
 };
 
-/// A tool that asks a broken device may never answer.
+/// Time limit: a tool that queries a broken device may never finish.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_OUTPUT: u64 = 4 << 20;
-/// Where vendors put their tools beside the usual directories.
+/// Directories in which vendors install their tools, and the usual ones.
 const DIRECTORIES: [&str; 8] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -40,7 +40,7 @@ pub enum ToolError {
     Unreadable { tool: &'static str, what: &'static str },
 }
 
-/// Where the tool is, if it is installed.
+/// Returns the path of the tool, if it is installed.
 pub fn find_tool(tool: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let listed = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
@@ -50,7 +50,7 @@ pub fn find_tool(tool: &str) -> Option<PathBuf> {
     listed.chain(DIRECTORIES.iter().map(PathBuf::from)).map(|dir| dir.join(tool)).find(executable)
 }
 
-/// What the tool writes to its standard output.
+/// Runs the tool and returns its standard output.
 pub async fn run(tool: &'static str, arguments: &[&str]) -> Result<String, ToolError> {
     run_with_timeout(tool, arguments, TIMEOUT).await
 }
@@ -68,7 +68,7 @@ async fn run_with_timeout(
     let mut child = command.spawn().map_err(started)?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let whole = async { tokio::join!(read_all(stdout), read_all(stderr), child.wait()) };
-    // Past the deadline the child is killed but not waited for: in the driver's hands it may not even die.
+    // After the time limit the child is killed but not waited for: blocked in the driver, it may not even die.
     let Ok((said, complaint, status)) = tokio::time::timeout(within, whole).await else {
         return Err(ToolError::Deadline { tool, secs: within.as_secs() });
     };

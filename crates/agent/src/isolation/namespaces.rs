@@ -1,8 +1,9 @@
-//! Namespaces of a task: its processes, its mounts, its IPC, and what of the host's files it sees.
+//! Namespaces of a task: its processes, its mounts, its IPC, and its view of the host's files.
 //!
-//! The first process of the task is split in two ([`split`]): one half stays where the shim finds it, the other is the first
-//! process of the new namespaces and sets them up ([`set_up`]). What has to be the host's is opened before the host's files are
-//! covered, and nothing of it stays open in the inner half: a handle on a directory would lead out.
+//! The first process of the task is split in two ([`split`]): one half stays where the shim finds it, the other is the
+//! first process of the new namespaces and sets them up ([`set_up`]). Paths of the host that the task needs are opened
+//! before the host's files are covered, and none of them stays open in the inner half: a directory handle would be an
+//! escape.
 
 use std::{
     fs, io,
@@ -28,13 +29,13 @@ use crate::runner::init::BindRequest;
 
 const PASSWD: &str = "/etc/passwd";
 const GROUP: &str = "/etc/group";
-/// Room for the task's own user list and mount points.
+/// Space for the task's user list and mount points.
 const TASK_DIRS_OPTIONS: &std::ffi::CStr = c"mode=0755,size=8m,nr_inodes=256";
 const HIDDEN_OPTIONS: &std::ffi::CStr = c"mode=0000,size=4k,nr_inodes=2";
 const BASH: &str = "/bin/bash";
 const SH: &str = "/bin/sh";
 
-/// Which step failed, and why.
+/// Failed step with its cause.
 #[derive(Debug, thiserror::Error)]
 #[error("confine the task: {what}")]
 pub struct SetUpError {
@@ -48,11 +49,11 @@ fn set_up_error<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -
     |source| SetUpError { what, source: source.into() }
 }
 
-/// Which half of a split process this is.
+/// Half of a split process.
 pub enum ForkSide {
-    /// Still in the host's namespaces, with the pid of the other.
+    /// Still in the host's namespaces; holds the pid of the inner half.
     Outer(Pid),
-    /// The first process of the new namespaces.
+    /// First process of the new namespaces.
     Inner,
 }
 
@@ -65,13 +66,13 @@ pub fn fork_into_namespaces(with_user_namespace: bool) -> io::Result<ForkSide> {
     }
     let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let none: libc::c_long = 0;
-    // SAFETY: without a stack of its own the child goes on with a copy of ours, as after a fork. There is one thread, so no
-    // lock is held by another one.
+    // SAFETY: without a separate stack the child continues with a copy of ours, as after a fork. There is one thread,
+    // so no lock is held by another one.
     let pid = unsafe { libc::syscall(libc::SYS_clone, libc::c_long::from(flags), none, none, none, none) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => {
-            // The namespaces end with whoever looks after them.
+            // The namespaces end with the process that supervises them.
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             if with_user_namespace {
                 map_own_user(user, group)?;
@@ -85,7 +86,7 @@ pub fn fork_into_namespaces(with_user_namespace: bool) -> io::Result<ForkSide> {
     }
 }
 
-/// Everybody stays who they are, and nobody else exists.
+/// Maps the own user and group to themselves; no other ids exist in the namespace.
 fn map_own_user(user: u32, group: u32) -> io::Result<()> {
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
@@ -108,12 +109,12 @@ struct MountAttributes {
     user_namespace: u64,
 }
 
-/// Changes the mount at `path` and those below it.
+/// Changes the attributes of the mount at `path` and of those below it.
 #[expect(unsafe_code, reason = "no crate we use has this call")]
 fn set_mount_attributes(path: &Path, attributes: &MountAttributes) -> io::Result<()> {
     use std::os::unix::ffi::OsStrExt as _;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the kernel reads the path and as many bytes of the structure as its size says.
+    // SAFETY: the kernel reads the path and as many bytes of the structure as its size states.
     let answer = unsafe {
         libc::syscall(
             MOUNT_SETATTR,
@@ -127,11 +128,11 @@ fn set_mount_attributes(path: &Path, attributes: &MountAttributes) -> io::Result
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Neither set-user-id programs nor devices have an effect below `path`, a mount.
+/// Disables set-user-id programs and devices below `path`, a mount.
 pub fn make_harmless(path: &Path, read_only: bool) -> io::Result<()> {
     let set = SET_NO_SUID | SET_NO_DEV | if read_only { SET_READ_ONLY } else { 0 };
     match set_mount_attributes(path, &MountAttributes { set, ..MountAttributes::default() }) {
-        // Kernels before 5.12 know this for one mount at a time.
+        // Kernels before 5.12 can change only one mount at a time.
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
             let mut flags = MountFlags::BIND | MountFlags::NOSUID | MountFlags::NODEV;
             flags.set(MountFlags::RDONLY, read_only);
@@ -141,11 +142,11 @@ pub fn make_harmless(path: &Path, read_only: bool) -> io::Result<()> {
     }
 }
 
-/// Something of the host that is to be seen elsewhere: taken before anything is covered or made read-only.
+/// Path of the host that is mounted elsewhere. Opened before anything is covered or made read-only.
 enum HostPath {
-    /// Its mounts as they were, to be put in place.
+    /// Copy of its mount tree, to be attached.
     Mounts(OwnedFd),
-    /// Kernels before 5.2 know handles only.
+    /// Plain handle, for kernels before 5.2.
     Handle(OwnedFd),
 }
 
@@ -186,7 +187,7 @@ fn tmpfs(at: &Path, flags: MountFlags, options: &std::ffi::CStr) -> io::Result<(
     Ok(mount(c"tmpfs", at, c"tmpfs", flags, options)?)
 }
 
-/// A mount point of the source's kind.
+/// Creates a mount point of the source's kind.
 fn create_mount_point(at: &Path, is_directory: bool) -> io::Result<()> {
     if at.symlink_metadata().is_ok() {
         return Ok(());
@@ -200,7 +201,7 @@ fn create_mount_point(at: &Path, is_directory: bool) -> io::Result<()> {
     fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(at).map(drop)
 }
 
-/// Everything of the host that the task gets.
+/// Everything of the host that the task receives.
 struct HostPaths {
     own: Vec<(&'static str, HostPath)>,
     tmp: HostPath,
@@ -234,7 +235,7 @@ impl HostPaths {
     }
 }
 
-/// The agent's binary as the job's user may run it; a copy where its file was replaced or others cannot run it.
+/// Opens the agent's binary for the job's user; a copy if its file was replaced or other users cannot run it.
 fn agent(private: &Path) -> io::Result<HostPath> {
     let file = fs::read_link("/proc/self/exe")?;
     if file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o005 == 0o005) {
@@ -246,11 +247,11 @@ fn agent(private: &Path) -> io::Result<HostPath> {
     HostPath::open(&copy)
 }
 
-/// Sets up what the task sees. For the inner half only.
+/// Sets up the task's view of the file system. For the inner half only.
 pub fn set_up(task: &Confinement, binds: &[BindRequest]) -> Result<(), SetUpError> {
     isolate_mounts().map_err(set_up_error("separate mounts from the host's"))?;
     let sources = HostPaths::open(task, binds)?;
-    // What is mounted from here on is the task's own, and can be written.
+    // Everything mounted from here on belongs to the task and is writable.
     read_only(task.user.is_some()).map_err(set_up_error("make the host's files read-only"))?;
     mount_devices(task)?;
     for (at, source) in [("/tmp", &sources.tmp), ("/var/tmp", &sources.var_tmp)] {
@@ -272,11 +273,11 @@ pub fn set_up(task: &Confinement, binds: &[BindRequest]) -> Result<(), SetUpErro
         mounted.map_err(set_up_error(format!("mount {from} at {to}")))?;
     }
     mount_proc().map_err(set_up_error("mount its own /proc"))?;
-    // From the old working directory one could walk up into what is covered.
+    // The old working directory would lead up into paths that are covered.
     rustix::process::chdir(task.place.join("scratch")).map_err(set_up_error("enter its directory"))
 }
 
-/// What is mounted here is not seen by the host. What the host unmounts is unmounted here, too: a task keeps no disk busy.
+/// Hides mounts made here from the host. Unmounts of the host still propagate here: a task keeps no disk busy.
 fn isolate_mounts() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?)
 }
@@ -286,7 +287,7 @@ fn mount_proc() -> io::Result<()> {
     Ok(mount(c"proc", "/proc", c"proc", flags, None)?)
 }
 
-/// Shared memory and terminals of its own.
+/// Mounts separate shared memory and terminals.
 fn mount_devices(task: &Confinement) -> Result<(), SetUpError> {
     let shm = Path::new("/dev/shm");
     if shm.is_dir() {
@@ -303,7 +304,7 @@ fn mount_devpts() -> io::Result<()> {
     Ok(rustix::mount::mount_bind("/dev/pts/ptmx", "/dev/ptmx")?)
 }
 
-/// The directories of the task at a path that its user can walk to, and nothing else beside them.
+/// Mounts the task's directories at a path that its user can reach, with nothing else next to them.
 fn mount_task_dirs(task: &Confinement, sources: &HostPaths) -> io::Result<()> {
     create_mount_point(&task.cover, true)?;
     tmpfs(&task.cover, MountFlags::empty(), TASK_DIRS_OPTIONS)?;
@@ -317,7 +318,7 @@ fn mount_task_dirs(task: &Confinement, sources: &HostPaths) -> io::Result<()> {
     create_mount_point(&agent, false)?;
     sources.agent.put(&agent)?;
     make_harmless(&agent, true)?;
-    // What hidden files are covered with.
+    // Empty file that is mounted over hidden files.
     fs::OpenOptions::new().write(true).create_new(true).mode(0o000).open(empty_file_path(task)).map(drop)
 }
 
@@ -325,7 +326,7 @@ fn empty_file_path(task: &Confinement) -> PathBuf {
     task.place.join(".hidden")
 }
 
-/// Programs ask for the name of their user: its own comes before the host's.
+/// Adds the task's user to the user and group lists, before the host's entries: programs look up their user name.
 fn add_task_user(task: &Confinement) -> io::Result<()> {
     let Some(user) = &task.user else { return Ok(()) };
     let (id, home) = (user.id, task.place.join("home"));
@@ -349,7 +350,7 @@ fn add_task_user(task: &Confinement) -> io::Result<()> {
 fn hide_path(task: &Confinement, path: &Path) -> io::Result<()> {
     let covered = path.starts_with(&task.cover) || task.cover.starts_with(path);
     let meta = match path.symlink_metadata() {
-        // What is behind something that was hidden before cannot be seen either.
+        // Paths below a hidden path cannot be seen either.
         Err(_) => return Ok(()),
         Ok(_) if covered => return Ok(()),
         Ok(meta) => meta,
@@ -363,19 +364,19 @@ fn hide_path(task: &Confinement, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::mount_bind(empty_file_path(task), path)?)
 }
 
-/// Nothing of the host can be written.
+/// Makes all files of the host read-only.
 fn read_only(has_own_user: bool) -> io::Result<()> {
     match set_mount_attributes(
         Path::new("/"),
         &MountAttributes { set: SET_READ_ONLY, ..MountAttributes::default() },
     ) {
-        // Kernels before 5.12. Another user has few places to write to anyway.
+        // Kernels before 5.12. A separate user can write to few paths of the host anyway.
         Err(error) if has_own_user && error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
         changed => changed,
     }
 }
 
-/// Everything that a confined task needs and that a host may refuse, tried in place.
+/// Tries everything that a confined task needs and that a host may refuse.
 pub fn try_confinement(has_own_user: bool) -> Result<(), SetUpError> {
     isolate_mounts().map_err(set_up_error("separate mounts from the host's"))?;
     read_only(has_own_user).map_err(set_up_error("make the host's files read-only"))?;

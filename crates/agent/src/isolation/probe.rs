@@ -1,4 +1,4 @@
-//! What a host can do to confine processes: tried out, in a process that ends afterwards.
+//! Probe of a host's support for confinement, in a process that exits afterwards.
 
 use std::{io::Write as _, path::Path, process::ExitCode};
 
@@ -11,7 +11,7 @@ use crate::{
     runner::job::told,
 };
 
-/// What plain processes are on this host.
+/// Describes how plain processes run on this host.
 pub fn probe(agent: &Path, mode: ProcessMode) -> ProcessesInfo {
     match confined_by(agent) {
         Ok(by) => ProcessesInfo { mode, confined_by: Some(by), problem: missing_protection(by) },
@@ -19,7 +19,7 @@ pub fn probe(agent: &Path, mode: ProcessMode) -> ProcessesInfo {
     }
 }
 
-/// Starts the agent's binary as a child that tries it; threads of ours would be in the way.
+/// Starts the agent's binary as a child that tries confinement; it must have one thread, and this process has several.
 pub fn confined_by(agent: &Path) -> Result<ConfinementMethod, String> {
     let tried = std::process::Command::new(agent).args(["child", "try-confinement"]).output();
     let tried = tried.map_err(|error| format!("try to confine a process: {error}"))?;
@@ -31,7 +31,7 @@ pub fn confined_by(agent: &Path) -> Result<ConfinementMethod, String> {
     Err(if said.is_empty() { format!("try to confine a process: {}", tried.status) } else { said })
 }
 
-/// What of the borders is missing although processes are confined.
+/// Returns the protection that is missing although processes are confined.
 fn missing_protection(by: ConfinementMethod) -> Option<String> {
     let missing = match by {
         ConfinementMethod::Namespaces => {
@@ -50,7 +50,7 @@ fn missing_protection(by: ConfinementMethod) -> Option<String> {
     Some(format!("jobs reach the cloud's metadata address: {missing}"))
 }
 
-/// `windlass-agent child try-confinement`: says on its standard error what does not work.
+/// `windlass-agent child try-confinement`: prints to standard error what does not work.
 pub fn main() -> ExitCode {
     let is_root = rustix::process::geteuid().is_root();
     match fork_into_namespaces(!is_root) {

@@ -1,16 +1,17 @@
-//! Rights that are given up before a program of the job runs: by the program's process itself, for good.
+//! Privileges that a process of the job drops permanently before its program runs.
 //!
-//! The filter refuses what container engines refuse by default: calls that change the machine, and calls that few programs
-//! need and many attacks use. A refused call fails with EPERM, so that programs can do without it.
+//! The filter denies what container engines deny by default: system calls that change the host, and calls that few
+//! programs need and many attacks use. A denied call fails with EPERM, so that programs can work without it.
 
 use std::{io, sync::OnceLock};
 
 use nix::libc::{self, sock_filter};
 
-/// Set where whatever this process starts for the job is restricted.
+/// Set if every process that this process starts for the job is restricted.
 static FILTER: OnceLock<Vec<sock_filter>> = OnceLock::new();
 
-/// Capabilities are numbered from 0; the kernel refuses the first number that it does not know.
+/// Highest possible capability. Capabilities are numbered from 0; the kernel rejects the first number that it does not
+/// know.
 const CAPABILITIES_MAX: libc::c_ulong = 63;
 const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
@@ -20,15 +21,15 @@ const NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET)
     .cast_unsigned();
-/// `CLONE_NEWTIME`: only `unshare` knows it; `clone` takes the bit for a part of the exit signal.
+/// `CLONE_NEWTIME`: only `unshare` supports it; `clone` treats the bit as a part of the exit signal.
 const NEW_TIME: u32 = 0x80;
-/// Puts characters into a terminal as if they were typed.
+/// Inserts characters into a terminal as if they were typed.
 const TIOCSTI: u32 = 0x5412;
 const TIOCLINUX: u32 = 0x541c;
-/// Sockets to the machine that this one is a guest of.
+/// Sockets between a virtual machine and its host.
 const AF_VSOCK: u32 = 40;
 
-// Since kernel 5.1 a call has the same number everywhere.
+// Since kernel 5.1 new system calls have the same number on every architecture.
 const IO_URING_SETUP: libc::c_long = 425;
 const IO_URING_ENTER: libc::c_long = 426;
 const IO_URING_REGISTER: libc::c_long = 427;
@@ -100,7 +101,7 @@ mod arch {
 
     pub(super) const AUDIT: u32 = 0xc000_003e;
     pub(super) const KEXEC_FILE_LOAD: libc::c_long = 320;
-    /// Ports of devices.
+    /// Calls that grant access to I/O ports.
     pub(super) const OWN: [libc::c_long; 2] = [libc::SYS_iopl, libc::SYS_ioperm];
 }
 
@@ -110,15 +111,15 @@ mod arch {
 
     pub(super) const AUDIT: u32 = 0xc000_00b7;
     pub(super) const KEXEC_FILE_LOAD: libc::c_long = 294;
-    /// There are none; these are in the list already.
+    /// There are none on this architecture; these two are in the list already.
     pub(super) const OWN: [libc::c_long; 2] = [libc::SYS_mount, libc::SYS_umount2];
 }
 
-/// Numbers of calls from here on belong to a second table of x86-64.
+/// First call number of the second system call table of x86-64 (x32).
 #[cfg(target_arch = "x86_64")]
 const SECOND_TABLE: u32 = 0x4000_0000;
 
-// Offsets in `struct seccomp_data`; the arguments' lower halves, on machines that put these first.
+// Offsets in `struct seccomp_data`; for the arguments, the lower half on little-endian machines.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const FIRST_ARGUMENT: u32 = 16;
@@ -145,7 +146,7 @@ fn call_number(call: libc::c_long) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
 
-/// If the call is this one: looks at an argument, and fails where the test is true.
+/// Checks an argument of this call, and fails the call if the test is true.
 fn deny_by_argument(call: libc::c_long, argument: u32, test: u16, value: u32) -> [sock_filter; 4] {
     [
         instruction(IF_EQUAL, 0, 3, call_number(call)),
@@ -159,7 +160,7 @@ fn filter() -> Vec<sock_filter> {
     let mut steps = vec![
         instruction(LOAD, 0, 0, ARCH),
         instruction(IF_EQUAL, 1, 0, arch::AUDIT),
-        // Programs for other processors: their calls have other numbers.
+        // Programs for other architectures: their calls have other numbers.
         fail_with(libc::ENOSYS),
         instruction(LOAD, 0, 0, NUMBER),
     ];
@@ -168,9 +169,9 @@ fn filter() -> Vec<sock_filter> {
     for call in DENIED_CALLS {
         steps.extend([instruction(IF_EQUAL, 0, 1, call_number(call)), fail_with(libc::EPERM)]);
     }
-    // Its flags are behind a pointer, where a filter cannot look: programs fall back to `clone`.
+    // Its flags are behind a pointer, which a filter cannot read: programs fall back to `clone`.
     steps.extend([instruction(IF_EQUAL, 0, 1, call_number(CLONE3)), fail_with(libc::ENOSYS)]);
-    // Each of these changes what is loaded, so the number is loaded again.
+    // Each of these replaces the loaded value, so the number is loaded again.
     for test in [
         deny_by_argument(libc::SYS_clone, FIRST_ARGUMENT, IF_ANY_BIT, NAMESPACES),
         deny_by_argument(libc::SYS_unshare, FIRST_ARGUMENT, IF_ANY_BIT, NAMESPACES | NEW_TIME),
@@ -185,29 +186,29 @@ fn filter() -> Vec<sock_filter> {
     steps
 }
 
-/// From now on everything that this process starts for the job is restricted.
+/// Restricts everything that this process starts for the job from now on.
 pub fn restrict_children() {
     let _ = FILTER.set(filter());
 }
 
-/// What is given up between fork and exec; nothing where the task is not confined. No memory is allocated.
+/// Privileges that are dropped between fork and exec; none if the task is not confined. Allocates no memory.
 #[derive(Clone, Copy)]
 pub struct Restrictions {
     filter: Option<&'static [sock_filter]>,
 }
 
 impl Restrictions {
-    /// Those for whatever this process starts.
+    /// Restrictions for processes that this process starts.
     pub fn for_children() -> Self {
         Self { filter: FILTER.get().map(Vec::as_slice) }
     }
 
-    /// Whether the task is confined: then nothing of the job is root.
+    /// Returns whether the task is confined: then no process of the job is root.
     pub fn are_active(self) -> bool {
         self.filter.is_some()
     }
 
-    /// While the process is still root: afterwards it could not.
+    /// Drops capabilities. Called while the process is still root: afterwards it would not be permitted.
     pub fn drop_capabilities(self) -> io::Result<()> {
         if self.filter.is_none() {
             return Ok(());
@@ -216,14 +217,14 @@ impl Restrictions {
         clear_inheritable()
     }
 
-    /// After the process has become the job's user.
+    /// Installs the filter. Called after the process has become the job's user.
     pub fn seal(self) -> io::Result<()> {
         let Some(filter) = self.filter else { return Ok(()) };
         install_filter(filter)
     }
 }
 
-/// Restricts this process itself and everything that it starts. For one that keeps its user.
+/// Restricts this process and everything that it starts. For a process that keeps its user.
 pub fn restrict_self() -> io::Result<()> {
     drop_bounding_set()?;
     set_capabilities(&[CapabilitySets::default(); 2])?;
@@ -237,7 +238,7 @@ fn prctl(operation: libc::c_int, argument: libc::c_ulong) -> io::Result<()> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Nobody of the same user may read the memory of this process or trace it.
+/// Prevents other processes of the same user from reading the memory of this process or tracing it.
 pub fn hide_memory() -> io::Result<()> {
     prctl(libc::PR_SET_DUMPABLE, 0)
 }
@@ -267,7 +268,7 @@ struct CapabilityHeader {
     pid: i32,
 }
 
-/// `_LINUX_CAPABILITY_VERSION_3`: two words for each set.
+/// `_LINUX_CAPABILITY_VERSION_3`: each set is two 32-bit integers.
 const HEADER: CapabilityHeader = CapabilityHeader { version: 0x2008_0522, pid: 0 };
 
 #[expect(unsafe_code, reason = "no crate we use has this call")]
@@ -277,7 +278,7 @@ fn set_capabilities(sets: &[CapabilitySets; 2]) -> io::Result<()> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The kernel empties the ambient set along with it.
+/// Clears the inheritable set. The kernel clears the ambient set along with it.
 #[expect(unsafe_code, reason = "no crate we use has this call")]
 fn clear_inheritable() -> io::Result<()> {
     let mut sets = [CapabilitySets::default(); 2];
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(steps.last().map(|last| (last.code, last.k)), Some((RETURN, ALLOW)));
     }
 
-    /// A filter holds the thread that asked for it.
+    /// A filter applies to the thread that installed it.
     #[test]
     fn refused_calls_fail_and_others_work() {
         let tried = std::thread::spawn(|| {
@@ -334,10 +335,10 @@ mod tests {
             let mounted =
                 rustix::mount::mount("none", "/tmp", "tmpfs", rustix::mount::MountFlags::empty(), None);
             #[expect(unsafe_code, reason = "the call is to be refused")]
-            // SAFETY: the call fails; if it did not, the new namespace would be empty and of this thread alone.
+            // SAFETY: the call fails; if it did not, the new namespace would be empty and belong to this thread only.
             let unshared = unsafe { libc::unshare(libc::CLONE_NEWUSER) };
             let unshared = (unshared, io::Error::last_os_error().raw_os_error());
-            // Threads and files are as ever.
+            // Threads and files still work.
             let thread = std::thread::spawn(|| std::fs::read("/proc/self/stat").is_ok()).join();
             (mounted, unshared, thread.is_ok_and(|read| read))
         });

@@ -1,7 +1,7 @@
-//! Users of tasks: numbers from a range that the host sets aside, each for one task at a time.
+//! User ids of tasks, from a range that the host reserves, each for one task at a time.
 //!
-//! All agents of a host share the range, so who has a number is written down where all of them look. A number whose task has no
-//! directory any more is free.
+//! All agents of a host share the range, so assignments are recorded in a directory that all of them read. An id whose
+//! task no longer has a directory is free.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Free of what systemd and the subordinate users of accounts take.
+/// Does not overlap with ids used by systemd or by subordinate users of accounts.
 pub const DEFAULT_RANGE: UserIdRange = UserIdRange { first: 1_900_000_000, last: 1_900_065_535 };
 const LEDGER_DIR: &str = "/run/windlass/user-ids";
 
@@ -23,7 +23,7 @@ pub struct UserIdRange {
 }
 
 impl UserIdRange {
-    /// `FIRST-LAST`. Numbers below 1000 belong to the system, the two highest to nobody.
+    /// Parses `FIRST-LAST`. Ids below 1000 belong to the system, and the two highest are not valid users.
     pub fn parse(text: &str) -> Option<Self> {
         let (first, last) = text.split_once('-')?;
         let range = Self { first: first.trim().parse().ok()?, last: last.trim().parse().ok()? };
@@ -35,7 +35,7 @@ impl UserIdRange {
     }
 }
 
-/// Who has which number.
+/// Assignment of user ids to tasks.
 #[derive(Clone, Debug)]
 pub struct UserIdAllocator {
     dir: PathBuf,
@@ -47,11 +47,11 @@ impl UserIdAllocator {
         Self { dir: PathBuf::from(LEDGER_DIR), range }
     }
 
-    /// A number for the task with this directory; the same one if it has one.
+    /// Assigns an id to the task with this directory; the same one if it already has one.
     pub fn take(&self, task: &Path, but: &BTreeSet<u32>) -> io::Result<u32> {
         let _alone = self.lock()?;
         let owner = task.as_os_str().as_encoded_bytes();
-        // Where the search begins follows from the task: a number is not used again at once.
+        // The start of the search depends on the task, so that an id is not reused at once.
         let begin = owner
             .iter()
             .fold(2_166_136_261_u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(16_777_619));
@@ -71,13 +71,13 @@ impl UserIdAllocator {
         Err(io::Error::other(format!("all {} users of tasks are in use", self.range.count())))
     }
 
-    /// Whether the number is written down for this task.
+    /// Returns whether the id is recorded for this task.
     pub fn is_of(&self, id: u32, task: &Path) -> bool {
         fs::read(self.dir.join(id.to_string()))
             .is_ok_and(|owner| owner == task.as_os_str().as_encoded_bytes())
     }
 
-    /// Gives a number back, unless it is another task's by now.
+    /// Releases an id, unless it belongs to another task by now.
     pub fn give_back(&self, id: u32, task: &Path) -> io::Result<()> {
         let _alone = self.lock()?;
         let file = self.dir.join(id.to_string());

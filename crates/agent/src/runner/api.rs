@@ -1,4 +1,4 @@
-//! The runner's calls. Thin: what they do is in `job`, `uploads` and the spool.
+//! HTTP routes of the runner. Thin: the work is done in `job`, `uploads` and the spool.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,23 +26,23 @@ use crate::{
     spool,
 };
 
-/// What a dstack server is told: it takes a word that is no version for the newest one.
+/// Version reported to a dstack server, which treats a text that is not a version as the newest one.
 const COMPAT_VERSION: &str = "latest";
 
-/// For our own socket: every call carries the token.
+/// Routes for the runner's own socket: every call carries the token.
 pub fn authenticated_router(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     let checked = middleware::from_fn_with_state(Arc::clone(job), check_token);
     let ports = Router::new().route("/api/connect", get(ports::connect)).with_state(Arc::clone(job));
     routes(job, meter, env!("CARGO_PKG_VERSION")).merge(ports).layer(checked)
 }
 
-/// For a dstack server, which knows no token.
+/// Routes for a dstack server, which sends no token.
 pub fn compat_router(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     routes(job, meter, COMPAT_VERSION)
 }
 
-/// For people who are logged in to the task: they may follow its output. dstack's CLI does so through its SSH
-/// connection and takes what answers there for the runner's port.
+/// Routes for users who are logged in to the task: they may follow its output. dstack's CLI does so through its SSH
+/// connection and treats what answers there as the runner's port.
 pub fn guest_router(tail: Router) -> Router {
     Router::new()
         .route("/api/healthcheck", get(|| health(COMPAT_VERSION)))
@@ -54,7 +54,7 @@ fn routes(job: &Arc<Job>, meter: &Arc<Meter>, version: &'static str) -> Router {
     let uploads = Router::new()
         .route("/api/upload_archive", post(uploads::upload_archive))
         .route("/api/upload_code", post(uploads::upload_code))
-        // They have a bound of their own.
+        // Uploads have a separate limit.
         .layer(DefaultBodyLimit::disable());
     Router::new()
         .route("/api/healthcheck", get(move || health(version)))
@@ -119,7 +119,7 @@ async fn hosts(
 
 #[derive(Debug, Deserialize)]
 struct StopParams {
-    /// How long the commands may take to end; as long as the job says where this is not given.
+    /// Time that the commands have to exit; if absent, the job's own setting applies.
     grace_secs: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Processes the runner starts for itself, to unpack or to clone: as the job's user, unable to gain rights, and
+//! Helper processes of the runner, to unpack or to clone: they run as the job's user, cannot gain privileges, and are
 //! never left behind.
 
 use std::{
@@ -20,7 +20,7 @@ use tokio::{
 use super::{site::UserContext, user::Account};
 use crate::isolation::{probe, restrict::Restrictions};
 
-/// The subcommands of the agent's own binary that are started as children.
+/// Subcommands of the agent's binary that are started as children.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,11 +31,11 @@ pub struct Args {
 enum HelperCommand {
     /// Unpack the archive on standard input into the current directory
     Unpack(super::unpack::child::Args),
-    /// Answer git's question for a credential
+    /// Answer git's request for a credential
     GitCredential(super::repo::credential::Args),
-    /// Run a command on a host, as git asks an SSH client to
+    /// Run a command on a host, as git requests it from an SSH client
     GitSsh(super::repo::ssh::Args),
-    /// Try whether this host can confine plain processes
+    /// Check whether this host can confine plain processes
     TryConfinement,
 }
 
@@ -48,7 +48,7 @@ pub fn main(args: &Args) -> std::process::ExitCode {
     }
 }
 
-/// A command that starts as the job's user, in a process group of its own.
+/// Returns a command that starts as the job's user, in a separate process group.
 pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -> Command {
     let mut command = std::process::Command::new(program);
     command.env_clear().process_group(0).stdin(Stdio::null());
@@ -68,7 +68,7 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
         restrictions.seal()
     };
     #[expect(unsafe_code, reason = "the user of a child is set between fork and exec")]
-    // SAFETY: the closure makes system calls only; it neither allocates nor takes a lock.
+    // SAFETY: the closure makes system calls only; it neither allocates nor acquires a lock.
     unsafe {
         command.pre_exec(lower);
     }
@@ -77,14 +77,14 @@ pub(super) fn command(program: impl AsRef<std::ffi::OsStr>, account: &Account) -
     command
 }
 
-/// The agent's own binary, as a child.
+/// Returns a command that starts the agent's binary as a child.
 pub(super) fn agent_command(part: &str, site: &UserContext) -> Command {
     let mut command = command(&site.agent, &site.account);
     command.arg0("windlass-agent").args(["child", part]);
     command
 }
 
-/// A child and everything it started: killed together when dropped.
+/// A child and everything that it started: killed together when dropped.
 pub(super) struct ProcessGroup {
     child: Child,
     id: Option<Pid>,
@@ -101,10 +101,10 @@ impl ProcessGroup {
         &mut self.child
     }
 
-    /// Waits for the end; at the deadline the group is killed and `None` comes back.
+    /// Waits for the exit; at the deadline the group is killed and `None` is returned.
     pub(super) async fn wait(&mut self, within: Duration) -> io::Result<Option<ExitStatus>> {
         let ended = tokio::time::timeout(within, self.child.wait()).await;
-        // Also after a regular end: what the child left in its group has no business any more.
+        // Also after a regular exit: processes that the child left in its group are killed.
         self.kill();
         match ended {
             Ok(status) => status.map(Some),
@@ -112,7 +112,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Once only: later the number may be somebody else's.
+    /// Kills the group. Only once: later the id may belong to another group.
     fn kill(&mut self) {
         if let Some(id) = self.id.take() {
             let _ = killpg(id, Signal::SIGKILL);
@@ -126,7 +126,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Reads all, keeps the last `most` bytes.
+/// Reads everything and returns the last `most` bytes.
 pub(super) async fn read_tail(from: Option<impl AsyncRead + Unpin>, most: usize) -> Vec<u8> {
     let mut kept = Vec::new();
     let Some(mut from) = from else { return kept };

@@ -10,15 +10,15 @@ pub struct Args {
     /// The task's `run` directory
     #[arg(long, value_name = "DIR", required = true)]
     dir: Option<PathBuf>,
-    /// Be the runner itself; without this, be the small parent that starts it and reaps what it leaves
+    /// Run the runner itself; without this, run the small parent process that starts it and reaps orphans
     #[arg(long, hide = true)]
     inner: bool,
 }
 
-/// Parts that the runner starts of itself.
+/// Processes that the runner starts itself.
 #[derive(Debug, clap::Subcommand)]
 enum RunnerCommand {
-    /// Let people in without a job
+    /// Serve SSH sessions without a job
     #[command(hide = true)]
     Ssh(super::ssh::cli::Args),
     /// Serve files on standard input and output

@@ -1,5 +1,5 @@
-//! What the nodes of one replica need to reach each other: a list of hosts for MPI, and a key with a
-//! configuration for `ssh`.
+//! Files with which the nodes of one replica reach each other: a hostfile for MPI, and a key with a configuration for
+//! `ssh`.
 
 use std::{
     fmt::Write as _,
@@ -19,11 +19,11 @@ use super::{
     user::{Account, create_dir_as, run_as_account},
 };
 
-/// Nobody's configuration is longer.
+/// Maximum size in bytes of an `ssh` configuration that is read.
 const CONFIG_MAX: u64 = 1 << 20;
 const KEY_IN_CONTAINER: &str = "dstack_job";
 
-/// Where the files go and whose they are.
+/// Location and owner of the files.
 #[derive(Clone, Copy, Debug)]
 pub struct SshConfigTarget<'a> {
     pub account: &'a Account,
@@ -31,8 +31,8 @@ pub struct SshConfigTarget<'a> {
     pub in_container: bool,
 }
 
-/// One line a node: `IP slots=GPUS`, without slots where there are no GPUs. Empty when an address is not known,
-/// for a list that lacks a node is worse than none.
+/// Returns one line per node: `IP slots=GPUS`, without slots if there are no GPUs. Empty if an address is unknown,
+/// because a list that lacks a node is worse than none.
 pub fn render_hostfile(cluster: &ClusterInfo) -> String {
     if cluster.job_ips.iter().any(|ip| !is_address(ip)) {
         return String::new();
@@ -46,13 +46,14 @@ pub fn render_hostfile(cluster: &ClusterInfo) -> String {
     lines
 }
 
-/// Addresses and plain host names: nothing that would mean something else in a file of ssh's or MPI's.
+/// Returns whether the text is an address or a plain host name, without anything that has a meaning in a file of ssh or
+/// MPI.
 pub(super) fn is_address(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b':' | b'-' | b'_');
     !text.is_empty() && !text.starts_with('-') && text.len() <= 253 && text.bytes().all(is_plain)
 }
 
-/// The part of `~/.ssh/config` that is ours. `Host *` at its end gives what follows the meaning it had alone.
+/// Returns our section of `~/.ssh/config`. `Host *` at its end keeps the meaning of what follows.
 fn ssh_config_section(place: SshConfigTarget<'_>, cluster: &ClusterInfo, key: &Path) -> String {
     let (begin, end) = section_markers(place.task);
     let mut part = format!("{begin}\n");
@@ -75,7 +76,7 @@ pub(super) fn section_markers(task: SubmissionId) -> (String, String) {
     (format!("# windlass {task}: begin"), format!("# windlass {task}: end"))
 }
 
-/// The configuration without our part.
+/// Returns the configuration without our section.
 pub(super) fn remove_section(config: &str, task: SubmissionId) -> String {
     let (begin, end) = section_markers(task);
     let mut inside = false;
@@ -95,7 +96,7 @@ pub(super) fn remove_section(config: &str, task: SubmissionId) -> String {
     rest
 }
 
-/// The key and configuration in a user's `~/.ssh`; taken away by [`Access::remove`].
+/// Key and configuration in a user's `~/.ssh`; removed by [`Access::remove`].
 #[derive(Debug)]
 pub struct NodeAccess {
     account: Account,
@@ -105,12 +106,12 @@ pub struct NodeAccess {
 }
 
 impl NodeAccess {
-    /// Lets the job reach the other nodes.
+    /// Writes the files with which the job reaches the other nodes.
     pub fn give(place: SshConfigTarget<'_>, cluster: &ClusterInfo, key: &SshKey) -> io::Result<Self> {
         let dir = place.account.home.join(".ssh");
         let is_new = !dir.exists();
         create_dir_as(&dir, place.account, place.in_container)?;
-        // Two tasks on a bare host may share a home.
+        // Two tasks on a bare host may share a home directory.
         let name = if place.in_container {
             KEY_IN_CONTAINER.to_owned()
         } else {
@@ -135,7 +136,7 @@ impl NodeAccess {
         Ok(access)
     }
 
-    /// Takes it back; what is gone already is no matter.
+    /// Removes the files. Files that no longer exist are ignored.
     pub fn remove(&self) -> io::Result<()> {
         run_as_account(&self.account, || {
             for file in [self.key.clone(), self.key.with_extension("pub")] {

@@ -1,12 +1,12 @@
-//! How a job's end is told: state, reason, message and exit status. Decisions only.
+//! Final state of a job: state, reason, message and exit status. Decisions only.
 
 use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
 
-/// What the state is called on the wire.
+/// State of a job, with its name on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobStateName {
     Running,
-    /// Prepared; it waits for its other nodes.
+    /// Prepared; waits for its other nodes.
     Ready,
     Done,
     Failed,
@@ -25,18 +25,18 @@ impl JobStateName {
     }
 }
 
-/// Why the job came to its end; the first one counts.
+/// Cause of a job's end; the first one counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndCause {
-    /// Its commands ended of themselves.
+    /// Its commands exited by themselves.
     Exited,
-    /// They ended badly before the program itself began, as they say.
+    /// Its commands failed during setup, before the program itself started, according to the phase file.
     SetupFailed,
-    /// Somebody called `stop`. Its commands ended then, or were killed after so many seconds.
+    /// The server called `stop`. The commands exited then, or were killed after this many seconds.
     Stopped {
         killed_after: Option<u64>,
     },
-    /// The runner itself was told to end.
+    /// The runner itself was asked to exit.
     Ended,
     MaxDuration {
         secs: u64,
@@ -44,19 +44,19 @@ pub enum EndCause {
     LogQuota {
         bytes: u64,
     },
-    /// The output could not be kept.
+    /// The output could not be stored.
     OutputNotStored {
         why: String,
         no_disk: bool,
     },
-    /// It could not be started; `reason` is a word of the termination reasons.
+    /// The job could not be started; `reason` is one of the termination reasons.
     NotStarted {
         reason: &'static str,
         why: String,
     },
 }
 
-/// A job's last word, without its time.
+/// Final state of a job, without its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobEnd {
     pub state: JobStateName,
@@ -68,7 +68,8 @@ pub struct JobEnd {
 
 const EXIT_KILLED: i32 = 128 + 9;
 
-/// `exit` is `None` where nothing ran. `oom` says that the kernel killed something of the task for want of memory.
+/// Decides the final state. `exit` is `None` if nothing ran. `oom` is true if the kernel killed a process of the task
+/// for lack of memory.
 pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
     let exit_status = exit.and_then(status);
     let told = |state, reason, message: String| JobEnd { state, reason, message, detail: None, exit_status };
@@ -90,7 +91,8 @@ pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
             });
             told(JobStateName::Terminated, "terminated_by_server", message.unwrap_or_default())
         }
-        // Whoever ended the task knows why; here it could be anything, the machine's shutdown included.
+        // The process that ended the task knows the reason; here it could be anything, including a shutdown of the
+        // host.
         EndCause::Ended => told(JobStateName::Terminated, "", "the task was told to end".to_owned()),
         EndCause::MaxDuration { secs } => {
             let message = format!("the commands ran longer than {secs} s");
@@ -113,7 +115,7 @@ pub fn ending(cause: EndCause, exit: Option<ExitStatus>, oom: bool) -> JobEnd {
     }
 }
 
-/// As shells count: 128 + signal for one that was killed.
+/// Returns the exit status as shells report it: 128 + signal for a process that was killed.
 fn status(exit: ExitStatus) -> Option<i32> {
     exit.code().or_else(|| exit.signal().map(|signal| 128 + signal))
 }

@@ -1,7 +1,7 @@
-//! The variables of the job. Decisions only: what is given to whom, in which order one wins over another.
+//! Environment variables of the job. Decisions only: which variables are set, and their precedence.
 //!
-//! The image's own variables come first, then who the user is, what windlass tells of the run, secrets, and last
-//! the job's own. The agent's variables are taken out.
+//! The image's variables come first, then those of the user account, those that windlass sets for the run, secrets, and
+//! last the job's own. The agent's variables are removed.
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +17,12 @@ use super::{site::UserContext, user::Account};
 pub type Env = BTreeMap<OsString, OsString>;
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// The mark of the task, by which everything of it is found. The job keeps it.
+/// Variable that marks every process of the task. The job keeps it.
 const TASK_MARK: &str = "WINDLASS_TASK_ID";
-/// What agents are set up with; none of it is the job's business.
+/// Prefixes of variables that configure agents; they are not passed to the job.
 const AGENT_PREFIXES: [&str; 6] =
     ["WINDLASS_", "DSTACK_SHIM_", "DSTACK_RUNNER_", "DSTACK_DOCKER_", "DSTACK_SERVICE_MODE", "RUST_"];
-/// Each variable of the run is given under both names.
+/// Each variable of the run is set under both prefixes.
 const RUN_PREFIXES: [&str; 2] = ["WINDLASS_", "DSTACK_"];
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub enum EnvError {
     BadValue(String),
 }
 
-/// Refuses what the kernel cannot pass to a program. Everything else is passed byte for byte.
+/// Refuses variables that the kernel cannot pass to a program. Everything else is passed byte for byte.
 pub fn check<'a>(variables: impl IntoIterator<Item = (&'a String, &'a String)>) -> Result<(), EnvError> {
     for (name, value) in variables {
         if name.is_empty() || name.contains(['=', '\0']) {
@@ -46,10 +46,10 @@ pub fn check<'a>(variables: impl IntoIterator<Item = (&'a String, &'a String)>) 
     Ok(())
 }
 
-/// What is left of the runner's own environment for others.
+/// Returns the part of the runner's own environment that is passed on.
 ///
-/// In a container it is the image's, and all of it counts: images set `LD_LIBRARY_PATH` for their libraries. A
-/// plain process would inherit the host's, so what steers the loader goes.
+/// In a container that is the image's environment, and all of it counts: images set `LD_LIBRARY_PATH` for their
+/// libraries. A plain process would inherit the host's environment, so variables that control the loader are removed.
 pub fn base(own: impl IntoIterator<Item = (OsString, OsString)>, in_container: bool) -> Env {
     let is_kept = |name: &OsStr| {
         let name = name.as_bytes();
@@ -65,7 +65,7 @@ pub fn base(own: impl IntoIterator<Item = (OsString, OsString)>, in_container: b
     env
 }
 
-/// Adds who the user is.
+/// Adds the variables of the user account.
 pub fn add_account(env: &mut Env, account: &Account) {
     env.insert("HOME".into(), account.home.clone().into());
     env.insert("USER".into(), account.name.clone().into());
@@ -73,7 +73,7 @@ pub fn add_account(env: &mut Env, account: &Account) {
     env.insert("SHELL".into(), account.shell.clone().into());
 }
 
-/// The whole environment of the job.
+/// Returns the whole environment of the job.
 pub fn job_env(base: &Env, submit: &SubmitBody, site: &UserContext, hostfile: Option<&Path>) -> Env {
     let mut env = base.clone();
     add_account(&mut env, &site.account);
@@ -88,7 +88,7 @@ pub fn job_env(base: &Env, submit: &SubmitBody, site: &UserContext, hostfile: Op
     env
 }
 
-/// What windlass tells of the run, without the prefix.
+/// Returns the variables that windlass sets for the run, without the prefix.
 fn run_variables(
     submit: &SubmitBody,
     site: &UserContext,
@@ -127,7 +127,7 @@ fn run_variables(
     told
 }
 
-/// GPUs of each node, in the order of their addresses.
+/// Returns the number of GPUs of each node, in the order of their addresses.
 pub fn gpus_per_node(cluster: &ClusterInfo) -> Vec<i64> {
     match &cluster.gpus_per_node {
         Some(each) if each.len() == cluster.job_ips.len() => each.clone(),
@@ -135,8 +135,8 @@ pub fn gpus_per_node(cluster: &ClusterInfo) -> Vec<i64> {
     }
 }
 
-/// Lines for a login shell that give it the job's variables: those that differ from `base` and that a shell can
-/// name. A login shell sets its own user.
+/// Returns lines for a login shell that set the job's variables: those that differ from `base` and have a name that a
+/// shell accepts. A login shell sets the variables of its user itself.
 pub fn shell_exports(base: &Env, env: &Env) -> Vec<u8> {
     let mut lines = Vec::new();
     for (name, value) in env {

@@ -2,12 +2,12 @@
 
 use crate::spool::strip::CodeStripper;
 
-/// How much of the output's end is looked at: five lines with their terminal codes.
+/// Number of bytes at the end of the output that are read: enough for five lines with their terminal codes.
 pub(super) const SCAN_BYTES: usize = 16 * 1024;
 const LINES_MAX: usize = 5;
 const BYTES_MAX: usize = 1024;
 
-/// Adds the last lines of `output` to a message.
+/// Appends the last lines of `output` to a message.
 pub(super) fn append_last_lines(message: &mut String, output: &[u8]) {
     let lines = last_lines(output);
     if !lines.is_empty() {
@@ -18,7 +18,7 @@ pub(super) fn append_last_lines(message: &mut String, output: &[u8]) {
     }
 }
 
-/// As they would stand on a terminal, without blank ones.
+/// Returns the last lines as a terminal would show them, without blank ones.
 fn last_lines(output: &[u8]) -> String {
     let mut shown = output.to_vec();
     CodeStripper::default().strip(&mut shown);
@@ -31,7 +31,7 @@ fn last_lines(output: &[u8]) -> String {
     all[from..].to_owned()
 }
 
-/// What is left of a line that was written over, without characters that do something.
+/// Returns the visible text of a line after carriage returns, without control characters.
 fn visible_text(line: &str) -> String {
     let line = line.trim_end();
     let last = line.rsplit('\r').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Starting the job's main process: its user, session, terminal, signals and files.
+//! Start of the job's main process: its user, session, terminal, signals and files.
 
 use std::{
     fs::File,
@@ -24,23 +24,24 @@ use rustix::{
 use super::{env::Env, names::HostsFile, user::Account};
 use crate::isolation::restrict::Restrictions;
 
-/// What a program sees that asks for the size of its terminal.
+/// Terminal size that programs of the job see.
 const TERMINAL_SIZE: Winsize = Winsize { ws_row: 40, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
 const UMASK: u32 = 0o022;
 const SHELLS: [&str; 7] = ["sh", "bash", "dash", "ash", "zsh", "ksh", "fish"];
 
-/// Where the output of the commands goes, and what they take for their input.
+/// Kind of standard input and output of the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TerminalMode {
-    /// A pipe; nothing to read.
+    /// A pipe for output, and no input.
     None,
-    /// A terminal, or nothing at all.
+    /// A terminal; the start fails without one.
     Required,
-    /// A terminal where the machine gives one, else a pipe.
+    /// A terminal if the host provides one, otherwise a pipe.
     Preferred,
 }
 
-/// What the job says comes first. Else an interactive shell gets a terminal, for it complains without one.
+/// Chooses the terminal. The job's setting takes precedence. Otherwise an interactive shell gets a terminal, because it
+/// prints errors without one.
 pub fn terminal_mode(tty: Option<bool>, argv: &[String]) -> TerminalMode {
     match tty {
         Some(true) => TerminalMode::Required,
@@ -50,7 +51,7 @@ pub fn terminal_mode(tty: Option<bool>, argv: &[String]) -> TerminalMode {
     }
 }
 
-/// A shell with `-i` among the options that come before its script.
+/// Returns whether this is a shell with `-i` among the options before its script.
 fn is_interactive(argv: &[String]) -> bool {
     let Some((program, rest)) = argv.split_first() else { return false };
     let name = Path::new(program).file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -66,18 +67,18 @@ pub struct LaunchSpec<'a> {
     pub dir: &'a Path,
     pub account: &'a Account,
     pub terminal: TerminalMode,
-    /// Where it finds other tasks by name, if it does.
+    /// Host names of other tasks, if the job requested them.
     pub names: Option<&'a HostsFile>,
 }
 
 #[derive(Debug)]
 pub struct JobProcess {
     pub child: tokio::process::Child,
-    /// The leader of the job's session.
+    /// Leader of the job's session.
     pub pid: i32,
-    /// Everything the job prints.
+    /// Everything that the job prints.
     pub output: File,
-    /// What a person at the job's terminal would type on, where it has one.
+    /// Input side of the job's terminal, if it has one.
     pub keyboard: Option<File>,
 }
 
@@ -102,7 +103,7 @@ pub enum ExecError {
     },
 }
 
-/// The descriptors of the child, and the one we read from.
+/// Descriptors of the child, and the one that the runner reads from.
 struct JobStdio {
     input: Stdio,
     output: Stdio,
@@ -111,7 +112,7 @@ struct JobStdio {
     is_terminal: bool,
 }
 
-/// Starts the commands. They are the leader of a new session and inherit nothing of the runner.
+/// Starts the commands. They are the leader of a new session and inherit no descriptors of the runner.
 pub fn start(launch: &LaunchSpec<'_>) -> Result<JobProcess, ExecError> {
     let (program, arguments) = launch.argv.split_first().ok_or(ExecError::NoCommands)?;
     if launch.argv.iter().any(|word| word.contains('\0')) {
@@ -163,7 +164,7 @@ fn open_pipe() -> Result<JobStdio, ExecError> {
     make().map_err(ExecError::Pipe)
 }
 
-/// A terminal that changes nothing of what is printed: line ends stay as they are, nothing is echoed.
+/// Opens a terminal that does not change the output: line ends stay as they are, and nothing is echoed.
 fn open_terminal(account: &Account) -> io::Result<JobStdio> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
@@ -175,7 +176,7 @@ fn open_terminal(account: &Account) -> io::Result<JobStdio> {
     modes.input_modes.insert(InputModes::IUTF8);
     tcsetattr(&theirs, OptionalActions::Now, &modes)?;
     tcsetwinsize(&theirs, TERMINAL_SIZE)?;
-    // Programs that open their terminal anew need to own it. A runner that is not root owns it already.
+    // Programs that reopen their terminal must own it. A runner that is not root owns it already.
     let _ = rustix::fs::fchown(&theirs, Some(Uid::from_raw(account.uid)), Some(Gid::from_raw(account.gid)));
     let (input, output) = (theirs.try_clone()?, theirs.try_clone()?);
     Ok(JobStdio {
@@ -187,8 +188,8 @@ fn open_terminal(account: &Account) -> io::Result<JobStdio> {
     })
 }
 
-/// Makes the command leave the runner's session and rights behind. For everything that is started as the job's
-/// user: the job itself, and what people start beside it.
+/// Makes the command leave the runner's session and drop its privileges. For the job itself; programs of SSH sessions
+/// use `ssh::rights`.
 #[expect(unsafe_code, reason = "sessions, signals and users are set between fork and exec")]
 pub fn drop_to_account(command: &mut Command, account: &Account, with_terminal: bool) {
     let is_root = rustix::process::geteuid().is_root();
@@ -203,7 +204,7 @@ pub fn drop_to_account(command: &mut Command, account: &Account, with_terminal: 
         }
         reset_signals()?;
         umask(rustix::fs::Mode::from_raw_mode(UMASK));
-        // Without root's rights there is nobody else to become.
+        // Without root the user cannot be changed.
         if is_root {
             restrictions.drop_capabilities()?;
             set_thread_groups(&groups)?;
@@ -219,7 +220,8 @@ pub fn drop_to_account(command: &mut Command, account: &Account, with_terminal: 
     }
 }
 
-/// A runner that was started in the background may have been told to ignore some, and children inherit that.
+/// Resets signals to their default. A runner that was started in the background may ignore some, and children inherit
+/// that.
 fn reset_signals() -> io::Result<()> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     for signal in Signal::iterator() {
@@ -239,8 +241,7 @@ fn set_action(signal: Signal, action: &SigAction) -> io::Result<()> {
     Ok(())
 }
 
-/// Files the runner itself was started with must not reach what it starts. All others are opened so that they
-/// do not.
+/// Prevents files that the runner inherited from reaching its children. All other files are opened close-on-exec.
 pub fn mark_inherited_files() -> io::Result<()> {
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -261,12 +262,12 @@ fn set_close_on_exec(number: i32) {
     let _ = rustix::io::fcntl_setfd(fd.as_fd(), rustix::io::FdFlags::CLOEXEC);
 }
 
-/// Writes a file with this mode, whatever was there before.
+/// Writes a file with this mode and replaces its contents.
 pub fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let mut file =
         std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
-    // The file may have been there with other rights.
+    // The file may have existed with another mode.
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)
 }

@@ -1,4 +1,4 @@
-//! The files a user sends along: one archive each, put where its path says.
+//! Files that a user uploads with a run: one archive each, unpacked at its path.
 
 use std::{fs, io, path::Path};
 
@@ -30,7 +30,7 @@ pub enum FilesError {
 }
 
 impl FilesError {
-    /// Whether a full disk is why.
+    /// Returns whether the cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::BadPath { .. } => false,
@@ -40,8 +40,8 @@ impl FilesError {
     }
 }
 
-/// Puts the archive where `path` says; what was there is gone. The archive's first path component takes the name
-/// of the last component of `path`. Dropping the future stops the work and leaves nothing half.
+/// Unpacks the archive at `path` and replaces what was there. The archive's first path component is renamed to the last
+/// component of `path`. Dropping the future stops the work and leaves no partial result.
 pub async fn unpack_to(site: &UserContext, archive: &Path, path: &str) -> Result<UnpackResult, FilesError> {
     let target = site.resolve(path);
     let Some(parent) = target.parent().filter(|_| !path.is_empty() && !path.contains('\0')) else {
@@ -57,14 +57,14 @@ pub async fn unpack_to(site: &UserContext, archive: &Path, path: &str) -> Result
     Ok(unpacked)
 }
 
-/// What was there goes into the stage first, so that there is always either the old or the new, but for the
-/// moment between two renames.
+/// Moves the old target into the staging directory first, so that at any time either the old or the new one exists,
+/// except between the two renames.
 fn replace_target(stage: &StagingDir, target: &Path) -> io::Result<()> {
     let old = stage.path().join("old");
     match fs::rename(target, &old) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        // Another file system is mounted there, or something no rename can take away: say so.
+        // Another file system is mounted there, or it cannot be renamed: return the error.
         Err(error) => return Err(error),
     }
     fs::rename(stage.path().join(CONTENT), target)?;

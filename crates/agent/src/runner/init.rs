@@ -1,15 +1,15 @@
-//! The first process of a task: it starts the runner, reaps what is orphaned, and leaves nothing running behind it.
+//! The first process of a task: it starts the runner, reaps orphans, and leaves no process running when it exits.
 //!
-//! It must be small and outlive everything else in the task, so there is one thread, no async runtime, and nothing
-//! it waits for but signals. Signals are blocked and read, never handled: the kernel keeps a blocked signal even
-//! from a process that is the first of its namespace, which gets no other signal by default.
+//! It must be small and outlive everything else in the task, so there is one thread, no async runtime, and it waits for
+//! nothing but signals. Signals are blocked and read, never handled: the kernel keeps a blocked signal even for the
+//! first process of a namespace, which receives no other signal by default.
 //!
-//! In a container it starts at once. A shim without containers starts it *gated*: it then has a socket as its
-//! standard input, tells nothing to anybody and starts nothing until [`Orders`] come. So a shim that is killed
-//! after the start and before it has written down whom it started leaves nothing behind.
+//! In a container it starts at once. A shim without containers starts it *gated*: then its standard input is a socket,
+//! and it sends nothing and starts nothing until [`Orders`] arrive. So a shim that is killed after the start, and
+//! before it has recorded the process, leaves nothing behind.
 //!
-//! Of a task that is confined there are two: the one that the shim knows stays on the host and leaves the last word, the other
-//! is the first process of the task's namespaces and does the rest ([`crate::isolation`]).
+//! A confined task has two such processes: the one that the shim knows stays on the host and writes the exit record,
+//! the other is the first process of the task's namespaces and does the rest ([`crate::isolation`]).
 
 use std::{
     ffi::OsStr,
@@ -46,36 +46,36 @@ use crate::{
     taskdir::{EXIT_RECORD, ExitRecord},
 };
 
-/// Set to `1`: wait for [`Orders`] on the standard input.
+/// Environment variable that, set to `1`, makes init wait for [`Orders`] on its standard input.
 pub const GATE_VARIABLE: &str = "WINDLASS_INIT_GATE";
-/// Left in the `run` directory by a gated init whose shim went away before it gave orders.
+/// File in the `run` directory, written by a gated init whose shim exited before it sent orders.
 pub const NEVER_STARTED_FILE: &str = "never.started";
-/// What a shell is to run instead of the runner, for tests. Not in a build for use.
+/// Variable with a shell command to run instead of the runner, for tests. Not in a release build.
 pub const DEBUG_COMMAND: &str = "WINDLASS_DEBUG_INNER";
 
-/// Longer orders are not read.
+/// Maximum size in bytes of orders.
 pub const REQUEST_BYTES_MAX: u64 = 1 << 20;
-/// How long descendants that do not go away when killed hold up the last word.
+/// Maximum time that descendants which survive a kill delay the exit record.
 const REAP_TIMEOUT: Duration = Duration::from_secs(20);
-/// Between two looks for processes that appeared while others were killed.
+/// Interval of checks for processes that appeared while others were killed.
 const REAP_INTERVAL: Duration = Duration::from_millis(20);
 const OOM_SCORE: &str = "/proc/self/oom_score_adj";
 const OOM_SCORE_LAST: &str = "-900";
-/// What a shell says when it could not start the program.
+/// Exit status that a shell returns if it could not start a program.
 const EXIT_CANNOT_START: u8 = 127;
 
-/// What a gated init does before it starts the runner. The answer is `ok`, or what went wrong.
+/// Orders that a gated init carries out before it starts the runner. The reply is `ok` or an error message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitRequest {
     /// Directories of control groups to enter.
     pub enter: Vec<PathBuf>,
-    /// A version 2 group for the runner and all below it, which can be killed without killing init.
+    /// Version 2 group for the runner and its descendants, which can be killed without killing init.
     pub job_group: Option<PathBuf>,
-    /// Mounts for this task only; they vanish with its last process.
+    /// Mounts for this task only; they disappear with its last process.
     pub binds: Vec<BindRequest>,
-    /// Things the runner is to say in its log.
+    /// Messages that the runner writes to its log.
     pub notices: Vec<String>,
-    /// How the task is kept in; absent: it has the rights of the agent's user.
+    /// Confinement of the task; if absent, it has the rights of the agent's user.
     #[serde(default)]
     pub confinement: Option<Confinement>,
 }
@@ -87,9 +87,9 @@ pub struct BindRequest {
     pub read_only: bool,
 }
 
-/// The answer to orders that were carried out.
+/// Reply to orders that were carried out.
 pub const REQUEST_DONE: &str = "ok";
-/// Lines the runner is to say in its log, for it to find.
+/// Variable with the messages that the runner writes to its log, one per line.
 pub const NOTICES_VARIABLE: &str = "WINDLASS_NOTICES";
 
 #[derive(Debug, thiserror::Error)]
@@ -122,7 +122,7 @@ pub enum InitError {
     LastWord(#[source] io::Error),
 }
 
-/// Runs until the runner has ended and nothing of it is left; exits as the runner did.
+/// Runs until the runner and all its descendants have ended; exits with the status of the runner.
 pub fn main(dir: &Path) -> ExitCode {
     match run(dir) {
         Ok(code) => ExitCode::from(code),
@@ -134,7 +134,7 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn run(dir: &Path) -> Result<u8, InitError> {
-    // The handle is taken before anything else runs here, so that nobody can put another directory in its place.
+    // The handle is opened before anything else runs here, so that no other process can substitute the directory.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let home = rustix::fs::open(dir, flags, Mode::empty())
         .map_err(|error| InitError::Directory { dir: dir.to_owned(), source: error.into() })?;
@@ -150,7 +150,7 @@ fn run(dir: &Path) -> Result<u8, InitError> {
         }
         Some(task) => match fork_into_namespaces(task.user.is_none()).map_err(InitError::Namespaces) {
             Ok(ForkSide::Inner) => {
-                // On the host's side of the border: from it one could walk anywhere.
+                // The handle refers to a directory of the host: it would allow an escape.
                 drop(home);
                 return run_in_namespaces(task, &orders, job, gate, &signals);
             }
@@ -169,13 +169,13 @@ fn run(dir: &Path) -> Result<u8, InitError> {
     let word =
         ExitRecord { exit_status: Some(i32::from(status)), oom_killed: group.oom_kills() > kills_before };
     if let Err(error) = write_exit_record(&home, &word) {
-        // A disk that is full does not change how the job ended.
+        // A full disk does not change how the job ended.
         print_error(&InitError::LastWord(error));
     }
     Ok(status)
 }
 
-/// The first process of the namespaces of a confined task. The other half leaves the last word.
+/// Runs the first process of the namespaces of a confined task. The other half writes the exit record.
 fn run_in_namespaces(
     task: &Confinement,
     orders: &InitRequest,
@@ -187,7 +187,7 @@ fn run_in_namespaces(
         if task.user.is_some() {
             return Ok(());
         }
-        // Everything in here is of one user. What this process keeps nobody else may look at.
+        // All processes in the namespaces have the same user. Other processes must not read the memory of this one.
         restrict::restrict_self().and_then(|()| restrict::hide_memory()).map_err(InitError::Restrict)
     });
     gate.answer(&ready);
@@ -195,7 +195,7 @@ fn run_in_namespaces(
     supervise(start_runner(&task.place.join("run"), orders, job), orders, signals)
 }
 
-/// Waits for the end of what was started, and leaves nothing of it running. Its exit status.
+/// Waits for the exit of the started process and kills its remaining descendants. Returns its exit status.
 fn supervise(started: io::Result<Pid>, orders: &InitRequest, signals: &SignalFd) -> Result<u8, InitError> {
     match started {
         Ok(pid) => {
@@ -210,20 +210,21 @@ fn supervise(started: io::Result<Pid>, orders: &InitRequest, signals: &SignalFd)
     }
 }
 
-/// Where the shim waits for the answer to its orders. Closed without one, it knows that something went wrong.
+/// Socket on which the shim waits for the reply to its orders. If it is closed without a reply, the shim reports a
+/// failure.
 struct ReplySocket(Option<UnixStream>);
 
 impl ReplySocket {
     fn answer(mut self, result: &Result<(), InitError>) {
         let Some(mut socket) = self.0.take() else { return };
         let answer = result.as_ref().map_or_else(said, |()| REQUEST_DONE.to_owned());
-        // The shim may have gone again by now; it gave its orders, and they stand.
+        // The shim may have exited by now; its orders remain valid.
         let _ = socket.write_all(answer.as_bytes());
         let _ = socket.shutdown(Shutdown::Both);
     }
 }
 
-/// What goes to the standard error: there is no log here, and the shim shows its last lines.
+/// Prints to standard error: there is no log here, and the shim shows its last lines.
 fn print_error(error: &InitError) {
     let _ = io::stderr().write_all(format!("init: {}\n", said(error)).as_bytes());
 }
@@ -232,12 +233,12 @@ fn said(error: &InitError) -> String {
     super::job::told(error)
 }
 
-/// Orphans come to us, and every signal that can wait is read from the returned file.
+/// Becomes the reaper of orphans. Every signal that can be blocked is read from the returned file.
 pub(crate) fn become_reaper() -> io::Result<SignalFd> {
     set_child_subreaper(Some(getpid()))?;
     reset_signals()?;
     let mut blocked = SigSet::all();
-    // These are raised by a fault of our own: blocking them would only hide it.
+    // These signals are raised by a fault of this process: blocking them would only hide it.
     for fault in
         [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGILL, Signal::SIGFPE, Signal::SIGSYS, Signal::SIGABRT]
     {
@@ -247,30 +248,32 @@ pub(crate) fn become_reaper() -> io::Result<SignalFd> {
     Ok(SignalFd::with_flags(&blocked, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?)
 }
 
-/// Whoever started us may have been started by `nohup`: ignored signals are inherited, by the job as well.
+/// Resets signals to their default. The parent may have been started by `nohup`: ignored signals are inherited, by the
+/// job as well.
 #[expect(unsafe_code, reason = "changing what a signal does is a raw call")]
 pub(crate) fn reset_signals() -> io::Result<()> {
     for one in Signal::iterator().filter(|one| ![Signal::SIGKILL, Signal::SIGSTOP].contains(one)) {
-        // SAFETY: the default action runs no code of ours. Also sound between fork and exec: no memory is
-        // allocated and no lock taken.
+        // SAFETY: the default action runs no code of ours. Also sound between fork and exec: no memory is allocated and
+        // no lock is acquired.
         unsafe { signal(one, SigHandler::SigDfl) }?;
     }
     Ok(())
 }
 
-/// Waits for orders if there is a gate, and carries out those for this process. `None`: whoever was to give them is gone.
+/// Waits for orders if there is a gate, and carries out those for this process. Returns `None` if the shim exited
+/// without sending them.
 fn orders(home: &OwnedFd) -> Result<Option<(InitRequest, ReplySocket)>, InitError> {
     if std::env::var_os(GATE_VARIABLE).as_deref() != Some(OsStr::new("1")) {
         return Ok(Some((InitRequest::default(), ReplySocket(None))));
     }
-    // A session of our own: signals for the shim's terminal or process group are not for us.
+    // In a separate session: signals for the shim's terminal or process group must not reach this process.
     rustix::process::setsid().map_err(|error| InitError::Orders(error.into()))?;
     let socket =
         rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3).map_err(|error| InitError::Orders(error.into()))?;
     let socket = UnixStream::from(socket);
     let mut text = Vec::new();
     (&socket).take(REQUEST_BYTES_MAX).read_to_end(&mut text).map_err(InitError::Orders)?;
-    // Orders that end early are as good as none: nothing was done, and the shim that wrote them is gone.
+    // Incomplete orders are ignored: nothing was done, and the shim that wrote them has exited.
     let Ok(mut orders) = serde_json::from_slice::<InitRequest>(&text) else {
         write_file(home, NEVER_STARTED_FILE, b"").map_err(InitError::LastWord)?;
         return Ok(None);
@@ -286,7 +289,7 @@ fn orders(home: &OwnedFd) -> Result<Option<(InitRequest, ReplySocket)>, InitErro
 
 fn apply_request(orders: &mut InitRequest) -> Result<(), InitError> {
     for group in &orders.enter {
-        // A job without a limit is better than none, as long as somebody can read of it.
+        // A job without a limit is better than none, as long as the log reports it.
         if let Err(error) = fs::write(group.join("cgroup.procs"), "0") {
             let group = group.display();
             orders
@@ -294,7 +297,7 @@ fn apply_request(orders: &mut InitRequest) -> Result<(), InitError> {
                 .push(format!("the limits of {group} are not enforced: it cannot be entered: {error}"));
         }
     }
-    // Those of a confined task are mounted in its namespaces.
+    // Mounts of a confined task are made in its namespaces.
     let Some(first) = orders.binds.first().filter(|_| orders.confinement.is_none()) else { return Ok(()) };
     unshare_mounts().map_err(|source| InitError::Mount { bind: first.clone(), source })?;
     for bind in &orders.binds {
@@ -303,7 +306,7 @@ fn apply_request(orders: &mut InitRequest) -> Result<(), InitError> {
     Ok(())
 }
 
-/// What is mounted from here on is seen by this task only; what the host unmounts is unmounted here, too.
+/// Makes later mounts visible to this task only; unmounts of the host still propagate here.
 #[expect(unsafe_code, reason = "the call that separates mounts can do unsafe things with other flags")]
 fn unshare_mounts() -> io::Result<()> {
     use rustix::{
@@ -325,7 +328,7 @@ fn open_job_group(orders: &InitRequest) -> Option<fs::File> {
     fs::OpenOptions::new().write(true).open(procs).ok()
 }
 
-/// The runner: this program once more, with signals as they were meant and nothing of ours to read.
+/// Starts the runner: this program again, with default signals and no standard input.
 #[expect(unsafe_code, reason = "signals of the child are set between fork and exec")]
 fn start_runner(dir: &Path, orders: &InitRequest, job: Option<fs::File>) -> io::Result<Pid> {
     let mut command = Command::new("/proc/self/exe");
@@ -342,13 +345,13 @@ fn start_runner(dir: &Path, orders: &InitRequest, job: Option<fs::File>) -> io::
     if let Some(task) = &orders.confinement {
         command.env(isolation::CONFINED_VARIABLE, serde_json::to_string(&task.inside())?);
     }
-    // We should be the last to go when memory runs out. Only some may say so, and the runner takes it back.
+    // Init should be killed last when memory runs out. Setting the score needs privileges, and the runner resets it.
     let score = fs::read(OOM_SCORE).ok().filter(|_| fs::write(OOM_SCORE, OOM_SCORE_LAST).is_ok());
     // SAFETY: everything in here is a plain system call on what was prepared above.
     unsafe {
         command.pre_exec(move || {
             if let Some(job) = &job {
-                // Not everything hangs on this: its members are found one by one, too.
+                // Failure is tolerated: members are also found one by one.
                 let _ = rustix::io::write(job, b"0");
             }
             if let Some(score) = &score {
@@ -364,20 +367,20 @@ fn start_runner(dir: &Path, orders: &InitRequest, job: Option<fs::File>) -> io::
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Reaps whatever ends and passes on TERM and INT, until the runner itself has ended.
+/// Reaps every process that exits and forwards TERM and INT, until the runner itself has exited.
 fn wait_for_runner(runner: Pid, signals: &SignalFd) -> io::Result<WaitStatus> {
     loop {
         if let ReapOutcome::Runner(status) = reap(Some(runner))? {
             return Ok(status);
         }
         for asked in read_stop_signals(signals, None)? {
-            // The runner was not reaped, so its pid is its own.
+            // The runner was not reaped, so its pid is still valid.
             let _ = kill_process(runner, asked);
         }
     }
 }
 
-/// Which of TERM and INT came, after waiting for any signal at all.
+/// Waits for any signal and returns those of TERM and INT that arrived.
 pub(crate) fn read_stop_signals(
     signals: &SignalFd,
     patience: Option<Duration>,
@@ -400,7 +403,7 @@ pub(crate) fn read_stop_signals(
 
 pub(crate) enum ReapOutcome {
     Runner(WaitStatus),
-    /// Others may still run.
+    /// Other children may still run.
     ChildrenLeft,
     /// There is no child left.
     NoChildren,
@@ -418,7 +421,7 @@ pub(crate) fn reap(runner: Option<Pid>) -> io::Result<ReapOutcome> {
     }
 }
 
-/// Kills everything below us until nothing is left, or for as long as is worth it.
+/// Kills all descendants until none is left, or until `REAP_TIMEOUT`.
 pub(crate) fn kill_descendants(orders: &InitRequest, signals: &SignalFd) {
     let begun = Instant::now();
     while begun.elapsed() < REAP_TIMEOUT {
@@ -426,10 +429,10 @@ pub(crate) fn kill_descendants(orders: &InitRequest, signals: &SignalFd) {
             let _ = fs::write(group.join("cgroup.kill"), "1");
         }
         if getpid().is_init() {
-            // We are the first of our namespace: this reaches all in it at once, and nobody outside.
+            // As the first process of the namespace: this reaches all processes in it at once, and none outside.
             let _ = rustix::process::kill_process_group(Pid::INIT, rustix::process::Signal::KILL);
         }
-        // Both may have missed some, and neither may be there. What is killed here may have just forked.
+        // Both may have missed some processes or be unavailable. A process killed here may have just forked.
         for below in proc::descendants(getpid().as_raw_nonzero().get()).unwrap_or_default() {
             if let Ok(Some(held)) = ProcessHandle::open(below.name) {
                 let _ = held.signal(rustix::process::Signal::KILL);
@@ -443,7 +446,7 @@ pub(crate) fn kill_descendants(orders: &InitRequest, signals: &SignalFd) {
     }
 }
 
-/// As a shell would say it.
+/// Returns the exit code as a shell reports it.
 pub(crate) fn code(status: WaitStatus) -> u8 {
     let code = match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code,
@@ -457,7 +460,7 @@ fn write_exit_record(home: &OwnedFd, word: &ExitRecord) -> io::Result<()> {
     write_file(home, EXIT_RECORD, &serde_json::to_vec(word)?)
 }
 
-/// Writes a file whole or not at all. Whatever the job put under these names is replaced, never written through.
+/// Writes a file atomically. An entry that the job created under these names is replaced, never written through.
 fn write_file(home: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     let fresh = format!(".{name}.{}", getpid().as_raw_nonzero());
     remove_entry(home, &fresh);
@@ -467,7 +470,7 @@ fn write_file(home: &OwnedFd, name: &str, bytes: &[u8]) -> io::Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     if renameat(home, &fresh, home, name).is_err() {
-        // A directory stands in the way. Only an empty one can be removed; any is moved aside.
+        // A directory has that name. Only an empty one can be removed; any other is moved aside.
         let _ = unlinkat(home, name, AtFlags::REMOVEDIR);
         let _ = renameat(home, name, home, format!("{fresh}.aside"));
         renameat(home, &fresh, home, name)?;

@@ -1,4 +1,4 @@
-//! The one job of a runner: what was submitted, which step it is at, and what is decided when it starts.
+//! The job of a runner: its submission, its current step, and the decisions at its start.
 
 use std::{
     io,
@@ -32,32 +32,32 @@ use crate::{
     taskdir::{IMAGE_CONFIG, ImageConfig, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
 };
 
-/// Where the MPI list of hosts is inside a container; elsewhere it is in the `run` directory.
+/// Path of the MPI hostfile inside a container; elsewhere it is in the `run` directory.
 const HOSTFILE_IN_CONTAINER: &str = "/windlass/mpi/hostfile";
 const HOSTFILE: &str = "hostfile";
-/// In the home of a task that is confined.
+/// Hostfile in the home directory of a confined task.
 const HOSTFILE_HOME: &str = ".windlass-hostfile";
 const NOBODY_UID: u32 = 65_534;
 const UPLOADS_DIR: &str = "uploads";
-/// What was uploaded as code.
+/// Name of the uploaded code.
 const CODE_UPLOAD: &str = "code";
 
-/// What the runner knows of its surroundings.
+/// Environment in which the runner runs.
 #[derive(Debug)]
 pub struct RunnerContext {
     pub run: PathBuf,
     pub config: RunnerConfig,
     pub in_container: bool,
-    /// What everything started here begins with.
+    /// Base environment of everything that is started here.
     pub base: Env,
-    /// Where a job starts that names no directory.
+    /// Working directory of a job that sets none.
     pub home_dir: PathBuf,
-    /// The task's own directory for files, outside of containers.
+    /// Directory of the task for files, outside of containers.
     pub scratch: Option<PathBuf>,
-    /// Written before the runner is started, and the same for its whole life.
+    /// Written before the runner is started, and constant while it runs.
     pub ports: TaskPorts,
     pub uid: u32,
-    /// What keeps a plain process in, where something does.
+    /// Confinement of a plain process, if it is confined.
     pub confined: Option<ConfinedTask>,
 }
 
@@ -98,7 +98,7 @@ impl RunnerContext {
         })
     }
 
-    /// As whom a job runs that asks for this user.
+    /// Returns the account of a job that requests this user.
     fn account(&self, users: &UserDatabase, asked: Option<&User>) -> Result<Account, AccountError> {
         let Some(inside) = &self.confined else { return Ok(users.account(asked, self.uid)?) };
         let by_id = |uid: u32| User { uid: Some(uid), ..User::default() };
@@ -106,11 +106,11 @@ impl RunnerContext {
         let mut own = users.account(Some(&by_id(own_id)), self.uid)?;
         own.home.clone_from(&inside.home);
         let Some(user) = &inside.user else {
-            // Nobody else can be become.
+            // No other user is possible.
             let asked = users.account(asked, self.uid)?;
             return Ok(Account { home: own.home, ..asked });
         };
-        // Of what the host's groups open, a task gets its GPUs.
+        // Of the host's groups, a task gets only those of its GPUs.
         let groups = |gid: u32| std::iter::once(gid).chain(user.groups.iter().copied()).collect();
         (own.gid, own.groups) = (user.id, groups(user.id));
         let Some(asked) = asked.filter(|asked| **asked != User::default()) else { return Ok(own) };
@@ -130,7 +130,7 @@ impl RunnerContext {
         }
     }
 
-    /// Who somebody is that cannot be found.
+    /// Returns the account that is used if none can be resolved.
     fn fallback_account(&self) -> Account {
         match &self.confined {
             Some(_) => Account { uid: NOBODY_UID, gid: NOBODY_UID, groups: Vec::new(), ..Account::root() },
@@ -138,7 +138,7 @@ impl RunnerContext {
         }
     }
 
-    /// Where and as whom its files are made.
+    /// Returns the directory and the account with which the job's files are created.
     fn site(&self, account: Account) -> UserContext {
         let mut site = UserContext::new(account, self.home_dir.clone());
         if let Some(inside) = &self.confined {
@@ -148,16 +148,16 @@ impl RunnerContext {
     }
 }
 
-/// Why the job must end before it wants to.
+/// Reason to stop the job early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
-    /// Somebody called `stop`, and said how long it may take where it is not as long as the job says.
+    /// The server called `stop`, with a grace period if it differs from the job's own.
     Stop { grace: Option<Duration> },
-    /// The runner was told to end by a signal.
+    /// The runner received a signal to exit.
     End,
 }
 
-/// Everything about the start that is decided when `run` is called.
+/// Decisions about the start, made when `run` is called.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub submit: SubmitBody,
@@ -165,17 +165,17 @@ pub struct Plan {
     pub env: Env,
     pub argv: Vec<String>,
     pub hostfile: Option<PathBuf>,
-    /// Where it writes how far it is, if it does.
+    /// File to which the job writes its phase, if requested.
     pub phase: Option<PathBuf>,
-    /// Where it waits for its other nodes, if it does.
+    /// File for which the job waits until its other nodes are ready, if requested.
     pub gate: Option<PathBuf>,
-    /// Where it finds other tasks of its group by name, if it asks for that.
+    /// Host names of other tasks of its group, if requested.
     pub names: Option<HostsFile>,
 }
 
-/// What becomes of a `run`.
+/// Result of a `run` call.
 pub enum RunOutcome {
-    /// It was called before, or the job cannot start: nothing is to be done.
+    /// It was called before, or the job cannot start: there is nothing to do.
     Answer(Option<JobStarted>),
     Start(Option<JobStarted>, Box<Plan>),
 }
@@ -228,11 +228,11 @@ impl Job {
 
     /// Waits until the runner is at this step or a later one.
     pub async fn reached(&self, step: Step) {
-        // It cannot fail: the sender is our own.
+        // This cannot fail: the sender belongs to this struct.
         let _ = self.step.subscribe().wait_for(|at| *at >= step).await;
     }
 
-    /// Waits until the job must end.
+    /// Waits until the job must stop.
     pub async fn wait_for_stop(&self) -> StopSignal {
         match self.halt.subscribe().wait_for(Option::is_some).await.map(|halt| *halt) {
             Ok(Some(halt)) => halt,
@@ -240,17 +240,17 @@ impl Job {
         }
     }
 
-    /// Whether the runner itself was told to end.
+    /// Returns whether the runner itself was asked to exit.
     pub fn is_ending(&self) -> bool {
         *self.halt.borrow() == Some(StopSignal::End)
     }
 
-    /// Waits until the runner itself is told to end.
+    /// Waits until the runner itself is asked to exit.
     pub async fn wait_for_shutdown(&self) {
         let _ = self.halt.subscribe().wait_for(|halt| *halt == Some(StopSignal::End)).await;
     }
 
-    /// All states, for somebody who asks for them and will know the end from them.
+    /// Returns all states for a caller, and records that the caller has seen the end if it is among them.
     pub fn report_states(&self) -> Vec<JobState> {
         if self.states.end().is_some() {
             self.end_told.send_replace(true);
@@ -258,12 +258,12 @@ impl Job {
         self.states.all()
     }
 
-    /// Waits until somebody was told the end.
+    /// Waits until a caller has received the end.
     pub async fn end_told(&self) {
         let _ = self.end_told.subscribe().wait_for(|told| *told).await;
     }
 
-    /// What a call would come to now.
+    /// Returns the result that a call would have now.
     pub fn verdict(&self, call: Call) -> CallVerdict {
         steps::call(self.step(), call)
     }
@@ -275,7 +275,7 @@ impl Job {
         Ok(())
     }
 
-    /// Puts an upload in its place, if its time has not passed while it came.
+    /// Moves an upload to its final name, unless the step has changed while it was received.
     pub fn store_upload(&self, call: Call, part: &Path, name: &str) -> Result<io::Result<()>, Step> {
         let _inner = self.inner.lock();
         self.take(call)?;
@@ -290,12 +290,12 @@ impl Job {
         CODE_UPLOAD
     }
 
-    /// What was uploaded under a name, if anything.
+    /// Returns the file that was uploaded under a name, if any.
     pub fn uploaded(&self, name: &str) -> Option<PathBuf> {
         Some(self.uploads().join(name)).filter(|file| file.is_file())
     }
 
-    /// Decides on the start. What cannot be decided ends the job here.
+    /// Decides on the start. If the decision fails, the job ends here.
     pub fn run(&self) -> Result<RunOutcome, Step> {
         let mut inner = self.inner.lock();
         if !self.take(Call::Run)? {
@@ -328,24 +328,25 @@ impl Job {
         }
     }
 
-    /// All nodes of the job are prepared: it goes on. One that waits for nobody has nothing to open.
+    /// Opens the gate: all nodes of the job are prepared. Does nothing for a job without a gate.
     pub fn open_gate(&self) -> io::Result<()> {
         let gate = self.inner.lock().gate.clone();
         gate.map_or(Ok(()), |gate| phase::open_gate(&gate))
     }
 
-    /// What the other tasks of its group are called, and where they are now. One that asks for no names gets none.
+    /// Writes the names and current addresses of the other tasks of its group. Does nothing for a job that requested
+    /// none.
     pub fn tell_hosts(&self, hosts: &[HostName]) -> io::Result<()> {
         let names = self.inner.lock().names.clone();
         names.map_or(Ok(()), |names| names.write(self.around.config.task, hosts))
     }
 
-    /// Ends the job, now or as soon as it can be.
+    /// Stops the job, now or as soon as possible.
     pub fn stop(&self, halt: StopSignal) {
         let inner = self.inner.lock();
         let at = self.step();
         let _ = self.take(Call::Stop);
-        // Being told to end outweighs a stop: nobody is waited for then.
+        // A request to exit takes precedence over a stop: then there is no grace period.
         self.halt.send_if_modified(|now| match (*now, halt) {
             (None, _) | (Some(StopSignal::Stop { .. }), StopSignal::End) => {
                 *now = Some(halt);
@@ -363,7 +364,8 @@ impl Job {
         }
     }
 
-    /// Says the job's last word. Its output is complete before, so whoever learns of the end finds all of it.
+    /// Records the end of the job. Its output is completed first, so that a reader who learns of the end finds all of
+    /// it.
     pub fn end(&self, cause: EndCause, exit: Option<std::process::ExitStatus>, oom: bool) {
         self.record_end(cause, exit, oom);
         self.happen(StepEvent::JobEnded);
@@ -371,7 +373,7 @@ impl Job {
 
     fn record_end(&self, cause: EndCause, exit: Option<std::process::ExitStatus>, oom: bool) {
         if let Err(error) = self.spool.writer(Stream::Job).finish() {
-            tracing::error!(%error, "complete the job's output");
+            tracing::error!(%error, "failed to complete the job's output");
         }
         let mut ending = ending(cause, exit, oom);
         if ending.state == JobStateName::Failed && exit.is_some() {
@@ -380,7 +382,7 @@ impl Job {
         self.states.say(ending);
     }
 
-    /// The end of what the job printed; nothing where it cannot be read.
+    /// Returns the end of the job's output; empty if it cannot be read.
     fn last_output(&self) -> Vec<u8> {
         let reader = self.spool.source(Stream::Job).reader();
         let end = reader.end().unwrap_or_default();
@@ -394,7 +396,7 @@ impl Job {
         });
     }
 
-    /// As whom somebody who comes in works now.
+    /// Returns the account and environment for a user who logs in now.
     pub fn session(&self) -> Session {
         let known = self.inner.lock().session.clone();
         known.unwrap_or_else(|| {
@@ -407,7 +409,7 @@ impl Job {
         })
     }
 
-    /// Takes the step a call leads to. `false`: the call was taken before and nothing is to be done.
+    /// Performs the step of a call. Returns `false` if the call was accepted before and there is nothing to do.
     fn take(&self, call: Call) -> Result<bool, Step> {
         match self.verdict(call) {
             CallVerdict::Take(to) => {
@@ -440,7 +442,7 @@ impl Job {
         }
         let hostfile = submit.cluster_info.as_ref().filter(|cluster| !cluster.job_ips.is_empty());
         let hostfile = hostfile.map(|_| match (&self.around.confined, self.around.in_container) {
-            // The `run` directory is the runner's alone.
+            // The `run` directory is accessible to the runner only.
             (Some(inside), _) => inside.home.join(HOSTFILE_HOME),
             (None, true) => PathBuf::from(HOSTFILE_IN_CONTAINER),
             (None, false) => self.around.run.join(HOSTFILE),
@@ -463,13 +465,13 @@ impl Job {
         Ok(Plan { submit, site, env, argv, hostfile, phase, gate, names })
     }
 
-    /// What the image itself would run, and as whom. Empty for a plain process.
+    /// Returns the image's entry point and user. Empty for a plain process.
     fn image_config(&self) -> ImageConfig {
         let text = std::fs::read(self.around.run.join(IMAGE_CONFIG)).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or_default()
     }
 
-    /// Where the job's files for reaching its other nodes go.
+    /// Returns the location and owner of the files with which the job reaches its other nodes.
     pub fn ssh_config_target<'a>(&self, account: &'a Account) -> cluster::SshConfigTarget<'a> {
         cluster::SshConfigTarget {
             account,
@@ -479,7 +481,7 @@ impl Job {
     }
 }
 
-/// A program that cannot be given its port by the kernel is told another one.
+/// Replaces `PORT` by the host's port if the kernel does not rewrite ports.
 fn set_host_port(env: &mut Env, ports: &TaskPorts) {
     let name = std::ffi::OsStr::new("PORT");
     let told = env.get(name).and_then(|port| port.to_str()?.parse().ok());
@@ -488,7 +490,7 @@ fn set_host_port(env: &mut Env, ports: &TaskPorts) {
     }
 }
 
-/// `USER` of an image: `name`, `uid`, either with `:group`.
+/// Parses `USER` of an image: `name`, `uid`, either with `:group`.
 fn image_user(text: &str) -> Option<User> {
     let UnixUser { uid, username, gid, groupname } = UnixUser::parse(text).ok()?;
     Some(User { uid, gid, username, groupname })
@@ -502,7 +504,7 @@ fn session(site: &UserContext, env: &Env) -> Session {
     }
 }
 
-/// An error and what caused it, in one line.
+/// Formats an error and its causes in one line.
 pub fn told(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

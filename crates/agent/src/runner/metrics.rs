@@ -1,7 +1,7 @@
-//! What the job uses: processor time, memory, GPUs.
+//! Resource usage of the job: processor time, memory, GPUs.
 //!
-//! The task's control group is read where the task has one of its own. Where it does not (a plain process whose
-//! shim may not make groups), the processes of the task are added up.
+//! The task's control group is read if the task has its own. Otherwise (a plain process whose shim may not create
+//! groups), the usage of the task's processes is added up.
 
 use std::{
     fs,
@@ -19,12 +19,12 @@ use crate::{
     proc,
 };
 
-/// Asking for GPUs starts a program: not more often than this.
+/// Minimum interval of GPU queries, each of which starts a program.
 const GPU_INTERVAL: Duration = Duration::from_secs(5);
-/// The kernel's clock ticks a second as it tells them, on every architecture there is.
+/// Clock ticks per second in `/proc`, the same on every architecture.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Reads the use of this task; cheap to ask often, for GPUs are asked for at most every few seconds.
+/// Reads the usage of this task. Cheap to call often, because GPUs are queried at most every few seconds.
 #[derive(Debug)]
 pub struct Meter {
     gpus: Vec<String>,
@@ -40,7 +40,7 @@ enum UsageSource {
 }
 
 impl Meter {
-    /// `gpus` are the UUIDs this task holds. To be made before the job starts.
+    /// `gpus` are the UUIDs of the GPUs that this task holds. Must be called before the job starts.
     pub fn new(gpus: Vec<String>) -> Self {
         let top = rustix::process::getppid().map_or(1, |pid| pid.as_raw_nonzero().get());
         let source = match Group::own() {
@@ -50,7 +50,7 @@ impl Meter {
         Self { gpus, source, last: Mutex::new(None) }
     }
 
-    /// `None` where nothing can be read.
+    /// Reads the current usage. Returns `None` if it cannot be read.
     pub async fn read(&self) -> Option<Metrics> {
         let usage = match &self.source {
             UsageSource::Group(group) => group.usage(),
@@ -80,7 +80,7 @@ impl Meter {
     }
 }
 
-/// In the task's order. A GPU nobody tells of is left out.
+/// Returns the metrics in the task's order. A GPU without data is left out.
 fn gpu_metrics(held: &[String], used: &[GpuUsage]) -> Vec<GpuMetrics> {
     let find = |id: &String| used.iter().find(|gpu| gpu.id == *id);
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
@@ -93,8 +93,8 @@ fn gpu_metrics(held: &[String], used: &[GpuUsage]) -> Vec<GpuMetrics> {
         .collect()
 }
 
-/// Whether the group tells of this task alone: everybody in it descends from `top`. A group shared with others,
-/// or that of the whole machine, would tell of them as well.
+/// Returns whether the group contains this task only: all its processes descend from `top`. A group shared with others,
+/// or that of the whole host, would include their usage.
 fn is_own_group(group: &Group, top: i32) -> bool {
     let usage = group.usage();
     if usage.cpu_us.is_none() || usage.memory.is_none() {
@@ -106,7 +106,7 @@ fn is_own_group(group: &Group, top: i32) -> bool {
     let known = |pid: i32| pid == top || ours.iter().any(|stat| stat.name.pid == pid);
     let task = std::env::var("WINDLASS_TASK_ID").unwrap_or_default();
     dirs.into_iter().flatten().all(|dir| {
-        // Of a confined task, one process is on the host: it has no number in here.
+        // One process of a confined task is on the host: it has no pid in this namespace.
         let is_of_task = !task.is_empty() && dir.ends_with(&task);
         let known = |pid| known(pid) || (pid == 0 && is_of_task);
         fs::read_to_string(dir.join("cgroup.procs"))
@@ -114,7 +114,7 @@ fn is_own_group(group: &Group, top: i32) -> bool {
     })
 }
 
-/// All processes of the task together, and those they have waited for.
+/// Adds up all processes of the task, and the children they have waited for.
 fn tree_usage(top: i32) -> Usage {
     let Ok(stats) = proc::descendants(top) else { return Usage::default() };
     let pids = stats.iter().map(|stat| stat.name.pid).chain([top]);
@@ -131,7 +131,8 @@ fn tree_usage(top: i32) -> Usage {
     }
 }
 
-/// User and system time of a process and of the children it has waited for. The name before may contain anything.
+/// Returns user and system time of a process and of the children it has waited for. The name before may contain
+/// anything.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     fields.get(11..15)?.iter().map(|field| field.parse::<u64>().ok()).sum()

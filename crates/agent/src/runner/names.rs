@@ -1,7 +1,7 @@
-//! Names of the other tasks of a job's group, for everything that the job starts.
+//! Host names of the other tasks of a job's group, for everything that the job starts.
 //!
-//! Only a job whose variables name the file has one. In a container it is `/etc/hosts` itself. Elsewhere that file is
-//! everybody's: the job gets a copy of its own, and sees it in the place of the other.
+//! Only a job whose variables request the file has one. In a container it is `/etc/hosts` itself. Elsewhere that file
+//! is shared by the whole host: the job gets its own copy, and sees it in place of the original.
 
 use std::{
     ffi::{CString, OsStr},
@@ -26,22 +26,22 @@ use super::{
 };
 
 const ETC_HOSTS: &str = "/etc/hosts";
-/// Nobody's file is longer.
+/// Maximum size in bytes of a hosts file that is read.
 const BYTES_MAX: u64 = 1 << 20;
 const MODE: u32 = 0o644;
 
-/// Where the names of a job go.
+/// File with the host names of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostsFile {
     pub file: PathBuf,
-    /// A copy, which the job sees as `/etc/hosts`.
+    /// True if the file is a copy, which the job sees as `/etc/hosts`.
     is_copy: bool,
-    /// The job must not begin without.
+    /// True if the job must not start without it.
     is_required: bool,
 }
 
 impl HostsFile {
-    /// For a job that asks for names. `scratch` is the task's own directory, outside of containers.
+    /// Returns the file of a job that requests names. `scratch` is the task's directory, outside of containers.
     pub(super) fn from_env(env: &mut Env, scratch: Option<&Path>) -> Option<Self> {
         let asked = env.get_mut(OsStr::new(HOSTS_FILE))?;
         let is_required = asked == OsStr::new("required");
@@ -51,7 +51,7 @@ impl HostsFile {
         Some(Self { file, is_copy: scratch.is_some(), is_required })
     }
 
-    /// Makes the file that the job begins with.
+    /// Creates the file with which the job starts.
     pub(super) fn make(&self) -> io::Result<()> {
         if !self.is_copy {
             return Ok(());
@@ -61,15 +61,15 @@ impl HostsFile {
         if self.is_required { copied } else { Ok(()) }
     }
 
-    /// Writes all names that are known now, and keeps what else is in the file.
+    /// Writes all names that are known now, and keeps the rest of the file.
     pub(super) fn write(&self, task: SubmissionId, hosts: &[HostName]) -> io::Result<()> {
         let text = render(&read_file(&self.file)?, task, hosts);
-        // In its place: what is mounted over another file stays the same file.
+        // In place: a file that is mounted over another must stay the same file.
         write_as(&self.file, text.as_bytes(), MODE)
     }
 
-    /// Lets a command see the copy as `/etc/hosts`, in a view of the files that is its own. Takes the rights of root:
-    /// before they are given up.
+    /// Mounts the copy at `/etc/hosts` in a separate mount namespace of the command. Needs root: call it before
+    /// privileges are dropped.
     #[expect(unsafe_code, reason = "what a child sees is set between fork and exec")]
     pub(super) fn mount_for(&self, command: &mut Command) -> io::Result<()> {
         if !self.is_copy {
@@ -81,7 +81,7 @@ impl HostsFile {
         }
         let (source, required) = (CString::new(self.file.as_os_str().as_bytes())?, self.is_required);
         let bind = move || {
-            // SAFETY: of what threads share only the view of mounts is left, and no file is opened by it.
+            // SAFETY: only the mount namespace is separated from other threads, and no file is opened by it.
             let bound = unsafe { unshare_unsafe(UnshareFlags::NEWNS) }
                 .and_then(|()| {
                     let private = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
@@ -108,7 +108,7 @@ fn read_file(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The file with our part anew, at its end.
+/// Returns the file with our section rewritten at its end.
 fn render(text: &str, task: SubmissionId, hosts: &[HostName]) -> String {
     let (begin, end) = section_markers(task);
     let mut text = remove_section(text, task);

@@ -1,6 +1,6 @@
-//! How far a job says it is: a file that it writes, and that the runner reads once, when the job has failed.
+//! Phase of a job: a file that the job writes, and that the runner reads once, when the job has failed.
 //!
-//! Only a job whose variables name the file has one. What it writes there concerns nobody but itself.
+//! Only a job whose variables request the file has one. Its contents affect only that job.
 
 use std::{
     collections::BTreeMap,
@@ -16,19 +16,19 @@ use windlass_model::sky::{GATE_FILE, PHASE_FILE, PRIVATE_HOME, Phase};
 
 use super::env::Env;
 
-/// A word and a newline.
+/// Size in bytes that is read: enough for a phase and a newline.
 const BYTES_MAX: u64 = 64;
 
-/// The home of a job that has none of its own, below its working directory.
+/// Private home directory of a job, below its working directory.
 pub(super) const PRIVATE_HOME_DIR: &str = ".home";
 
-/// Whether a job asks for a home of its own where it would share that of its user.
+/// Returns whether a job requests a private home directory where it would share that of its user.
 pub(super) fn wants_private_home(env: &BTreeMap<String, String>, scratch: Option<&Path>) -> bool {
     scratch.is_some() && env.contains_key(PRIVATE_HOME)
 }
 
-/// Fills in what a job asked for by naming it. `scratch` is the task's own directory, outside of containers; there
-/// the job has no home of its own either.
+/// Sets the variables for what a job requested by naming them. `scratch` is the task's directory, outside of
+/// containers; there the job would otherwise share the home directory of its user.
 pub(super) fn set_phase_file(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
     if scratch.is_some()
         && let Some(asked) = env.get_mut(OsStr::new(PRIVATE_HOME))
@@ -44,7 +44,7 @@ pub(super) fn set_phase_file(env: &mut Env, scratch: Option<&Path>, submission: 
     Some(path)
 }
 
-/// Where the job looks for leave to go on, if it asks for that: where its nodes begin together.
+/// Returns the file for which the job waits before it continues, if it requests one: its nodes start together.
 pub(super) fn gate(env: &mut Env, scratch: Option<&Path>, submission: &str) -> Option<PathBuf> {
     let asked = env.get_mut(OsStr::new(GATE_FILE))?;
     let path = match scratch {
@@ -55,7 +55,7 @@ pub(super) fn gate(env: &mut Env, scratch: Option<&Path>, submission: &str) -> O
     Some(path)
 }
 
-/// Opens a gate. One that is open stays so, whatever stands in its place.
+/// Opens a gate. A gate that is open stays open, whatever file has its name.
 pub(super) fn open_gate(gate: &Path) -> io::Result<()> {
     match OpenOptions::new().write(true).create_new(true).open(gate) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -63,14 +63,14 @@ pub(super) fn open_gate(gate: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the job came no further than its preparation. What cannot be read says nothing.
+/// Returns whether the job failed during its setup. False if the file cannot be read.
 pub(super) fn is_in_setup(path: &Path) -> bool {
     is_in_phase(path, Phase::Setup)
 }
 
-/// Whether the job says that it is exactly there.
+/// Returns whether the job reports exactly this phase.
 pub(super) fn is_in_phase(path: &Path, phase: Phase) -> bool {
-    // Neither a pipe nor a link in its place may hold the runner up.
+    // Neither a pipe nor a link with that name may block the runner.
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
     let opened = OpenOptions::new().read(true).custom_flags(flags.cast_signed()).open(path);
     let mut text = String::new();

@@ -1,7 +1,7 @@
-//! `GET /api/connect?port=N`: the connection becomes a stream to that port of the task.
+//! `GET /api/connect?port=N`: upgrades the connection to a stream to that port of the task.
 //!
-//! So people reach what listens in a task without a port of the host: the server forwards their bytes over the
-//! runner's socket. Such a connection counts as somebody being there, as one over SSH does.
+//! So users reach a service in a task without a port of the host: the server forwards their bytes over the runner's
+//! socket. Like an SSH connection, such a connection counts as a user being connected.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use windlass_api::agent::PORT_PROTOCOL;
 use super::job::Job;
 use crate::{http::ErrorResponse, taskdir::SSH_PORT_FILE};
 
-/// Streams open at once; a task is one process' worth of guests.
+/// Maximum number of open streams of one task.
 static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(256);
-/// Something on the same loopback answers at once or not at all.
+/// A service on the same loopback answers at once or not at all.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Deserialize)]
 pub(super) struct ConnectQuery {
-    /// 0 is the SSH server, wherever it listens.
+    /// 0 means the SSH server, on any port.
     port: u16,
 }
 
@@ -58,7 +58,7 @@ pub(super) async fn connect(
             Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
         };
         if let Err(error) = pumped.await {
-            tracing::debug!(%error, port, "carry bytes to a port");
+            tracing::debug!(%error, port, "port stream failed");
         }
     });
     let mut response = Response::new(Body::empty());
@@ -69,19 +69,19 @@ pub(super) async fn connect(
     Ok(response)
 }
 
-/// Written down when the SSH server listens.
+/// Reads the port of the SSH server, which is recorded when it listens.
 fn ssh_port(job: &Job) -> Result<u16, ErrorResponse> {
     let text = std::fs::read_to_string(job.around.run.join(SSH_PORT_FILE)).ok();
     let port = text.and_then(|text| text.trim().parse().ok()).filter(|port| *port != 0);
     port.ok_or_else(|| ErrorResponse::conflict("the task has no SSH server, or not yet"))
 }
 
-/// Programs listen on either loopback.
+/// Connects to either loopback address: programs listen on one of them.
 async fn connect_loopback(port: u16) -> io::Result<TcpStream> {
     let connected = async {
         match TcpStream::connect(("127.0.0.1", port)).await {
             Ok(stream) => Ok(stream),
-            // What the older address said is what most people know.
+            // The error of the IPv4 address is the one that most users expect.
             Err(first) => TcpStream::connect(("::1", port)).await.map_err(|_| first),
         }
     };

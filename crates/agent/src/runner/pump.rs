@@ -1,7 +1,8 @@
-//! From the job's pipe or terminal into the spool, on a thread of its own.
+//! Copies output from the job's pipe or terminal to the spool, on a separate thread.
 //!
-//! The thread reads and writes and does nothing else, so output is never held up by calls, and memory stays at one
-//! buffer however much comes. What cannot be kept is still read, for a full pipe would keep the job from ending.
+//! The thread does nothing but read and write, so output is never delayed by calls, and memory stays at one buffer
+//! however much output there is. Output that cannot be stored is still read, because a full pipe would keep the job
+//! from ending.
 
 use std::{
     fs::File,
@@ -14,10 +15,10 @@ use tokio::sync::oneshot;
 use crate::spool::{Writer, write::Error};
 
 const BUFFER: usize = 64 * 1024;
-/// Read at most this much after a cut: a process that nobody can kill may print for ever.
+/// Maximum number of bytes read after a cut: a process that cannot be killed may print without limit.
 const DRAIN_BYTES_MAX: usize = 16 << 20;
 
-/// Why output is not kept any more.
+/// Reason for which output is no longer stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputError {
     Quota { per_hour: u64 },
@@ -41,20 +42,20 @@ impl OutputPump {
             let mut flow = PumpThread { output, writer, report: Some(report) };
             flow.run(&told);
             drop(flow);
-            // The receiver is gone when the job was given up; then nobody needs to know.
+            // The receiver is dropped if the job was abandoned; then no notification is needed.
             let _ = end.send(());
         })?;
         Ok(Self { cut: Some(cut), ended, trouble })
     }
 
-    /// Waits until everything that was printed is in the spool and nobody can print any more.
+    /// Waits until all output is in the spool and no process can write more.
     pub async fn ended(&mut self) {
         if !self.ended.is_terminated() {
             let _ = (&mut self.ended).await;
         }
     }
 
-    /// The first thing that went wrong; never returns while nothing does.
+    /// Waits for the first error; never returns if there is none.
     pub async fn trouble(&mut self) -> OutputError {
         if !self.trouble.is_terminated()
             && let Ok(trouble) = (&mut self.trouble).await
@@ -64,12 +65,12 @@ impl OutputPump {
         std::future::pending().await
     }
 
-    /// What went wrong and was not yet told.
+    /// Returns an error that was not yet reported.
     pub fn take_error(&mut self) -> Option<OutputError> {
         self.trouble.try_recv().ok()
     }
 
-    /// Takes what is there now and ends, though somebody could still print.
+    /// Reads what is available now and ends, even if a process could still write.
     pub fn cut(&mut self) {
         self.cut = None;
     }
@@ -107,7 +108,7 @@ impl PumpThread {
         Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty()))
     }
 
-    /// One buffer from here to there; `false` at the end.
+    /// Copies one buffer; returns `false` at the end.
     fn copy_chunk(&mut self, buffer: &mut [u8]) -> bool {
         match self.output.read(buffer) {
             Ok(0) => false,
@@ -116,7 +117,7 @@ impl PumpThread {
                 true
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => true,
-            // A terminal says so when its other side is closed for good.
+            // A terminal returns an error when its other side is closed permanently.
             Err(_) => false,
         }
     }

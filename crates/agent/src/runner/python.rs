@@ -1,6 +1,6 @@
-//! `python:` of a run: a virtual environment of that version, made by `uv` or by the machine's own Python.
+//! `python:` of a run: a virtual environment of that version, created by `uv` or by the host's Python.
 //!
-//! Its `bin` comes first in the job's `PATH`, and so in that of everybody who comes in beside the job.
+//! Its `bin` comes first in the `PATH` of the job and of SSH sessions.
 
 use std::{
     ffi::OsString,
@@ -11,12 +11,12 @@ use std::{
 
 use super::{child, env::Env, job::RunnerContext, site::UserContext};
 
-/// Where the environment is inside a container; elsewhere it is beside the job's directory.
+/// Path of the virtual environment inside a container; elsewhere it is next to the job's directory.
 const VENV_IN_CONTAINER: &str = "/windlass/python";
 const VENV_DIR: &str = "python";
-/// `uv` may have to download an interpreter.
+/// Time limit; `uv` may have to download an interpreter.
 const TIMEOUT: Duration = Duration::from_secs(600);
-/// What is kept of a program's complaint.
+/// Maximum length of a program's error output that is kept.
 const ERROR_OUTPUT_MAX: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub(super) enum PythonError {
     Failed { version: String, program: String, said: String },
 }
 
-/// Where the environment of a job is made.
+/// Returns the path of the job's virtual environment.
 pub(super) fn venv_dir(around: &RunnerContext) -> PathBuf {
     if let Some(inside) = &around.confined {
         return inside.python.clone();
@@ -48,7 +48,7 @@ pub(super) fn venv_dir(around: &RunnerContext) -> PathBuf {
     }
 }
 
-/// Has programs of the environment found first.
+/// Puts programs of the virtual environment first in `PATH`.
 pub(super) fn activate(env: &mut Env, dir: &Path) {
     let mut path = dir.join("bin").into_os_string();
     if let Some(rest) = env.get(std::ffi::OsStr::new("PATH")) {
@@ -59,7 +59,7 @@ pub(super) fn activate(env: &mut Env, dir: &Path) {
     env.insert("VIRTUAL_ENV".into(), dir.as_os_str().to_owned());
 }
 
-/// Makes the environment, as the job's user.
+/// Creates the virtual environment, as the job's user.
 pub(super) async fn create_venv(
     site: &UserContext,
     env: &Env,
@@ -81,7 +81,7 @@ pub(super) async fn create_venv(
     Err(last)
 }
 
-/// The commands of this machine that can make it, best first.
+/// Returns the commands of this host that can create it, best first.
 fn venv_commands(site: &UserContext, version: &str, dir: &Path) -> Vec<(PathBuf, Vec<OsString>)> {
     let words = |words: &[&str]| -> Vec<OsString> {
         words.iter().map(OsString::from).chain([dir.as_os_str().to_owned()]).collect()
@@ -90,7 +90,7 @@ fn venv_commands(site: &UserContext, version: &str, dir: &Path) -> Vec<(PathBuf,
     let uv = uv.map(|uv| (uv, words(&["venv", "--quiet", "--clear", "--seed", "--python", version])));
     let own = site.program(&format!("python{version}"));
     let whole = own.clone().map(|python| (python, words(&["-m", "venv", "--clear"])));
-    // Debian leaves `pip` to a package of its own; most programs do without.
+    // Debian has `pip` in a separate package; most programs do not need it.
     let bare = own.map(|python| (python, words(&["-m", "venv", "--without-pip", "--clear"])));
     uv.into_iter().chain(whole).chain(bare).collect()
 }

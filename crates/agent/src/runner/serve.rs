@@ -1,4 +1,4 @@
-//! The runner proper: listens, takes the job through its steps, and exits with its exit status.
+//! The runner process: listens, takes the job through its steps, and exits with the job's exit status.
 
 use std::{
     io,
@@ -34,12 +34,12 @@ use crate::{
     taskdir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
 };
 
-/// Only the shim and root come in by the socket.
+/// Only the shim and root may connect to the socket.
 const SOCKET_MODE: u32 = 0o600;
 const HOST_KEY: &str = "ssh.key";
-/// What a runner exits with whose job never ran.
+/// Exit code of a runner whose job never ran.
 const EXIT_NOT_RUN: u8 = 1;
-/// What a runner exits with that could not do its own work.
+/// Exit code of a runner that failed itself.
 const EXIT_RUNNER_FAILED: u8 = 125;
 
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +74,7 @@ pub enum ServeError {
     Signals(#[source] io::Error),
 }
 
-/// Runs until all is said; the exit code is the job's.
+/// Runs until the output has been read; the exit code is the job's.
 pub fn main(dir: &Path) -> ExitCode {
     match run(dir) {
         Ok(code) => ExitCode::from(code),
@@ -92,14 +92,14 @@ fn run(dir: &Path) -> Result<u8, ServeError> {
     let around = RunnerContext::look(dir, config).map_err(ServeError::Look)?;
     match &around.confined {
         Some(ConfinedTask { user: Some(_), .. }) => restrict::restrict_children(),
-        // The job has the same user: it must not look into this process.
+        // The job has the same user: it must not read the memory of this process.
         Some(ConfinedTask { user: None, .. }) => restrict::hide_memory().map_err(ServeError::Look)?,
         None => {}
     }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ServeError::Runtime)?;
     let code = runtime.block_on(serve(around))?;
-    // Threads that are still reading for somebody are not worth waiting for.
+    // Threads that still read for a client are not waited for.
     runtime.shutdown_background();
     Ok(code)
 }
@@ -121,23 +121,23 @@ async fn serve(around: RunnerContext) -> Result<u8, ServeError> {
     handle_signals(&job)?;
     listen(&job, &stop, &mut servers).await?;
     let code = run_steps(&job).await;
-    tracing::info!(code, "the runner ends");
+    tracing::info!(code, "runner exiting");
     stop.cancel();
     while servers.join_next().await.is_some() {}
     if let Err(error) = job.spool.writer(Stream::Runner).finish() {
-        tracing::debug!(%error, "complete the runner's log");
+        tracing::debug!(%error, "failed to complete the runner's log");
     }
     Ok(code)
 }
 
-/// What the runner says of itself goes to its own stream of the spool.
+/// Writes the runner's log to a separate stream of the spool.
 fn init_logging(spool: &Arc<Spool>) {
     let writer = spool.writer(Stream::Runner).clone();
     let subscriber = tracing_subscriber::fmt()
         .with_writer(move || writer.clone())
         .with_ansi(false)
         .with_target(false)
-        // It would tell of a line that cannot be written on stderr, and panic when that is full too.
+        // It would print an error to stderr for a line that cannot be written, and panic when that is full too.
         .log_internal_errors(false)
         .with_max_level(tracing::Level::INFO)
         .finish();
@@ -145,7 +145,7 @@ fn init_logging(spool: &Arc<Spool>) {
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Lines from whoever prepared the task.
+/// Logs the messages of the init process.
 fn log_notices() {
     if let Ok(lines) = std::env::var(NOTICES_VARIABLE) {
         for line in lines.lines() {
@@ -194,7 +194,7 @@ async fn listen(
         };
         servers.spawn(serve_ssh(Arc::clone(job), listener, stop.clone()));
     }
-    // Last: whoever finds the socket finds everything else as well.
+    // Last: a client that finds the socket finds everything else as well.
     let path = job.around.run.join(RUNNER_SOCKET);
     let listen = |source| ServeError::Listen { what: path.display().to_string(), source };
     let listener = http::bind_unix(&path, SOCKET_MODE).map_err(listen)?;
@@ -202,14 +202,14 @@ async fn listen(
     Ok(())
 }
 
-/// The same address with whichever port is free.
+/// Returns the same address with port 0, which means any free port.
 fn with_any_port(address: &str) -> String {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
     format!("{host}:0")
 }
 
 async fn bind(address: &str) -> Result<TcpListener, ServeError> {
-    // Names would need a resolver; `localhost` is the one that dstack's servers ask for.
+    // Names would need a resolver; `localhost` is the one that dstack's servers use.
     let numeric = address.replacen("localhost", "127.0.0.1", 1);
     let listen = |source| ServeError::Listen { what: address.to_owned(), source };
     let parsed: std::net::SocketAddr = numeric
@@ -218,19 +218,19 @@ async fn bind(address: &str) -> Result<TcpListener, ServeError> {
     TcpListener::bind(parsed).await.map_err(listen)
 }
 
-/// Serves SSH. The host key is made beside everything else: the job does not wait for it.
+/// Serves SSH. The host key is created concurrently: the job does not wait for it.
 async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken) {
     let run = &job.around.run;
     let port = match listener.local_addr() {
         Ok(address) => address.port(),
-        Err(error) => return tracing::error!(%error, "learn the port of the SSH server"),
+        Err(error) => return tracing::warn!(%error, "failed to determine the port of the SSH server"),
     };
     if let Err(error) = write_port(&run.join(SSH_PORT_FILE), port) {
-        tracing::error!(%error, "write down the port of the SSH server");
+        tracing::warn!(%error, "failed to record the port of the SSH server");
     }
     let host_key = match ssh::HostKey::keep(&run.join(HOST_KEY)) {
         Ok(host_key) => host_key,
-        Err(error) => return tracing::error!(error = told(&error), "have a host key"),
+        Err(error) => return tracing::warn!(error = told(&error), "failed to prepare the SSH host key"),
     };
     let sessions: SessionProvider = {
         let job = Arc::clone(&job);
@@ -242,29 +242,30 @@ async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken
         host_key,
         sessions: Some(sessions),
         connections: job.connections.clone(),
-        // Decided by what was asked for and not by who listens: on the host's network that may be a stranger.
+        // Decided by the configuration and not by which process listens: on the host's network that may be a foreign
+        // process.
         runner: (!has_port).then(|| api::guest_router(spool::http::job_tail_router(&job.spool))),
     };
     ssh::serve(listener, config, stop).await;
 }
 
-/// Whole or not at all: the shim may read it at any moment.
+/// Writes the file atomically: the shim may read it at any moment.
 fn write_port(file: &Path, port: u16) -> io::Result<()> {
     let beside = file.with_extension("port.new");
     exec::write_as(&beside, format!("{port}\n").as_bytes(), 0o644)?;
     std::fs::rename(beside, file)
 }
 
-/// From waiting for the job to the last reader of its output.
+/// Runs all steps, from waiting for the job to the last reader of its output.
 async fn run_steps(job: &Job) -> u8 {
     let patience = Duration::from_secs(job.around.config.wait_secs);
     if !supervise::wait_for_start(job, patience).await {
         job.happen(StepEvent::SubmitTimeout);
-        tracing::warn!(secs = patience.as_secs(), "nobody started the job in time");
+        tracing::warn!(secs = patience.as_secs(), "job was not started in time");
         return EXIT_NOT_RUN;
     }
     job.reached(Step::ServeLogs).await;
-    // Who tells the runner to end reads from the disk.
+    // The process that stops the runner reads the output from disk.
     if !job.is_ending() {
         wait_for_readers(job, patience).await;
     }
@@ -272,12 +273,12 @@ async fn run_steps(job: &Job) -> u8 {
     status.map_or(EXIT_NOT_RUN, |status| u8::try_from(status).unwrap_or(u8::MAX))
 }
 
-/// Waits for the server and the last tailer, for a while.
+/// Waits for the server and the last reader, at most `patience`.
 async fn wait_for_readers(job: &Job, patience: Duration) {
     let read = async {
         job.spool.all_read().await;
-        // A dstack server finds nothing on disk. A job that printed nothing has been read from the start, and
-        // still it must learn of the end.
+        // A dstack server cannot read the disk. The output of a job that printed nothing counts as read from the start,
+        // but the server must still learn of the end.
         if job.around.config.compat_http.is_some() {
             job.end_told().await;
         }
@@ -287,7 +288,7 @@ async fn wait_for_readers(job: &Job, patience: Duration) {
     tokio::select! {
         read = timeout(patience, read) => {
             if read.is_err() {
-                tracing::warn!(secs = patience.as_secs(), "nobody read the output to its end");
+                tracing::warn!(secs = patience.as_secs(), "output was not read to its end in time");
                 job.happen(StepEvent::ReadTimeout);
             }
         }

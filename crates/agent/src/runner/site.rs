@@ -1,4 +1,4 @@
-//! As whom and where the files of a job are made.
+//! Account and directory with which the files of a job are created.
 
 use std::{
     ffi::OsString,
@@ -11,22 +11,22 @@ use std::{
 use super::user::Account;
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// How the directories begin in which something is made before it is moved into place.
+/// Prefix of directories in which files are prepared before they are moved to their target.
 const STAGE: &str = ".windlass-stage-";
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(10);
-/// Nothing is staged this long: older directories are of runners that were killed.
+/// Age after which a staging directory must belong to a runner that was killed.
 const STALE_AFTER: Duration = Duration::from_secs(6 * 3600);
 
-/// The job's user and the directory its relative paths start from.
+/// The job's user and the directory from which its relative paths start.
 #[derive(Clone, Debug)]
 pub struct UserContext {
     pub account: Account,
-    /// Absolute.
+    /// Absolute path.
     pub working_dir: PathBuf,
-    /// The agent's binary, which is started again as a child.
+    /// Path of the agent's binary, which is started again as a child.
     pub agent: PathBuf,
-    /// Where programs are looked for, as in `PATH`.
+    /// Directories that are searched for programs, as in `PATH`.
     pub path: OsString,
 }
 
@@ -37,8 +37,8 @@ impl UserContext {
         Self { account, working_dir, agent, path }
     }
 
-    /// `~` is the user's home, a relative path starts at the working directory. `.` and `..` are taken out by
-    /// name alone.
+    /// Resolves a path: `~` is the user's home, a relative path starts at the working directory. `.` and `..` are
+    /// removed lexically.
     pub fn resolve(&self, path: &str) -> PathBuf {
         let joined = match path.strip_prefix('~') {
             Some("") => self.account.home.clone(),
@@ -48,7 +48,7 @@ impl UserContext {
         normalize(&joined)
     }
 
-    /// The first executable of that name, as a shell would find it.
+    /// Returns the first executable of that name, as a shell would find it.
     pub(super) fn program(&self, name: &str) -> Option<PathBuf> {
         let executable = |file: &PathBuf| {
             file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
@@ -59,8 +59,7 @@ impl UserContext {
             .find(executable)
     }
 
-    /// Makes the directory and those above it where they are missing, each the user's. Says whether the last one
-    /// was made.
+    /// Creates the directory and its missing parents, each owned by the user. Returns whether the last one was created.
     pub(super) fn create_dirs(&self, dir: &Path) -> io::Result<bool> {
         if dir.is_dir() {
             return Ok(false);
@@ -85,7 +84,8 @@ impl UserContext {
     }
 }
 
-/// A directory where something is made before it is moved beside it. What is still there at the end is removed.
+/// Directory in which files are prepared before they are moved to their target next to it. Its remaining contents are
+/// removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct StagingDir {
     path: PathBuf,
@@ -109,7 +109,7 @@ impl StagingDir {
 
 impl Drop for StagingDir {
     fn drop(&mut self) {
-        // A process that was killed may still put something there in its last moment.
+        // A process that was killed may still create a file there in its last moment.
         for _ in 0..REMOVE_ATTEMPTS {
             match remove_any(&self.path) {
                 Ok(()) => return,
@@ -117,7 +117,7 @@ impl Drop for StagingDir {
                     std::thread::sleep(REMOVE_PAUSE)
                 }
                 Err(error) => {
-                    tracing::warn!(path = %self.path.display(), %error, "cannot remove a directory of ours");
+                    tracing::warn!(path = %self.path.display(), %error, "failed to remove staging directory");
                     return;
                 }
             }
@@ -125,7 +125,8 @@ impl Drop for StagingDir {
     }
 }
 
-/// Removes what killed runners left. Another runner may be at work in a shared directory, so only old ones.
+/// Removes staging directories of killed runners. Another runner may be working in a shared directory, so only old ones
+/// are removed.
 fn remove_stale(within: &Path) {
     let old = |entry: &fs::DirEntry| {
         let now = Duration::from_micros(crate::clock::now_us().unsigned_abs());
@@ -148,7 +149,7 @@ pub(super) fn is_staging_dir(entry: &fs::DirEntry) -> bool {
     entry.file_name().as_encoded_bytes().starts_with(STAGE.as_bytes())
 }
 
-/// Removes whatever is there; nothing there is well, too. Links are removed, not followed.
+/// Removes a path of any type; succeeds if it does not exist. Links are removed, not followed.
 pub(super) fn remove_any(path: &Path) -> io::Result<()> {
     let gone = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => fs::remove_dir_all(path).or_else(|error| {
@@ -167,7 +168,7 @@ pub(super) fn remove_any(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Lets the owner write to all directories of a tree: a runner that is not root could not empty them otherwise.
+/// Makes all directories of a tree writable for the owner: a runner that is not root could not empty them otherwise.
 fn make_writable(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
     for entry in fs::read_dir(dir)? {
@@ -179,7 +180,7 @@ fn make_writable(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The path without `.`, `..` and doubled slashes.
+/// Returns the path without `.`, `..` and doubled slashes.
 fn normalize(path: &Path) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for part in path.components() {

@@ -1,4 +1,4 @@
-//! The job's states: kept on disk, one a line, each synced before anybody is told.
+//! The job's states, stored on disk, one per line, each synced before it is reported.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,7 +15,7 @@ use windlass_api::agent::runner::JobState;
 use super::ending::{JobEnd, JobStateName};
 use crate::{spool::Timestamps, taskdir::STATES};
 
-/// Room for the few states of a job, whatever happens to the disk.
+/// Bytes reserved for the few states of a job, so that they can be written to a full disk.
 const RESERVE_BYTES: u64 = 32 * 1024;
 
 #[derive(Debug)]
@@ -27,17 +27,17 @@ pub struct StateLog {
 #[derive(Debug)]
 struct Inner {
     file: File,
-    /// Three at most: `running`, `ready` and an end.
+    /// At most three: `running`, `ready` and an end.
     said: Vec<JobState>,
 }
 
 impl StateLog {
     pub fn open(run: &Path, stamps: Arc<Timestamps>) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(run.join(STATES))?;
-        // A job may fill the disk, with its output for one, and that is what must be told then. Where the file
-        // system has no such promise, the state is told for as long as the runner lives.
+        // A job may fill the disk, with its output for instance, and that is what must be reported then. If the file
+        // system cannot reserve space, the state is available only while the runner lives.
         if let Err(error) = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, RESERVE_BYTES) {
-            tracing::debug!(%error, "keep room for the job's states");
+            tracing::debug!(%error, "failed to reserve space for the job's states");
         }
         Ok(Self { inner: Mutex::new(Inner { file, said: Vec::new() }), stamps })
     }
@@ -46,7 +46,7 @@ impl StateLog {
         self.record_name(JobStateName::Running);
     }
 
-    /// It is prepared, and waits for its other nodes.
+    /// Records that the job is prepared and waits for its other nodes.
     pub fn ready(&self) {
         self.record_name(JobStateName::Ready);
     }
@@ -56,10 +56,10 @@ impl StateLog {
         self.say(state);
     }
 
-    /// Writes a state down and tells it. A disk that refuses does not keep it from being told.
+    /// Stores and reports a state. It is reported even if the disk refuses the write.
     pub fn say(&self, what: JobEnd) {
         let mut inner = self.inner.lock();
-        // Held until the state can be found, so that no reader steps past its time.
+        // Held until the state is visible, so that no reader advances past its time.
         let issued = self.stamps.issue();
         let state = JobState {
             state: what.state.as_str().to_owned(),
@@ -70,17 +70,17 @@ impl StateLog {
             exit_status: what.exit_status,
         };
         if let Err(error) = append(&mut inner.file, &state) {
-            tracing::error!(%error, state = state.state, "keep a state of the job");
+            tracing::error!(%error, state = state.state, "failed to store a state of the job");
         }
         inner.said.push(state);
     }
 
-    /// All of them, in order.
+    /// Returns all states, in order.
     pub fn all(&self) -> Vec<JobState> {
         self.inner.lock().said.clone()
     }
 
-    /// The last one, if it is an end.
+    /// Returns the last state, if it is an end.
     pub fn end(&self) -> Option<JobState> {
         let inner = self.inner.lock();
         let goes_on = [JobStateName::Running, JobStateName::Ready].map(JobStateName::as_str);

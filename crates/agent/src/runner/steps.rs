@@ -1,25 +1,25 @@
-//! The steps of a runner's life, and which calls belong to which. Decisions only.
+//! Steps of a runner, and the calls that each step accepts. Decisions only.
 //!
 //! ```text
 //! wait_submit → wait_run → running → serve_logs → wait_logs_finished → exit
 //! ```
-//! A step is never taken back. A call that does not belong to the step is refused and changes nothing; one that
-//! was answered before gets the same answer.
+//! The runner never goes back to an earlier step. A call that does not belong to the step is refused and changes
+//! nothing; one that was answered before gets the same answer.
 
-/// Where the runner stands.
+/// Current step of the runner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// Nothing is known of the job.
+    /// The job has not been submitted.
     WaitSubmit,
-    /// The job is known; code and archives may come.
+    /// The job was submitted; code and archives may be uploaded.
     WaitRun,
     /// The job is being prepared or runs.
     Running,
     /// The job has ended and the server has not read its output to the end.
     ServeLogs,
-    /// The server has; somebody else still reads.
+    /// The server has; another reader still reads.
     WaitLogsFinished,
-    /// All is said.
+    /// The runner may exit.
     Exit,
 }
 
@@ -32,34 +32,34 @@ pub enum Call {
     Stop,
 }
 
-/// What happened without a call.
+/// Event that is not a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepEvent {
-    /// Nobody started the job in time.
+    /// The job was not started in time.
     SubmitTimeout,
     JobEnded,
     ServerReadAll,
     NoReadersLeft,
-    /// The time for reading is over.
+    /// The time for reading has passed.
     ReadTimeout,
 }
 
-/// What becomes of a call.
+/// Result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallVerdict {
-    /// Does its work, and the runner is at this step from then on.
+    /// The call is performed, and the runner moves to this step.
     Take(Step),
-    /// Was done before: the answer is the same, nothing happens.
+    /// The call was performed before: the answer is the same and nothing happens.
     Repeat,
-    /// Out of order.
+    /// The call is out of order.
     Refuse,
 }
 
-/// What a call does at a step.
+/// Returns the result of a call at a step.
 pub fn call(at: Step, call: Call) -> CallVerdict {
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
     match (call, at) {
-        // A later copy of the job replaces an earlier one until it is started.
+        // A later submission of the job replaces an earlier one until it is started.
         (Call::Submit, WaitSubmit | WaitRun) => CallVerdict::Take(WaitRun),
         (Call::UploadArchive | Call::UploadCode, WaitRun) => CallVerdict::Take(WaitRun),
         (Call::Run, WaitRun) => CallVerdict::Take(Running),
@@ -77,11 +77,11 @@ pub fn call(at: Step, call: Call) -> CallVerdict {
     }
 }
 
-/// Where a happening leads; the same step where it means nothing.
+/// Returns the step after an event; the same step if the event has no effect there.
 pub fn apply_event(at: Step, what: StepEvent) -> Step {
     use Step::{Exit, Running, ServeLogs, WaitLogsFinished, WaitRun, WaitSubmit};
     match (what, at) {
-        // Nothing was ever written that somebody could want to read.
+        // There is no output to read.
         (StepEvent::SubmitTimeout, WaitSubmit | WaitRun) => Exit,
         (StepEvent::JobEnded, Running) => ServeLogs,
         (StepEvent::ServerReadAll, ServeLogs) => WaitLogsFinished,
@@ -95,7 +95,7 @@ pub fn apply_event(at: Step, what: StepEvent) -> Step {
     }
 }
 
-/// What the refusal says.
+/// Returns the message of a refusal.
 pub fn refusal_message(at: Step) -> &'static str {
     match at {
         Step::WaitSubmit => "the job was not submitted",

@@ -1,4 +1,4 @@
-//! From the start of a job to its last word: preparing, running, ending.
+//! Supervision of a job: preparing, running and ending it.
 
 use std::{
     fs::File,
@@ -28,23 +28,23 @@ use super::{
 };
 use crate::{cgroup, confine::LandlockStatus, proc, spool::Stream};
 
-/// Between the polite signal and the kill where the job says nothing.
+/// Default time between the stop signal and the kill.
 const GRACE: Duration = Duration::from_secs(10);
-/// Nobody is waited for longer.
+/// Maximum grace period.
 const GRACE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// How long what the commands left in the background may go on printing.
+/// Time for which processes that the commands left in the background may continue to print.
 const BACKGROUND_GRACE: Duration = Duration::from_secs(1);
-/// After a kill the pipe closes at once, or somebody has it whom nobody can kill.
+/// Time to wait after a kill. The pipe closes at once, unless a process that cannot be killed holds it.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// What makes a shell interactive: then it ignores the polite signal, which is for those that it started.
+/// Flag of an interactive shell, which ignores the stop signal; only the processes that it started react to it.
 const INTERACTIVE_FLAG: &str = "-i";
 /// Ctrl-D.
 const END_OF_INPUT: &[u8] = b"\x04";
 const PROFILE_DIR: &str = "/etc/profile.d";
 const PROFILE: &str = "/etc/profile.d/windlass_job.sh";
 
-/// What was put somewhere for the job alone.
+/// Files that were created for the job and are removed after it.
 #[derive(Debug, Default)]
 struct InstalledFiles {
     access: Option<NodeAccess>,
@@ -56,24 +56,24 @@ impl InstalledFiles {
         if let Some(access) = self.access
             && let Err(error) = access.remove()
         {
-            tracing::warn!(%error, "take back the key for other nodes");
+            tracing::warn!(%error, "failed to remove the key for other nodes");
         }
         for file in self.files {
             if let Err(error) = std::fs::remove_file(&file) {
-                tracing::warn!(%error, file = %file.display(), "remove a file of the job");
+                tracing::warn!(%error, file = %file.display(), "failed to remove a file of the job");
             }
         }
     }
 }
 
-/// Takes the job to its end and says its last word, whatever happens.
+/// Supervises the job and records its end in every case.
 pub fn start(job: &Arc<Job>, plan: Box<Plan>) {
     let supervised = tokio::spawn(supervise(Arc::clone(job), plan));
     let job = Arc::clone(job);
     tokio::spawn(async move {
         if let Err(error) = supervised.await {
-            // A fault of our own must not leave a runner that waits for ever; what still runs ends with it.
-            tracing::error!(%error, "supervise the job");
+            // A panic must not leave a runner that waits without limit; processes that still run end with it.
+            tracing::error!(%error, "job supervision failed");
             let why = "the runner failed".to_owned();
             job.end(EndCause::NotStarted { reason: "executor_error", why }, None, false);
         }
@@ -87,7 +87,7 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
         Ok(()) => {
             let watch = tokio::spawn(report_ready(Arc::clone(&job), plan.phase.clone(), plan.gate.is_some()));
             let outcome = run_commands(&job, &plan).await;
-            // Nothing is said after the last word.
+            // No state may follow the end.
             watch.abort();
             let _ = watch.await;
             outcome
@@ -103,7 +103,7 @@ async fn supervise(job: Arc<Job>, plan: Box<Plan>) {
     }
 }
 
-/// Tells that the job is prepared, where its nodes wait for each other.
+/// Reports that the job is prepared, if its nodes wait for each other.
 async fn report_ready(job: Arc<Job>, phase: Option<PathBuf>, waits: bool) {
     let Some(phase) = phase.filter(|_| waits) else { return };
     while !phase::is_in_phase(&phase, Phase::Ready) {
@@ -112,7 +112,7 @@ async fn report_ready(job: Arc<Job>, phase: Option<PathBuf>, waits: bool) {
     job.states.ready();
 }
 
-/// A job that failed may have said that it was not yet in its program.
+/// Returns the cause of the end, which is `SetupFailed` if the phase file shows that the program had not started.
 fn refine_cause(cause: EndCause, exit: ExitStatus, phase: Option<&Path>) -> EndCause {
     let is_setup = || !exit.success() && phase.is_some_and(phase::is_in_setup);
     if matches!(cause, EndCause::Exited) && is_setup() { EndCause::SetupFailed } else { cause }
@@ -122,17 +122,17 @@ fn oom_kills() -> u64 {
     cgroup::Group::own().map(|group| group.oom_kills()).unwrap_or_default()
 }
 
-/// Brings everything the commands need. A stop ends it at once.
+/// Prepares everything that the commands need. A stop cancels it at once.
 async fn prepare(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let result = tokio::select! {
         biased;
         halt = job.wait_for_stop() => Err(stop_cause(halt)),
         result = install_inputs(job, plan, traces) => result,
     };
-    // Uploads have served.
+    // Uploads are no longer needed.
     match std::fs::remove_dir_all(job.uploads()) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(%error, "remove what was uploaded");
+            tracing::warn!(%error, "failed to remove uploads");
         }
         Ok(()) | Err(_) => {}
     }
@@ -187,7 +187,7 @@ async fn install_inputs(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> 
     Ok(())
 }
 
-/// The directory where a plain process starts is its user's alone. Nobody but root can write above it.
+/// Changes the owner of the directories of a plain process to its user. Only root can write above them.
 fn chown_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
     let around = &job.around;
     if around.in_container || around.uid != 0 || plan.site.account.uid == 0 {
@@ -199,7 +199,7 @@ fn chown_scratch(job: &Job, plan: &Plan) -> std::io::Result<()> {
         .try_for_each(|dir| std::os::unix::fs::lchown(dir, Some(account.uid), Some(account.gid)))
 }
 
-/// What the kernel could not do to hold the unpacking of archives in.
+/// Returns a warning if the kernel could not fully restrict the unpacking of archives.
 fn landlock_warning(landlock: LandlockStatus) -> Option<&'static str> {
     match landlock {
         LandlockStatus::Whole => None,
@@ -212,7 +212,7 @@ fn landlock_warning(landlock: LandlockStatus) -> Option<&'static str> {
     }
 }
 
-/// Files for reaching the other nodes of the replica.
+/// Writes the files with which the job reaches the other nodes of the replica.
 fn write_cluster_files(job: &Job, plan: &Plan, traces: &mut InstalledFiles) -> Result<(), EndCause> {
     let Some(cluster) = &plan.submit.cluster_info else { return Ok(()) };
     if let Some(path) = &plan.hostfile {
@@ -240,7 +240,7 @@ fn write_hostfile(path: &Path, text: &str) -> std::io::Result<()> {
     exec::write_as(path, text.as_bytes(), 0o644)
 }
 
-/// Gives login shells the job's variables, where the image has a place for that. Nothing depends on it.
+/// Provides the job's variables to login shells, if the image has a directory for that. Failure is not an error.
 fn write_profile(job: &Job, plan: &Plan, traces: &mut InstalledFiles) {
     if !job.around.in_container || !Path::new(PROFILE_DIR).is_dir() {
         return;
@@ -251,7 +251,7 @@ fn write_profile(job: &Job, plan: &Plan, traces: &mut InstalledFiles) {
         .and_then(|()| std::os::unix::fs::chown(path, Some(account.uid), Some(account.gid)));
     match written {
         Ok(()) => traces.files.push(path.to_owned()),
-        Err(error) => tracing::debug!(%error, "write variables for login shells"),
+        Err(error) => tracing::debug!(%error, "failed to write variables for login shells"),
     }
 }
 
@@ -268,7 +268,7 @@ fn stop_cause(halt: StopSignal) -> EndCause {
     }
 }
 
-/// A job under way.
+/// Running job.
 struct SupervisedJob<'a> {
     job: &'a Job,
     tree: ProcessTree,
@@ -276,15 +276,15 @@ struct SupervisedJob<'a> {
     keyboard: Option<File>,
     polite: Signal,
     grace: Duration,
-    /// Its commands are led by an interactive shell, which ignores the polite signal.
+    /// True if the commands are led by an interactive shell, which ignores the stop signal.
     is_interactive: bool,
-    /// Whom the polite signal reached.
+    /// Processes that the stop signal reached.
     asked: Vec<proc::ProcessId>,
-    /// Why it is being ended, if it is.
+    /// Reason for which the job is being stopped, if it is.
     cause: Option<EndCause>,
-    /// When patience ends.
+    /// End of the grace period.
     kill_at: Option<Instant>,
-    /// Patience ended before the commands did.
+    /// True if the grace period ended before the commands did.
     was_killed: bool,
 }
 
@@ -303,7 +303,7 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
     let mut started = exec::start(&launch).map_err(|error| not_started("", &error))?;
     let deadline = run_deadline(spec.max_duration);
     let tree = ProcessTree::new(started.pid);
-    // Before the first byte is taken: what is printed comes after this in time.
+    // Before the first byte is read: all output is later than this.
     job.states.running();
     let pump = match OutputPump::start(started.output, writer) {
         Ok(pump) => pump,
@@ -342,15 +342,15 @@ async fn run_commands(job: &Job, plan: &Plan) -> Result<(EndCause, ExitStatus), 
     Ok((cause, exit))
 }
 
-/// The longest the commands may run, and from now on when that is over.
+/// Returns the maximum run time of the commands, and its deadline counted from now.
 fn run_deadline(max_duration: Option<i64>) -> Option<(u64, Instant)> {
     let secs = u64::try_from(max_duration?).ok().filter(|secs| *secs > 0)?;
-    // A time that cannot be reckoned with never comes.
+    // A time that overflows never comes.
     Some((secs, Instant::now().checked_add(Duration::from_secs(secs))?))
 }
 
 impl SupervisedJob<'_> {
-    /// Waits for the main process, and sees to its end where it must.
+    /// Waits for the main process, and stops it if required.
     async fn wait(
         &mut self,
         child: &mut tokio::process::Child,
@@ -383,19 +383,19 @@ impl SupervisedJob<'_> {
                     continue;
                 }
             };
-            tracing::info!(?cause, grace_secs = self.grace.as_secs(), "end the job");
+            tracing::info!(?cause, grace_secs = self.grace.as_secs(), "stopping the job");
             self.cause = Some(cause);
             self.asked = self.tree.signal_session(self.polite);
             if let Some(keyboard) = &mut self.keyboard {
-                // An interactive shell goes back to its prompt when it is interrupted. There it reads this.
+                // An interactive shell returns to its prompt when it is interrupted, and reads this there.
                 let _ = keyboard.write_all(END_OF_INPUT);
             }
             self.kill_at = Some(Instant::now() + self.grace);
         }
     }
 
-    /// After the main process: whoever is left gets what is left of the grace, or a moment to say their last.
-    /// Then nothing of the job runs, and all it printed is kept.
+    /// Runs after the main process has exited: remaining processes get the rest of the grace period, or a moment to
+    /// finish their output. Afterwards no process of the job runs, and all its output is stored.
     async fn finish_output(&mut self) {
         match self.kill_at {
             Some(kill_at) => {
@@ -431,7 +431,7 @@ fn output_error_cause(trouble: OutputError) -> EndCause {
     }
 }
 
-/// Never, where there is no time.
+/// Sleeps until the time; forever if there is none.
 async fn sleep_until_some(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
@@ -449,7 +449,7 @@ async fn wait_for_deadline(deadline: Option<(u64, Instant)>) -> u64 {
     }
 }
 
-/// Waits until the job has ended, or nobody started it in time.
+/// Waits until the job has started. Returns false if that does not happen within `patience`.
 pub async fn wait_for_start(job: &Job, patience: Duration) -> bool {
     timeout(patience, job.reached(Step::Running)).await.is_ok()
 }

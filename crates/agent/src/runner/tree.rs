@@ -1,8 +1,8 @@
-//! Which processes are the job's, and how all of them are reached.
+//! Processes of the job, and signals to all of them.
 //!
-//! The commands lead a session of their own. A process may leave it, and one whose parent ended belongs to the
-//! init above the runner. So the job's are: its session, whatever was orphaned to our init, and all below these.
-//! Never ourselves, and never those who came in by SSH.
+//! The commands lead a separate session. A process may leave it, and one whose parent exited is adopted by the init
+//! above the runner. So the job's processes are: its session, orphans adopted by that init, and all descendants of
+//! these. Never the runner itself, and never SSH sessions.
 
 use std::collections::BTreeSet;
 
@@ -10,10 +10,11 @@ use rustix::process::{Signal, getppid};
 
 use crate::{isolation, proc};
 
-/// Rounds of killing: each may meet processes that were forked meanwhile. What outlasts them ends with the init.
+/// Rounds of killing: each may find processes that were forked meanwhile. Processes that survive them end with the
+/// init.
 const KILL_ROUNDS: usize = 32;
 
-/// What is known of a process here.
+/// Properties of a process that are used here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessEntry {
     name: proc::ProcessId,
@@ -21,12 +22,12 @@ struct ProcessEntry {
     session: i32,
 }
 
-/// The processes of one job.
+/// Processes of one job.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessTree {
     session: i32,
     own: i32,
-    /// Our parent, where it is the init that adopts the orphans of this task.
+    /// Parent of the runner, if it is the init that adopts the orphans of this task.
     init: Option<i32>,
 }
 
@@ -36,14 +37,15 @@ impl ProcessTree {
         Self { session, own, init: init() }
     }
 
-    /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns whom it reached.
+    /// Sends a signal to the session, as a terminal would on Ctrl-C but to all of its groups. Returns the processes
+    /// that it reached.
     pub fn signal_session(&self, signal: Signal) -> Vec<proc::ProcessId> {
         let members = seen().into_iter().filter(|one| one.session == self.session).map(|one| one.name);
         members.filter(|name| send(*name, signal)).collect()
     }
 
-    /// Whether the leader of the session lives and ignores the signal, and nobody else lives of those who got it. A
-    /// leader with a trap for it does not ignore it.
+    /// Returns whether the leader of the session is the only one of the signalled processes that still lives, and
+    /// ignores the signal. A leader with a trap for it does not ignore it.
     pub fn is_ignored_by_leader(&self, signal: Signal, signalled: &[proc::ProcessId]) -> bool {
         let alive = seen();
         let mut left = signalled.iter().filter(|name| alive.iter().any(|one| one.name == **name));
@@ -51,18 +53,18 @@ impl ProcessTree {
         only_leader && proc::ignores_signal(self.session, signal)
     }
 
-    /// Tells the leader that its terminal is gone. An interactive shell ends then, with what it has started since.
+    /// Sends SIGHUP to the leader. An interactive shell then exits, together with what it has started since.
     pub fn hang_up(&self) {
         let leader = seen().into_iter().find(|one| one.name.pid == self.session);
         leader.map(|leader| send(leader.name, Signal::HUP));
     }
 
-    /// Whether anybody of the session lives.
+    /// Returns whether any process of the session lives.
     pub fn has_members(&self) -> bool {
         seen().iter().any(|one| one.session == self.session)
     }
 
-    /// Kills everything of the job and returns when nothing is left, or after some rounds.
+    /// Kills every process of the job and returns when none is left, or after some rounds.
     pub fn kill(&self) {
         for _ in 0..KILL_ROUNDS {
             let killed = self.select(&seen()).into_iter().filter(|name| send(*name, Signal::KILL)).count();
@@ -77,7 +79,7 @@ impl ProcessTree {
         let is_root = |one: &ProcessEntry| one.session == self.session || Some(one.parent) == self.init;
         let mut chosen: BTreeSet<i32> =
             all.iter().filter(|one| is_root(one)).map(|one| one.name.pid).collect();
-        // Below the runner are also those who came in by SSH: it is no root here, whatever its session.
+        // SSH sessions are also descendants of the runner: it is not a root here, whatever its session.
         chosen.remove(&self.own);
         loop {
             let more: Vec<i32> = all
@@ -95,12 +97,13 @@ impl ProcessTree {
     }
 }
 
-/// Our parent, if it is this very program: then it is the init and all its other children are orphans of ours.
+/// Returns the parent process if it is the same program: then it is the init, and all its other children are orphans of
+/// this task.
 fn init() -> Option<i32> {
     use std::os::unix::fs::MetadataExt;
     let parent = getppid()?.as_raw_pid();
     if parent == 1 && std::env::var_os(isolation::CONFINED_VARIABLE).is_some() {
-        // The first process of our namespaces, which lets nobody look at it.
+        // The first process of these namespaces, which other processes cannot inspect.
         return Some(parent);
     }
     let file =
@@ -113,7 +116,7 @@ fn seen() -> Vec<ProcessEntry> {
     let alive = all.into_iter().filter(|stat| stat.state == proc::ProcessState::Alive);
     alive
         .filter_map(|stat| {
-            // Not rustix's: it takes no session 0, which the kernel's own threads are in.
+            // Not rustix's function: it does not accept session 0, which kernel threads have.
             let pid = nix::unistd::Pid::from_raw(stat.name.pid);
             let session = nix::unistd::getsid(Some(pid)).ok()?.as_raw();
             Some(ProcessEntry { name: stat.name, parent: stat.parent, session })
@@ -121,7 +124,7 @@ fn seen() -> Vec<ProcessEntry> {
         .collect()
 }
 
-/// Whether it was reached.
+/// Returns whether the signal was delivered.
 fn send(name: proc::ProcessId, signal: Signal) -> bool {
     match proc::ProcessHandle::open(name) {
         Ok(Some(held)) => held.signal(signal).unwrap_or(false),
@@ -144,7 +147,7 @@ mod tests {
             seen(1, 0, 1),
             seen(10, 1, 10),
             seen(11, 10, 10),
-            // The job: a shell, a child in the session, one that left it, and what that started.
+            // The job: a shell, a child in the session, one that left it, and its child.
             seen(20, 11, 20),
             seen(21, 20, 20),
             seen(22, 21, 22),
@@ -152,7 +155,7 @@ mod tests {
             // Forked twice and adopted by the init.
             seen(30, 10, 30),
             seen(31, 30, 30),
-            // A visitor's shell, and strangers of the host.
+            // The shell of an SSH session, and other processes of the host.
             seen(40, 11, 40),
             seen(41, 40, 40),
             seen(50, 1, 50),

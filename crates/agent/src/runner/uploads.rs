@@ -1,4 +1,4 @@
-//! What is sent along with a job, from the wire to the disk with nothing in between but one chunk.
+//! Uploads of a job, streamed from the connection to the disk one chunk at a time.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::http::ErrorResponse;
 
-/// Longest upload.
+/// Maximum size of an upload in bytes.
 const UPLOAD_BYTES_MAX: u64 = 16 << 30;
-/// Archives of one job.
+/// Maximum number of archives of one job.
 const ARCHIVES_MAX: usize = 1024;
-/// The one part an archive comes in.
+/// Name of the only form field, which holds an archive.
 const ARCHIVE_FIELD: &str = "archive";
 
-/// A file that is being written; gone unless it was kept.
+/// File that is being written; removed when dropped.
 struct PartialUpload(PathBuf);
 
 impl Drop for PartialUpload {
@@ -36,7 +36,7 @@ impl Drop for PartialUpload {
     }
 }
 
-/// `POST /api/upload_code`: the body as it is.
+/// `POST /api/upload_code`: the body is the file.
 pub(super) async fn upload_code(State(job): State<Arc<Job>>, body: Body) -> Result<(), ErrorResponse> {
     check_allowed(&job, Call::UploadCode)?;
     let chunks = body.into_data_stream().map_err(|_| ErrorResponse::bad_request("the body ended early"));
@@ -56,7 +56,7 @@ pub(super) async fn upload_archive(
     if field.name() != Some(ARCHIVE_FIELD) {
         return Err(ErrorResponse::bad_request("the form has another part than `archive`"));
     }
-    // An id, and so never a path.
+    // An id, and therefore never a path.
     let id: Uuid = field
         .file_name()
         .and_then(|name| name.parse().ok())
@@ -106,7 +106,7 @@ async fn receive(
     Ok(part)
 }
 
-/// Makes the directory, or says that it is full.
+/// Creates the directory, or returns an error if it holds too many files.
 fn prepare_dir(dir: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -127,7 +127,7 @@ fn broken(error: &MultipartError) -> ErrorResponse {
 }
 
 fn failed(error: &std::io::Error) -> ErrorResponse {
-    tracing::error!(%error, "keep an upload");
+    tracing::warn!(%error, "failed to store upload");
     if matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
         return ErrorResponse::new(StatusCode::INSUFFICIENT_STORAGE, "no space left for the upload");
     }

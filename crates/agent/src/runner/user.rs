@@ -1,7 +1,7 @@
-//! Who the job runs as: users and groups read from `/etc/passwd` and `/etc/group`.
+//! User account of the job: users and groups read from `/etc/passwd` and `/etc/group`.
 //!
-//! The binary is static and must work in images without a C library, so the files are parsed here and no name
-//! service is asked. An image without the files has one user, root.
+//! The binary is static and must work in images without a C library, so the files are parsed here and no name service
+//! is used. An image without the files has one user, root.
 
 use std::{
     io,
@@ -12,25 +12,25 @@ use windlass_api::agent::runner::User;
 
 const PASSWD: &str = "etc/passwd";
 const GROUP: &str = "etc/group";
-/// Longer files are not read to their end: nobody keeps this many users in an image.
+/// Maximum number of bytes read of a file: no image has this many users.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 const DEFAULT_SHELL: &str = "/bin/sh";
 
-/// A user as the kernel and the environment see it.
+/// User as the kernel and the environment see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     pub uid: u32,
     pub gid: u32,
-    /// Supplementary groups, `gid` included.
+    /// Supplementary groups, including `gid`.
     pub groups: Vec<u32>,
-    /// The name, or the number as text where the user has no name.
+    /// Name, or the number as text if the user has no name.
     pub name: String,
     pub home: PathBuf,
     pub shell: PathBuf,
 }
 
 impl Account {
-    /// Root as it is where no file says otherwise.
+    /// Default root account, used if the files have no entry for it.
     pub fn root() -> Self {
         Self {
             uid: 0,
@@ -75,7 +75,7 @@ struct GroupEntry {
     members: Vec<String>,
 }
 
-/// The users and groups of an image.
+/// Users and groups of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserDatabase {
     entries: Vec<PasswdEntry>,
@@ -83,12 +83,12 @@ pub struct UserDatabase {
 }
 
 impl UserDatabase {
-    /// Reads the files below `root`; an absent file is an empty one.
+    /// Reads the files below `root`; an absent file counts as empty.
     pub fn read(root: &Path) -> Result<Self, UserError> {
         Ok(Self::parse(&read(&root.join(PASSWD))?, &read(&root.join(GROUP))?))
     }
 
-    /// Lines that are not of the form are passed over, as the C library does.
+    /// Ignores malformed lines, as the C library does.
     fn parse(passwd: &str, group: &str) -> Self {
         Self {
             entries: passwd.lines().filter_map(entry).collect(),
@@ -96,7 +96,7 @@ impl UserDatabase {
         }
     }
 
-    /// Who `asked` is; `None` is the user the runner itself is.
+    /// Resolves the requested user; `None` means the user of the runner itself.
     pub fn account(&self, asked: Option<&User>, own_uid: u32) -> Result<Account, UserError> {
         let mut account = match asked {
             None => self.by_uid(own_uid),
@@ -116,7 +116,7 @@ impl UserDatabase {
         Ok(account)
     }
 
-    /// A name; a number is taken for a user id where no name is like it.
+    /// Finds a user by name; a number that is not a name counts as a user id.
     fn by_name(&self, name: &str) -> Result<Account, UserError> {
         if let Some(entry) = self.entries.iter().find(|entry| entry.name == name) {
             return Ok(self.account_from_entry(entry));
@@ -127,7 +127,7 @@ impl UserDatabase {
         name.parse().map(|uid| self.by_uid(uid)).map_err(|_| UserError::NoUser(name.to_owned()))
     }
 
-    /// A number needs no entry: it is then of group 0 and at home in `/`, as with container engines.
+    /// Finds a user by id. An id needs no entry: it then has group 0 and home `/`, as with container engines.
     fn by_uid(&self, uid: u32) -> Account {
         match self.entries.iter().find(|entry| entry.uid == uid) {
             Some(entry) => self.account_from_entry(entry),
@@ -177,8 +177,8 @@ impl UserDatabase {
     }
 }
 
-/// Does file work with the rights of the account, on a thread of its own: a link that the user laid somewhere
-/// leads nowhere the user could not go alone. A runner that is not root has no other rights anyway.
+/// Performs file operations with the rights of the account, on a separate thread: a link that the user created cannot
+/// lead to paths which the user may not access. A runner that is not root has no other rights anyway.
 pub fn run_as_account<T: Send>(
     account: &Account,
     work: impl FnOnce() -> io::Result<T> + Send,
@@ -204,10 +204,10 @@ pub fn run_as_account<T: Send>(
     })
 }
 
-/// Makes the directory and those above it that are missing; what is new belongs to the account.
+/// Creates the directory and its missing parents; new directories belong to the account.
 ///
-/// In a container root makes them, so that a job may ask for a place like `/workflow`. On a bare host nobody gets
-/// more than the account may do.
+/// In a container root creates them, so that a job may use a path like `/workflow`. On a bare host only the rights of
+/// the account are used.
 pub fn create_dir_as(path: &Path, account: &Account, in_container: bool) -> io::Result<()> {
     if !in_container {
         return run_as_account(account, || std::fs::create_dir_all(path));

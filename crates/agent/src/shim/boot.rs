@@ -1,4 +1,4 @@
-//! The order in which a shim comes up and goes down.
+//! Startup and shutdown of a shim, in order.
 
 use std::{
     fs, io,
@@ -40,29 +40,29 @@ use crate::{
     isolation::probe,
 };
 
-/// Held for the life of a shim: two on one home would both start its tasks.
+/// Lock held for the lifetime of a shim: two shims on one home would both start its tasks.
 const LOCK_FILE: &str = "lock";
-/// The runtime that tasks of this home were started with.
+/// Records the runtime with which the tasks of this home were started.
 const RUNTIME_FILE: &str = "runtime";
 const SOCKET_MODE: u32 = 0o660;
 const HOME_MODE: u32 = 0o750;
-/// A service may come up before the engine does.
+/// Maximum time to wait for the engine: the shim's service may start before the engine does.
 const ENGINE_START_TIMEOUT: Duration = Duration::from_secs(60);
 const ENGINE_RETRY_DELAY: Duration = Duration::from_secs(1);
 const ENGINE_RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What a shim is started with.
+/// Settings with which a shim is started.
 #[derive(Clone, Debug)]
 pub struct BootConfig {
     pub home: PathBuf,
     pub socket: PathBuf,
-    /// `None`: what suits the host.
+    /// `None` selects the runtime that suits the host.
     pub runtime: Option<RuntimeName>,
     pub docker_socket: Option<PathBuf>,
-    /// Which plain processes are taken, where the policy does not say.
+    /// Plain processes that are accepted, unless the policy specifies it.
     pub processes: ProcessMode,
-    /// What confined tasks must not see and nobody gets mounted.
+    /// Directories that confined tasks must not see and that are never mounted into a task.
     pub hidden: Vec<PathBuf>,
     pub policy: PathBuf,
     pub compat_tcp: Option<SocketAddr>,
@@ -71,13 +71,13 @@ pub struct BootConfig {
     pub write_host_info: bool,
 }
 
-/// What the simulated runtime is started with.
+/// Settings of the simulated runtime.
 #[cfg(feature = "testing")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SimulationConfig {
-    /// `None`: one host, with its socket at the usual place.
+    /// `None`: one host, with its socket at the usual path.
     pub hosts: Option<u32>,
-    /// What its tasks do.
+    /// Behaviour of the simulated tasks.
     pub plan: super::hollow::SimulationPlan,
 }
 
@@ -106,7 +106,7 @@ pub enum BootError {
     },
 }
 
-/// From the first check to the last answer.
+/// Runs a shim, from the first check to the last response.
 pub async fn run(boot: BootConfig) -> Result<(), BootError> {
     let stop = stop_on_signals()?;
     create_home(&boot.home)?;
@@ -120,7 +120,7 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
         SelectedRuntime::Simulated => {
             for (home, socket) in simulated_homes(&boot)? {
                 let shim = start_simulated_host(&home, boot.simulated.plan, policy.clone(), &stop).await?;
-                // There is one port, and it is the first host's.
+                // There is one port, and it belongs to the first host.
                 let compat = boot.compat_tcp.filter(|_| hosts.is_empty());
                 start_listeners(&mut doors, &shim, &socket, compat).await?;
                 hosts.push(shim);
@@ -143,12 +143,12 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
             hosts.push(shim);
         }
     }
-    tracing::info!(home = %boot.home.display(), hosts = hosts.len(), "ready");
+    tracing::info!(home = %boot.home.display(), hosts = hosts.len(), "shim ready");
     while doors.join_next().await.is_some() {}
     for shim in hosts {
         shim.tasks.close().await;
     }
-    tracing::info!("stopped; tasks go on");
+    tracing::info!("shim stopped; tasks continue");
     Ok(())
 }
 
@@ -157,7 +157,7 @@ fn failed(what: impl Into<String>) -> impl FnOnce(io::Error) -> BootError {
     |source| BootError::Io { what, source }
 }
 
-/// Cancelled by TERM and INT.
+/// Returns a token that SIGTERM and SIGINT cancel.
 fn stop_on_signals() -> Result<CancellationToken, BootError> {
     let stop = CancellationToken::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
@@ -171,16 +171,16 @@ fn stop_on_signals() -> Result<CancellationToken, BootError> {
     Ok(stop)
 }
 
-/// The home, for its owner and group only.
+/// Creates the home, accessible to its owner and group only.
 pub(super) fn create_home(home: &Path) -> Result<(), BootError> {
     let what = || format!("make {}", home.display());
     fs::DirBuilder::new().recursive(true).mode(HOME_MODE).create(home).map_err(failed(what()))?;
-    // Plain processes of other users may be on their way to their files: who could pass through still can.
+    // Plain processes of other users may need to traverse the home to reach their files: that permission is kept.
     let passing = fs::metadata(home).map_err(failed(what()))?.permissions().mode() & 0o001;
     fs::set_permissions(home, fs::Permissions::from_mode(HOME_MODE | passing)).map_err(failed(what()))
 }
 
-/// The kernel lets go of it when the process ends, however it ends.
+/// Acquires the lock of the home. The kernel releases it when the process ends, for whatever reason.
 fn lock_home(home: &Path) -> Result<fs::File, BootError> {
     let path = home.join(LOCK_FILE);
     let what = format!("lock {}", path.display());
@@ -194,9 +194,9 @@ fn lock_home(home: &Path) -> Result<fs::File, BootError> {
         }
         Err(error) => return Err(failed(what)(error.into())),
     }
-    // For people only. On a full disk it cannot be written, and then a shim is needed most.
+    // Informational only. The write fails on a full disk, which is when a shim is needed most.
     if let Err(error) = fs::write(&path, format!("{}\n", std::process::id())) {
-        tracing::warn!(%error, path = %path.display(), "write down who holds the lock");
+        tracing::warn!(%error, path = %path.display(), "failed to write the process id into the lock file");
     }
     Ok(file)
 }
@@ -205,13 +205,14 @@ enum SelectedRuntime {
     #[cfg(feature = "testing")]
     Simulated,
     Process,
-    /// By its socket.
+    /// Path of the engine's socket.
     Docker(PathBuf),
-    /// Containers and plain processes, by the engine's socket.
+    /// Containers and plain processes; path of the engine's socket.
     Any(PathBuf),
 }
 
-/// What was asked for, else what this home's tasks were started with, else what suits the host.
+/// Returns the requested runtime, else the one with which the tasks of this home were started, else the one that suits
+/// the host.
 fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
     let note = boot.home.join(RUNTIME_FILE);
     let noted = fs::read_to_string(&note).unwrap_or_default();
@@ -223,10 +224,10 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
         Some(RuntimeName::Process) => SelectedRuntime::Process,
         Some(RuntimeName::Docker) => SelectedRuntime::Docker(usual()),
         Some(RuntimeName::Any) => SelectedRuntime::Any(usual()),
-        // An engine that is not up yet is still the one that has our containers: a host that runs containers does not become
-        // one that has none by itself.
+        // An engine that is not up yet still owns the containers of this home: a host that runs containers does not
+        // stop being one by itself.
         None if matches!(noted.as_str(), "docker" | "any") => SelectedRuntime::Any(usual()),
-        // One that had no engine may have one now.
+        // A host that had no engine may have one now.
         None => socket().map_or(SelectedRuntime::Process, SelectedRuntime::Any),
     };
     let name = match &chosen {
@@ -236,14 +237,14 @@ fn select_runtime(boot: &BootConfig) -> Result<SelectedRuntime, BootError> {
         SelectedRuntime::Docker(_) => "docker",
         SelectedRuntime::Any(_) => "any",
     };
-    // What is there already is not written again: a full disk would leave nothing of it.
+    // An unchanged file is not written again: on a full disk the write would leave it empty.
     if noted != name {
         fs::write(&note, name).map_err(failed(format!("write {}", note.display())))?;
     }
     Ok(chosen)
 }
 
-/// The socket that was named, else the first of the usual ones where somebody answers.
+/// Returns the configured socket, else the first of the usual ones on which an engine answers.
 fn docker_socket(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(named.to_owned());
@@ -276,7 +277,7 @@ async fn start_host(
     let processes_info =
         looked.map_err(|error| failed("look at plain processes")(io::Error::other(error)))?;
     if let Some(problem) = &processes_info.problem {
-        tracing::warn!(problem, ?mode, "plain processes");
+        tracing::warn!(problem, ?mode, "confinement of plain processes is incomplete or unavailable");
     }
     let processes = || {
         let found =
@@ -294,7 +295,8 @@ async fn start_host(
             let data = docker.data().await;
             (Arc::new(MixedRuntime::new(docker, processes())), Some(socket.clone()), data)
         }
-        // A dstack server names an image for every task. Who opens the port for it and asks for processes means that.
+        // A dstack server names an image for every task. A user who opens the port for it and selects processes wants
+        // the images ignored.
         SelectedRuntime::Process
             if boot.compat_tcp.is_some() && boot.runtime == Some(RuntimeName::Process) =>
         {
@@ -334,7 +336,7 @@ async fn start_host(
     }))
 }
 
-/// An engine that does not answer yet is given a minute.
+/// Connects to the engine; waits one minute for an engine that does not answer yet.
 async fn connect_engine(socket: &Path, home: &Path) -> Result<DockerRuntime, BootError> {
     let until = tokio::time::Instant::now() + ENGINE_START_TIMEOUT;
     let settings = docker::DockerSettings::new(socket.to_owned(), home.to_owned())
@@ -342,7 +344,7 @@ async fn connect_engine(socket: &Path, home: &Path) -> Result<DockerRuntime, Boo
     loop {
         match DockerRuntime::connect(settings.clone()).await {
             Err(RuntimeError::Away { what, .. }) if tokio::time::Instant::now() < until => {
-                tracing::warn!(what, "the container engine does not answer yet");
+                tracing::warn!(what, "container engine did not answer; retrying");
                 tokio::time::sleep(ENGINE_RETRY_DELAY).await;
             }
             reached => return Ok(reached?),
@@ -350,7 +352,7 @@ async fn connect_engine(socket: &Path, home: &Path) -> Result<DockerRuntime, Boo
     }
 }
 
-/// One simulated host at the home itself, or as many as were asked for below it.
+/// Returns the home and socket of each simulated host: the home itself, or the requested number of homes below it.
 #[cfg(feature = "testing")]
 fn simulated_homes(boot: &BootConfig) -> Result<Vec<(PathBuf, PathBuf)>, BootError> {
     let Some(count) = boot.simulated.hosts else { return Ok(vec![(boot.home.clone(), boot.socket.clone())]) };
@@ -398,11 +400,11 @@ async fn start_simulated_host(
     }))
 }
 
-/// A name for this start that no other start has.
+/// Returns a random id for this start of the shim.
 fn random_boot_id() -> String {
     let mut random = [0u8; 8];
     if getrandom::fill(&mut random).is_err() {
-        // Early in a boot there may be no entropy; the clock is unique enough for a name.
+        // Early in the boot of a host there may be no entropy; the clock is unique enough for an id.
         random = crate::clock::now_us().to_ne_bytes();
     }
     random.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -438,7 +440,7 @@ async fn write_host_info(shim: &Arc<Shim>) -> Result<(), BootError> {
     written.map_err(failed("write host_info.json"))
 }
 
-/// Why the container engine does not answer, when there is one and it does not.
+/// Returns the reason why the container engine does not answer, if there is an engine and it does not.
 pub(super) async fn engine_problem(shim: &Shim) -> Option<String> {
     if !matches!(shim.runtime.name(), "docker" | "any") {
         return None;
@@ -450,7 +452,7 @@ pub(super) async fn engine_problem(shim: &Shim) -> Option<String> {
     }
 }
 
-/// Looks at the host now and then, and tells when something changed.
+/// Checks the host periodically and reports changes.
 async fn watch_health(shim: Arc<Shim>) {
     loop {
         let engine = engine_problem(&shim).await;

@@ -38,35 +38,36 @@ pub struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Say whose host this is: write HOME/enrolment.json. A running shim takes it up at once
+    /// Enrol this host with a server: write HOME/enrolment.json. A running shim applies it at once
     Enrol(EnrolArgs),
 }
 
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 struct Flags {
-    /// Where tasks, journal and credentials are kept
+    /// Directory for tasks, journal and credentials
     #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME", required = true)]
     home: Option<PathBuf>,
-    /// Unix socket to answer on [default: HOME/shim.sock]
+    /// Unix socket to listen on [default: HOME/shim.sock]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_SOCKET")]
     socket: Option<PathBuf>,
-    /// What starts tasks [default: any where an engine answers, else process]
+    /// Runtime that starts tasks [default: `any` if an engine answers, else `process`]
     #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
     runtime: Option<RuntimeName>,
-    /// What becomes of tasks without an image; the policy's own word wins
+    /// Handling of tasks without an image; the policy takes precedence
     #[arg(long, value_name = "MODE", env = "WINDLASS_AGENT_PROCESSES", default_value = "confined")]
     processes: ProcessModeName,
-    /// A directory that confined tasks must not see and that no policy gives away, such as the server's data; may be repeated
+    /// Directory that confined tasks must not see and that no policy can mount, such as the server's data; may be
+    /// repeated
     #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HIDE", value_delimiter = ':')]
     hide: Vec<PathBuf>,
-    /// Socket of the container engine [default: DOCKER_HOST, else the usual places, Podman's too]
+    /// Socket of the container engine [default: `DOCKER_HOST`, else the usual paths, including those of Podman]
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_DOCKER_SOCKET")]
     docker_socket: Option<PathBuf>,
-    /// What tasks may have on this host; must belong to root
+    /// Policy file with the permissions of tasks on this host; must be owned by root
     #[arg(long, value_name = "PATH", env = "WINDLASS_AGENT_POLICY", default_value = policy::DEFAULT_FILE)]
     policy: PathBuf,
-    /// Also answer a dstack server on this loopback address, without a credential
+    /// Also serve a dstack server on this loopback address, without a credential
     #[arg(
         long,
         value_name = "ADDR",
@@ -76,33 +77,33 @@ struct Flags {
         value_parser = loopback
     )]
     compat_tcp: Option<SocketAddr>,
-    /// With the simulated runtime: so many hosts in one process, each with its socket HOME/host-NNNN/shim.sock
+    /// Number of hosts in one process, each with its socket HOME/host-NNNN/shim.sock; simulated runtime only
     #[cfg(feature = "testing")]
     #[arg(long, value_name = "N", env = "WINDLASS_AGENT_HOSTS", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     hosts: Option<u32>,
     #[cfg(feature = "testing")]
     #[command(flatten)]
     hollow: super::hollow::SimulationFlags,
-    /// Begin a session of its own, so that the end of whoever started it, or of their terminal, is not its end
+    /// Start a new session, so that the shim outlives the process and the terminal that started it
     #[arg(long)]
     own_session: bool,
-    /// How much to say on standard error
+    /// Log level on standard error
     #[arg(long, value_name = "LEVEL", env = "WINDLASS_AGENT_LOG", default_value = "info")]
     log: LogLevel,
 }
 
 #[derive(Debug, clap::Args)]
 struct EnrolArgs {
-    /// The shim's home
+    /// Home directory of the shim
     #[arg(long, value_name = "DIR", env = "WINDLASS_AGENT_HOME")]
     home: PathBuf,
-    /// The id the server knows this host by
+    /// Id of this instance on the server
     #[arg(long, value_name = "ID")]
     instance: InstanceId,
-    /// SHA-256 of the credential the server will show, in hex; twice while it is rotated
+    /// SHA-256 of the credential that the server presents, in hex; two values during a rotation
     #[arg(long, value_name = "HEX", required = true)]
     credential_sha256: Vec<String>,
-    /// A key the server signs task specifications with: Ed25519, base64; may be repeated
+    /// Public key of the server's signatures of task specifications: Ed25519, base64; may be repeated
     #[arg(long, value_name = "KEY", required = true)]
     server_key: Vec<String>,
 }
@@ -111,7 +112,7 @@ struct EnrolArgs {
 pub enum RuntimeName {
     /// Containers for tasks with an image, plain processes for the others
     Any,
-    /// Containers only, by Docker or Podman
+    /// Containers only, with Docker or Podman
     Docker,
     /// Plain processes only
     Process,
@@ -120,12 +121,12 @@ pub enum RuntimeName {
     Hollow,
 }
 
-/// Which plain processes are taken.
+/// Plain processes that are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ProcessModeName {
-    /// Those that are confined: a user, processes and files of their own
+    /// Confined processes only: with a separate user, process namespace and file system
     Confined,
-    /// Those too that ask for the rights of the agent's own user
+    /// Also processes that request the rights of the agent's user
     Own,
     /// None: every task needs an image
     Refused,
@@ -151,7 +152,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Our own words at this level; those of the libraries only when something is wrong.
+    /// Returns the filter: events of windlass at this level, events of libraries at WARN and above only.
     fn targets(self) -> Targets {
         let level = self.filter();
         Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("windlass", level)
@@ -168,7 +169,7 @@ impl LogLevel {
     }
 }
 
-/// No credential is asked for there, so nobody else may reach it.
+/// Parses a loopback address. The port requires no credential, so it must not be reachable from other hosts.
 fn loopback(text: &str) -> Result<SocketAddr, String> {
     let address: SocketAddr = text.parse().map_err(|_| "not ADDRESS:PORT".to_owned())?;
     if address.ip().is_loopback() {
@@ -207,11 +208,11 @@ fn start(flags: &Flags) -> ExitCode {
     run(boot, flags.log)
 }
 
-/// Runs a shim to its end in a runtime of its own.
+/// Runs a shim to its end in a separate runtime.
 pub(super) fn run(boot: BootConfig, log: LogLevel) -> ExitCode {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        // A line that cannot be written, on a full disk, is lost; to tell of it the same way would panic.
+        // A line that cannot be written, on a full disk, is lost; reporting that on the same stream would panic.
         .log_internal_errors(false)
         // Colours in a file are noise.
         .with_ansi(std::io::stderr().is_terminal());
@@ -221,7 +222,7 @@ pub(super) fn run(boot: BootConfig, log: LogLevel) -> ExitCode {
         Err(error) => return report_failure(&format!("start the runtime: {error}")),
     };
     let ended = runtime.block_on(boot::run(boot));
-    // Work that waits for a disk must not hold up the end.
+    // Work that waits for a disk must not delay the exit.
     runtime.shutdown_background();
     match ended {
         Ok(()) => ExitCode::SUCCESS,

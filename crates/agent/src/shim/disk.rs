@@ -1,8 +1,8 @@
-//! Ends tasks that hold more than the disk they asked for.
+//! Ends tasks that use more disk than they requested.
 //!
-//! A task is measured, not fenced: every few seconds what is in its directory is added up and, in a container, what the
-//! container wrote to its own layer. It may be over its limit for that long. What it writes elsewhere, to a volume or a
-//! directory of the host that is mounted, is not counted: that is there for what is larger.
+//! Usage is measured, not enforced by a quota: every few seconds the contents of the task directory are added up and,
+//! for a container, the bytes that it wrote to its own layer. A task may exceed its limit for that long. Data written
+//! to a volume or a mounted directory of the host is not counted: these are meant for larger data.
 
 use std::{
     collections::HashSet,
@@ -23,16 +23,16 @@ use super::{
     tasks::{DiskLimit, Tasks},
 };
 
-/// Between two looks at a task.
+/// Time between two measurements of a task.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// No more than this part of the time is spent on looking, however many files there are.
+/// Measurements use at most 1/`TIME_SHARE_DIVISOR` of the time, however many files there are.
 const TIME_SHARE_DIVISOR: u32 = 20;
-/// A job gets this long to end by itself; it may write on meanwhile.
+/// Grace period of the job; it may continue to write meanwhile.
 const GRACE_SECS: u64 = 5;
-/// The kernel counts in these, whatever the file system uses.
+/// Unit of the kernel's block counts, whatever the file system uses.
 const BLOCK_BYTES: u64 = 512;
 
-/// Looks until the shim goes.
+/// Measures until the shim stops.
 pub(super) async fn enforce_limits(shim: Arc<Shim>) {
     loop {
         let began = Instant::now();
@@ -44,14 +44,14 @@ pub(super) async fn enforce_limits(shim: Arc<Shim>) {
     }
 }
 
-/// Measures every task that has a limit once, and ends those that are above it.
+/// Measures every task that has a limit once, and ends those that exceed it.
 pub(super) async fn check_limits(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
     for DiskLimit { dir, handle, bytes } in tasks.disk_limits() {
         let used = match runtime.disk_used(&dir, &handle).await {
             Ok(used) => used,
-            // It may have ended meanwhile. The next look tries again.
+            // The task may have ended meanwhile. The next measurement tries again.
             Err(error) => {
-                tracing::debug!(id = %dir.id, %error, "failed to measure the disk of a task");
+                tracing::debug!(id = %dir.id, %error, "failed to measure disk usage of task");
                 continue;
             }
         };
@@ -63,9 +63,9 @@ pub(super) async fn check_limits(tasks: &Arc<Tasks>, runtime: &dyn Runtime) {
             termination_message: limit_message(used, bytes),
             timeout: GRACE_SECS,
         };
-        tracing::info!(id = %dir.id, used, limit = bytes, "a task holds more disk than it asked for");
+        tracing::info!(id = %dir.id, used, limit = bytes, "task exceeded its disk limit");
         if let Err(error) = tasks.terminate(dir.id, terminate, None).await {
-            tracing::warn!(id = %dir.id, %error, "failed to end a task that holds too much disk");
+            tracing::warn!(id = %dir.id, %error, "failed to end task that exceeded its disk limit");
         }
     }
 }
@@ -79,7 +79,7 @@ fn limit_message(used: u64, limit: u64) -> String {
     )
 }
 
-/// As configurations write sizes.
+/// Formats a size as configurations write it.
 fn format_size(bytes: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
     let bytes = bytes as f64;
@@ -87,7 +87,7 @@ fn format_size(bytes: u64) -> String {
     if bytes < gib { format!("{:.1}MB", bytes / mib) } else { format!("{:.1}GB", bytes / gib) }
 }
 
-/// What a directory takes with all that is in it.
+/// Returns the disk usage of a directory with its contents.
 pub(super) async fn disk_usage(path: PathBuf) -> Result<u64, RuntimeError> {
     let failed = |source: io::Error| RuntimeError::Failed {
         what: "measure the disk of a task".to_owned(),
@@ -97,8 +97,8 @@ pub(super) async fn disk_usage(path: PathBuf) -> Result<u64, RuntimeError> {
     measured.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)
 }
 
-/// Links are not followed, other file systems not entered, and a file of several names counts once. What goes away
-/// meanwhile counts for nothing.
+/// Does not follow links or enter other file systems, and counts a file with several names once. A file that disappears
+/// meanwhile counts as zero.
 fn measure(root: &Path) -> io::Result<u64> {
     let top = fs::symlink_metadata(root)?;
     let (device, mut sum) = (top.dev(), top.blocks() * BLOCK_BYTES);
@@ -134,7 +134,7 @@ mod tests {
         fs::write(deep.join("one"), vec![7; 1 << 20]).unwrap();
         fs::hard_link(deep.join("one"), dir.path().join("same")).unwrap();
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
-        // A file with a hole takes what is in it.
+        // A sparse file counts only its allocated blocks.
         fs::File::create(dir.path().join("sparse")).unwrap().set_len(1 << 30).unwrap();
         let used = measure(dir.path()).unwrap();
         assert!((1 << 20..2 << 20).contains(&used), "{used}");

@@ -1,7 +1,8 @@
-//! Whose host this is: the credential the server shows, and the keys it signs task specifications with.
+//! Enrolment of the host: the credential that the server presents, and the keys with which it signs task
+//! specifications.
 //!
-//! Written once by `windlass-agent shim enrol`, and again for each rotation: a running shim takes the new file up
-//! with the next call. The host keeps only the hash of the credential and only the public halves of the keys.
+//! Written once by `windlass-agent shim enrol`, and again for each rotation: a running shim reads the new file on the
+//! next call. The host stores only the hash of the credential and only the public halves of the keys.
 
 use std::{
     fs,
@@ -22,7 +23,7 @@ use windlass_model::id::InstanceId;
 use crate::http;
 
 pub const FILE: &str = "enrolment.json";
-/// The old credential and the new one, while a rotation is under way.
+/// The old credential and the new one, during a rotation.
 pub const CREDENTIALS_MAX: usize = 2;
 /// Keys of the servers that share the database, and their successors.
 pub const SERVER_KEYS_MAX: usize = 16;
@@ -32,7 +33,7 @@ const KEY_BYTES: usize = 32;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Enrolment {
     pub instance_id: InstanceId,
-    /// SHA-256 (hex) of the credential; two while it is rotated.
+    /// SHA-256 (hex) of the credential; two during a rotation.
     #[serde(deserialize_with = "one_or_more")]
     pub credential_sha256: Vec<String>,
     /// Ed25519 public keys, base64 of 32 bytes each.
@@ -86,7 +87,7 @@ impl Enrolment {
         Ok(Some(enrolment))
     }
 
-    /// Replaces the file as a whole, readable by its owner alone.
+    /// Replaces the whole file, readable by its owner alone.
     pub fn write(&self, path: &Path) -> Result<(), EnrolmentError> {
         self.check()?;
         let failed = |source| EnrolmentError::Write { path: path.to_owned(), source };
@@ -129,7 +130,7 @@ impl Enrolment {
         http::matches_hash(credential, self.credential_sha256.iter().map(String::as_str))
     }
 
-    /// The pass that was shown, if one of our servers wrote it for this host. It may have expired.
+    /// Returns the presented pass if a server of this host issued it for this host. It may have expired.
     pub fn pass(&self, shown: &str) -> Option<PortPass> {
         let pass = PortPass::decode(shown, |message, signature| self.is_valid_signature(message, signature))?;
         (pass.instance == self.instance_id).then_some(pass)
@@ -142,14 +143,14 @@ impl Enrolment {
         })
     }
 
-    /// Whether these very bytes were signed by one of our servers.
+    /// Returns whether a server of this host signed exactly these bytes.
     fn is_signed_by_server(&self, body: &[u8], signature: &str) -> bool {
         let Ok(signature) = BASE64_STANDARD.decode(signature) else { return false };
         self.is_valid_signature(&[SIGNED_PREFIX, body].concat(), &signature)
     }
 }
 
-/// Why a specification is not one our server made for this host and this moment.
+/// Reason why a specification is not valid for this host at this time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     #[error("the task specification is not signed")]
@@ -166,18 +167,18 @@ pub enum SpecError {
     EpochMismatch { claimed: i64, called: i64 },
 }
 
-/// What came with a specification, as far as its soundness goes.
+/// A specification as presented, with everything needed to verify it.
 #[derive(Clone, Copy, Debug)]
 pub struct PresentedSpec<'a> {
     pub body: &'a [u8],
     pub signature: Option<&'a str>,
     pub claims: Option<Claims>,
-    /// Of the call's header.
+    /// Epoch in the header of the call.
     pub epoch: Option<i64>,
 }
 
-/// Decides whether a specification holds here and now. The signature comes first: nothing else is worth
-/// telling to a stranger.
+/// Decides whether a specification is valid here and now. Checks the signature first: an unauthenticated caller learns
+/// nothing else.
 pub fn check(
     enrolment: &Enrolment,
     presented: PresentedSpec<'_>,
@@ -202,14 +203,14 @@ pub fn check(
     }
 }
 
-/// The enrolment as it is on disk now.
+/// The enrolment that is on disk now.
 #[derive(Debug)]
 pub struct EnrolmentFile {
     path: PathBuf,
     cached: Mutex<Option<(FileVersion, Option<Arc<Enrolment>>)>>,
 }
 
-/// Tells one version of a file from another.
+/// Identifies one version of a file.
 type FileVersion = Option<(u64, i64, i64, u64)>;
 
 impl EnrolmentFile {
@@ -221,7 +222,7 @@ impl EnrolmentFile {
         &self.path
     }
 
-    /// Reads the file when it changed. One that cannot be used counts as none: the door stays shut.
+    /// Reads the file when it has changed. An unusable file counts as absent: all calls are refused.
     pub fn enrolment(&self) -> Option<Arc<Enrolment>> {
         let stamp = fs::metadata(&self.path)
             .ok()
@@ -233,7 +234,7 @@ impl EnrolmentFile {
             return enrolment.clone();
         }
         let read = Enrolment::read(&self.path).unwrap_or_else(|error| {
-            tracing::error!(error = &error as &dyn std::error::Error, "the enrolment cannot be used");
+            tracing::error!(error = &error as &dyn std::error::Error, "failed to read enrolment");
             None
         });
         let read = read.map(Arc::new);

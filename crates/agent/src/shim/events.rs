@@ -1,8 +1,8 @@
-//! What happened on this host, in order, for whoever listens.
+//! Events of this host, in order, for any number of readers.
 //!
-//! Events are kept in one ring. A reader has no queue of its own but a place in the ring: however slow it is,
-//! it costs nothing, and when the ring has overtaken it, it is told so and starts anew from the full state.
-//! Whoever changes something calls [`Events::publish`]; it never waits.
+//! Events are kept in one ring. A reader has no separate queue but a position in the ring: however slow it is, it costs
+//! nothing, and when the ring has overtaken it, it receives a reset and starts again from the full state.
+//! [`Events::publish`] is called for every change; it never waits.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -13,14 +13,14 @@ use windlass_api::agent::events::{ShimEvent, ShimEventKind};
 
 use crate::clock;
 
-/// Events kept for readers that come back.
+/// Number of events kept for readers that reconnect.
 pub const EVENTS_KEPT_MAX: usize = 4096;
-/// A stream that has nothing to tell says at least that it lives.
+/// Interval of keep-alive messages on an idle stream.
 pub const ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Events handed over at once.
+/// Maximum number of events returned at once.
 const BATCH_MAX: usize = 256;
 
-/// Cheap to clone; all clones are one.
+/// Cheap to clone; all clones share one ring.
 #[derive(Clone, Debug)]
 pub struct EventLog {
     shared: Arc<Shared>,
@@ -35,13 +35,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// Of the last event.
+    /// Sequence number of the last event.
     seq: u64,
     kept: VecDeque<ShimEvent>,
 }
 
 impl EventLog {
-    /// `boot` names this start of the shim: sequence numbers of another start mean nothing.
+    /// `boot` identifies this start of the shim: sequence numbers of another start are meaningless.
     pub fn new(boot: impl Into<String>) -> Self {
         let shared =
             Shared { boot: boot.into(), ring: Mutex::new(Ring::default()), head: watch::Sender::new(0) };
@@ -52,7 +52,7 @@ impl EventLog {
         &self.shared.boot
     }
 
-    /// Tells everybody. Says the number the event got.
+    /// Publishes an event to all readers. Returns its sequence number.
     pub fn publish(&self, what: ShimEventKind) -> u64 {
         let mut ring = self.shared.ring.lock();
         ring.seq += 1;
@@ -61,12 +61,12 @@ impl EventLog {
         if ring.kept.len() > EVENTS_KEPT_MAX {
             ring.kept.pop_front();
         }
-        // Under the lock: heads are told in order.
+        // Sent under the lock, so that readers receive the heads in order.
         self.shared.head.send_replace(ring.seq);
         ring.seq
     }
 
-    /// A reader that has seen everything up to `after` of the start `boot`.
+    /// Returns a reader that has received all events up to `after` of the start `boot`.
     pub fn reader(&self, after: Option<u64>, boot: Option<&str>) -> EventReader {
         let seen = after.filter(|_| boot.is_none_or(|boot| boot == self.boot()));
         EventReader {
@@ -77,7 +77,7 @@ impl EventLog {
         }
     }
 
-    /// The next events after `seen`, or that there is a gap.
+    /// Returns the next events after `seen`, or a gap.
     fn after(&self, seen: Option<u64>) -> RingRead {
         let ring = self.shared.ring.lock();
         let oldest = ring.seq - ring.kept.len() as u64 + 1;
@@ -96,18 +96,18 @@ enum RingRead {
     Gap { head: u64 },
 }
 
-/// What a reader gets next.
+/// Next item of a reader.
 #[derive(Debug, PartialEq, Eq)]
 pub enum StreamItem {
     /// Never empty.
     Events(Vec<ShimEvent>),
-    /// The reader cannot go on where it was: it needs `Reset` and the full state, as of `seq`.
+    /// The reader cannot continue from its position: it needs `Reset` and the full state, as of `seq`.
     Reset { seq: u64 },
-    /// Nothing for [`ALIVE_INTERVAL`].
+    /// No event for [`ALIVE_INTERVAL`].
     Alive { seq: u64 },
 }
 
-/// One listener's place in the ring.
+/// Position of one reader in the ring.
 #[derive(Debug)]
 pub struct EventReader {
     events: EventLog,
@@ -117,11 +117,11 @@ pub struct EventReader {
 }
 
 impl EventReader {
-    /// Waits for the next thing to tell.
+    /// Waits for the next item.
     pub async fn next(&mut self) -> StreamItem {
         let deadline = tokio::time::Instant::now() + self.alive_every;
         loop {
-            // Marked as seen before looking: what comes after the look wakes us.
+            // Marked as seen before the ring is read: an event after the read wakes this reader.
             let head = *self.head.borrow_and_update();
             match self.events.after(self.seen) {
                 RingRead::Gap { head } => {
@@ -194,7 +194,7 @@ mod tests {
         let mut reader = events.reader(Some(0), Some("b1"));
         assert_eq!(seqs(&mut reader).await, [1]);
         publish(&events, EVENTS_KEPT_MAX as u64);
-        // Exactly the ring's length behind is still no gap.
+        // A reader that is behind by exactly the length of the ring has no gap.
         assert_eq!(seqs(&mut reader).await.first(), Some(&2));
         publish(&events, 2 * EVENTS_KEPT_MAX as u64);
         assert_eq!(reader.next().await, StreamItem::Reset { seq: 1 + 3 * EVENTS_KEPT_MAX as u64 });

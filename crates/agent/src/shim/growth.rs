@@ -1,7 +1,7 @@
-//! Watches what tasks write: their output grows, their jobs change state. Each becomes an event, many writes
-//! one.
+//! Watches the files of tasks and publishes an event when output grows or a job changes state. Several writes are
+//! combined into one event.
 //!
-//! Also what tells the rest of the shim of changes of tasks: it is the observer of the table.
+//! Also notifies the rest of the shim of changes of tasks: it is the observer of the task table.
 
 use std::{
     collections::HashMap,
@@ -26,14 +26,14 @@ use crate::{
     taskdir::{self, TaskDir},
 };
 
-/// Growth within this time is told once.
+/// Growth within this time is reported once.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
-/// A wake may be lost, or the kernel may have no watch to give.
+/// Fallback interval: a notification may be lost, or the kernel may have no watches left.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A job has a handful of states; a file longer than this is not the runner's work.
+/// Maximum size of the states file. A job has few states; a longer file was not written by the runner.
 pub const STATES_BYTES_MAX: u64 = 256 * 1024;
 
-/// Cheap to clone; all clones are one.
+/// Cheap to clone; all clones share one state.
 #[derive(Clone)]
 pub struct OutputWatcher {
     shared: Arc<Shared>,
@@ -48,13 +48,13 @@ struct Shared {
 }
 
 struct WatchedTask {
-    /// Cancelled when nothing will be written any more.
+    /// Cancelled when nothing more will be written.
     ended: CancellationToken,
     cursor: Option<Arc<Mutex<FileCursor>>>,
 }
 
 impl OutputWatcher {
-    /// `on_change` is told of every change of a task, beside the readers of events.
+    /// `on_change` is called for every change of a task, in addition to the events.
     pub fn new(
         home: &std::path::Path,
         events: EventLog,
@@ -74,13 +74,13 @@ impl OutputWatcher {
         self.shared.watcher.clone()
     }
 
-    /// Cancelled once the task has terminated: what is on disk then is all there will be.
+    /// Returns a token that is cancelled once the task has terminated: the files on disk are complete then.
     pub fn ended(&self, id: SubmissionId) -> CancellationToken {
         let watched = self.shared.watched.lock();
         watched.get(&id).map_or_else(CancellationToken::new, |watched| watched.ended.clone())
     }
 
-    /// Watches the tasks that were here before this start.
+    /// Watches the tasks that existed before this start.
     pub fn watch_existing(&self, tasks: &[TaskInfo]) {
         for info in tasks {
             self.on_status(info);
@@ -99,7 +99,7 @@ impl OutputWatcher {
         }
     }
 
-    /// Begins to watch a task whose directory is there.
+    /// Starts to watch a task whose directory exists.
     fn watch(&self, id: SubmissionId) {
         let mut watched = self.shared.watched.lock();
         let entry = watched
@@ -108,7 +108,7 @@ impl OutputWatcher {
         if entry.cursor.is_some() || entry.ended.is_cancelled() {
             return;
         }
-        // A host that is not real has no directories.
+        // A simulated host has no directories.
         let Ok(run) = DirHandle::open(&TaskDir::new(&self.shared.home, id).run()) else { return };
         let cursor = Arc::new(Mutex::new(FileCursor { id, run, job: 0, runner: 0, states: 0 }));
         entry.cursor = Some(Arc::clone(&cursor));
@@ -134,7 +134,7 @@ impl OutputWatcher {
         });
     }
 
-    /// The last look, before anybody is told of the end.
+    /// Reads the files for the last time, before the end is reported.
     fn end(&self, id: SubmissionId) {
         let mut watched = self.shared.watched.lock();
         let entry = watched
@@ -162,7 +162,7 @@ impl Observer for OutputWatcher {
     }
 }
 
-/// How far a task's files have been told of.
+/// Positions in a task's files up to which events were published.
 struct FileCursor {
     id: SubmissionId,
     run: DirHandle,
@@ -181,7 +181,7 @@ impl FileCursor {
                 events.publish(ShimEventKind::Log { id, stream: stream.as_str().to_owned(), end });
             }
         }
-        // A file that cannot be read, or not yet, tells nothing.
+        // A file that cannot be read, or not yet, produces no event.
         let Ok((states, next)) = states(&self.run, self.states) else { return };
         self.states = next;
         for state in states {
@@ -194,14 +194,14 @@ fn file_length(run: &DirHandle, name: &str) -> u64 {
     run.file(name).and_then(|file| file.metadata()).map_or(0, |meta| meta.len())
 }
 
-/// The job's states from a place in the file on, and the place after the last whole line.
+/// Returns the job's states from an offset in the file, and the offset after the last complete line.
 pub fn states(run: &DirHandle, from: u64) -> io::Result<(Vec<JobState>, u64)> {
     let mut file = run.file(taskdir::STATES)?;
     file.seek(SeekFrom::Start(from))?;
     let mut text = Vec::new();
     file.take(STATES_BYTES_MAX.saturating_sub(from)).read_to_end(&mut text)?;
     let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
-    // What is not a state is not ours to tell.
+    // Lines that are not states are skipped.
     let lines = text[..whole].split(|byte| *byte == b'\n');
     let states = lines.filter_map(|line| serde_json::from_slice(line).ok()).collect();
     Ok((states, from + whole as u64))

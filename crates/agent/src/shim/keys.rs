@@ -1,11 +1,11 @@
-//! Keys of users in the host's own `authorized_keys`, for as long as their task lives: people reach a task's SSH
-//! server through the host's.
+//! Keys of users in the `authorized_keys` of the host, for the lifetime of their task: users reach the SSH server of a
+//! task through that of the host.
 //!
-//! A key lets its holder pass through to the ports of their tasks and do nothing else. The host's SSH server goes by the
-//! first line with a key, so each line of a key opens the ports of all tasks that have it. Lines carry the task's id, and
-//! only lines with our mark are ever touched; the rest of the file stays as it is, byte for byte. The files
-//! belong to other users, so they are opened by handle, through no link. Into whose account a task's keys went
-//! is noted in the shim's home before they go there, so that they can be taken away after a crash.
+//! A key permits its holder to forward connections to the ports of their tasks and nothing else. The host's SSH server
+//! uses the first line with a key, so each line of a key permits the ports of all tasks that have it. Lines carry the
+//! task's id, and only lines with this mark are ever changed; the rest of the file stays the same, byte for byte. The
+//! files belong to other users, so they are opened by handle, without following links. The account that receives a
+//! task's keys is recorded in the shim's home beforehand, so that the keys can be removed after a crash.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,15 +27,15 @@ use windlass_model::id::SubmissionId;
 
 use crate::runner::user::{Account, UserDatabase, UserError};
 
-/// Ends each of our lines, followed by the task's id.
+/// Ends each line of the shim, followed by the task's id.
 const MARK: &str = " windlass-task=";
-/// Before it, the ports that the task itself has; none where it may reach any.
+/// Precedes the mark: the ports of the task itself; empty if it may reach any.
 const PORTS: &str = " windlass-ports=";
 const FILE: &str = "authorized_keys";
 const TEMP_FILE: &str = ".authorized_keys.windlass";
-/// Longer files are left alone.
+/// Longer files are not changed.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// Most keys of one task.
+/// Maximum number of keys of one task.
 pub const KEYS_MAX: usize = 64;
 const KEY_BYTES_MAX: usize = 16 * 1024;
 const KEY_KINDS: [&str; 7] = [
@@ -66,23 +66,23 @@ pub enum KeysError {
     },
 }
 
-/// The accounts of this host. One writer at a time.
+/// Accounts of this host. Writes are serialized.
 #[derive(Debug)]
 pub struct HostAuthorizedKeys {
-    /// Where `/etc/passwd` and the homes are: `/` but in tests.
+    /// Directory that contains `/etc/passwd` and the homes: `/` except in tests.
     root: PathBuf,
-    /// One file per task, with the user's name.
+    /// Directory with one file per task, which contains the user's name.
     notes: PathBuf,
     writing: Mutex<()>,
 }
 
-/// Lets the holders of `keys` pass through `user`'s account while `task` lives.
+/// Permission for the holders of `keys` to connect through the account of `user` during the lifetime of `task`.
 #[derive(Clone, Copy, Debug)]
 pub struct KeyGrant<'a> {
     pub task: SubmissionId,
     pub user: &'a str,
     pub keys: &'a [String],
-    /// Ports of the host's loopback that may be reached; none named means any.
+    /// Permitted ports of the host's loopback; empty permits any.
     pub ports: &'a [u16],
 }
 
@@ -91,8 +91,8 @@ impl HostAuthorizedKeys {
         Self { root: root.to_owned(), notes: home.join("keys"), writing: Mutex::new(()) }
     }
 
-    /// Adds the task's lines, or replaces them. May be repeated. `is_wanted` is asked while nobody else
-    /// writes: a task that ended meanwhile must not get its keys back.
+    /// Adds or replaces the task's lines. Idempotent. `is_wanted` is called under the write lock: a task that ended
+    /// meanwhile must not receive its keys again.
     pub fn grant(&self, grant: &KeyGrant<'_>, is_wanted: impl Fn() -> bool) -> Result<(), KeysError> {
         let ours = lines(grant)?;
         let one_at_a_time = self.writing.lock();
@@ -107,7 +107,7 @@ impl HostAuthorizedKeys {
         })
     }
 
-    /// Takes the task's lines away. Fine when there are none, or no such user any more.
+    /// Removes the task's lines. Succeeds if there are none, or if the user no longer exists.
     pub fn revoke(&self, task: SubmissionId, user: &str) -> Result<(), KeysError> {
         let goes = |id: &str| id == task.to_string();
         let one_at_a_time = self.writing.lock();
@@ -124,7 +124,7 @@ impl HostAuthorizedKeys {
         }
     }
 
-    /// Takes away the lines of every task that is not among `living`: what a crash left behind.
+    /// Removes the lines of every task that is not in `living`: remains of a crash.
     pub fn sweep(&self, living: &[SubmissionId]) -> Result<(), KeysError> {
         let Ok(notes) = fs::read_dir(&self.notes) else { return Ok(()) };
         for note in notes.flatten() {
@@ -179,14 +179,14 @@ impl HostAuthorizedKeys {
     }
 }
 
-/// What to do about a `.ssh` that is not there.
+/// Handling of a missing `.ssh`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MissingDir {
     Create,
     Ignore,
 }
 
-/// The user's `.ssh`. `None` when something else is in its place.
+/// Opens the user's `.ssh`. `None` if the path is something else.
 fn ssh_dir(home: &Path, account: &Account, missing: MissingDir) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let home = rustix::fs::open(home, flags, Mode::empty())?;
@@ -248,7 +248,7 @@ fn read_existing(dir: &OwnedFd) -> Result<FileState, Errno> {
     }))
 }
 
-/// A whole new file in the old one's place, with its owner and mode.
+/// Replaces the file atomically, with the owner and mode of the old one.
 fn replace_file(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<()> {
     match rustix::fs::unlinkat(dir, TEMP_FILE, AtFlags::empty()) {
         Err(Errno::NOENT) => {}
@@ -264,7 +264,7 @@ fn replace_file(dir: &OwnedFd, old: &ExistingFile, bytes: &[u8]) -> io::Result<(
     Ok(rustix::fs::fsync(dir)?)
 }
 
-/// The lines of a grant, each ended.
+/// Returns the lines of a grant, each with a line break.
 fn lines(grant: &KeyGrant<'_>) -> Result<String, KeysError> {
     if grant.keys.len() > KEYS_MAX {
         return Err(KeysError::TooMany { count: grant.keys.len() });
@@ -282,22 +282,22 @@ fn lines(grant: &KeyGrant<'_>) -> Result<String, KeysError> {
     Ok(text)
 }
 
-/// Whoever asks for a program gets this one. Without it, `restrict` would still let the holder of a key run commands as
-/// the user of the account. Options hold no space: our lines are split there.
+/// Command that runs instead of any requested program. Without it, `restrict` would still let the holder of a key run
+/// commands as the user of the account. Options contain no space: lines are split there.
 const NO_COMMAND: &str = ",command=\"false\"";
 
-/// What a key may do: reach these ports of the host's loopback, or any.
+/// Returns the options of a key: it may reach these ports of the host's loopback, or any.
 fn options(ports: Option<&BTreeSet<u16>>) -> String {
     let mut options = String::from("restrict,port-forwarding");
     for port in ports.into_iter().flatten() {
-        // Matched by name as the client wrote it.
+        // Matched against the name that the client sent.
         let _ = write!(options, ",permitopen=\"localhost:{port}\",permitopen=\"127.0.0.1:{port}\"");
     }
     options.push_str(NO_COMMAND);
     options
 }
 
-/// Kind and body of a public key. Its comment is dropped; options and a second line would be taken for orders.
+/// Returns type and body of a public key. Drops its comment; options or a second line would act as directives.
 fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
     let text = text.trim();
     if text.len() > KEY_BYTES_MAX {
@@ -310,14 +310,14 @@ fn parse_key(text: &str) -> Result<(&'static str, &str), &'static str> {
     let (first, body) = (words.next().ok_or("empty")?, words.next().ok_or("not a public key")?);
     let kind = *KEY_KINDS.iter().find(|kind| **kind == first).ok_or("not of a known kind")?;
     let blob = BASE64_STANDARD.decode(body).map_err(|_| "not base64")?;
-    // The blob names its kind again: a length and the word.
+    // The blob repeats its type: a length and the name.
     let named = blob
         .split_first_chunk::<4>()
         .and_then(|(length, rest)| rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?));
     if named != Some(kind.as_bytes()) { Err("names one kind and holds another") } else { Ok((kind, body)) }
 }
 
-/// The file without the lines of tasks that go, and with `ours` at its end.
+/// Returns the file without the lines of removed tasks, and with `ours` at its end.
 fn replace(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
     let mut new: Vec<u8> = Vec::with_capacity(old.len() + ours.len());
     for line in old.split_inclusive(|byte| *byte == b'\n') {
@@ -332,7 +332,7 @@ fn replace(old: &[u8], goes: &dyn Fn(&str) -> bool, ours: &str) -> Vec<u8> {
     merge_ports(&new)
 }
 
-/// The same lines, those of one key with the ports of all of them.
+/// Returns the same lines; all lines of one key have the ports of all its tasks.
 fn merge_ports(lines: &[u8]) -> Vec<u8> {
     let mut of_key: BTreeMap<&str, Option<BTreeSet<u16>>> = BTreeMap::new();
     let lines: Vec<&[u8]> = lines.split_inclusive(|byte| *byte == b'\n').collect();
@@ -357,13 +357,13 @@ fn merge_ports(lines: &[u8]) -> Vec<u8> {
     new
 }
 
-/// A line of ours.
+/// A line of the shim.
 struct TaskLine<'a> {
-    /// Kind and body.
+    /// Type and body.
     key: &'a str,
-    /// The ports of its task; none named means any.
+    /// Ports of its task; `None` permits any.
     ports: Option<Vec<u16>>,
-    /// What follows the key: ports and task.
+    /// Text after the key: ports and task.
     tail: &'a str,
 }
 
@@ -379,7 +379,7 @@ impl<'a> TaskLine<'a> {
     }
 }
 
-/// The task a line of ours is for.
+/// Returns the task of a line of the shim.
 fn marked(line: &[u8]) -> Option<&str> {
     let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
     let (rest, id) = line.rsplit_once(MARK)?;
@@ -454,7 +454,7 @@ mod tests {
         assert!(with.starts_with(FOREIGN) && with.len() > FOREIGN.len());
         assert_eq!(fs::metadata(scratch.file()).unwrap().permissions().mode() & 0o777, 0o640);
         keys.revoke(task(1), "ann").unwrap();
-        // The line break that the file lacked stays: to take it away would be to guess.
+        // The line break that the file lacked is kept: removing it would be a guess.
         assert_eq!(fs::read(scratch.file()).unwrap(), [FOREIGN, b"\n"].concat());
     }
 
@@ -492,7 +492,7 @@ mod tests {
         assert_eq!(fs::read(scratch.file()).unwrap(), b"ssh-rsa AAAA me\n");
     }
 
-    /// The host's SSH server goes by the first line that has the key.
+    /// The host's SSH server uses the first line that has the key.
     #[test]
     fn every_line_of_a_key_opens_the_ports_of_all_its_tasks() {
         let scratch = KeysFixture::new();
@@ -586,8 +586,7 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// Files that others wrote and keys that servers send: no line of theirs is lost, and none of ours says more than
-        /// a port.
+        /// Arbitrary files and keys: no foreign line is lost, and no line of the shim permits more than a port.
         #[test]
         fn fuzz_of_lines_of_keys(
             words in prop::collection::vec(

@@ -1,7 +1,8 @@
-//! Both ways to run a task on one host: in a container where it names an image, as a plain process where it does not.
+//! Runtime with both containers and plain processes: a task runs in a container if it names an image, else as a plain
+//! process.
 //!
-//! Which of the two a task belongs to follows from its specification alone, and from its handle once it has one, so that
-//! a shim that starts anew finds it at the right place.
+//! The choice follows from the specification alone, and from the handle once the task has one, so that a restarted shim
+//! finds it in the right runtime.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The shim: one per host. It keeps tasks from their submission to their removal.
+//! The shim: one per host. It manages tasks from their submission to their removal.
 
 pub mod api;
 pub mod boot;

@@ -1,8 +1,8 @@
-//! From the mounts of a specification to paths of the host, with every link followed before anybody decides.
+//! Resolution of the mounts of a specification to paths of the host, with every link followed before the decision.
 //!
-//! [`look`] only looks; [`resolve`] decides by the policy, makes what is missing and gives what to bind. Both are
-//! called: the first when a task is submitted, so that a refusal is the answer; the second right before the
-//! container is made, because a link may have changed since.
+//! [`look`] only reads; [`resolve`] applies the policy, creates missing directories and returns the binds. Both are
+//! called: the first when a task is submitted, so that the response can be a refusal; the second right before the
+//! container is created, because a link may have changed meanwhile.
 
 use std::{
     fs, io,
@@ -18,21 +18,21 @@ use super::{
     runtime::BindMount,
 };
 
-/// What is mounted from a host path today.
+/// Present target of a host path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountSource {
-    /// Without links; what is `missing` is its end.
+    /// Without links; `missing` is its last part.
     pub real: PathBuf,
     /// Names below the deepest directory that exists.
     pub missing: Vec<String>,
 }
 
-/// What the paths of a specification lead to; an `Err` says why to nowhere.
+/// Targets of the paths of a specification; an `Err` is the reason why a path has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvedPaths {
-    /// In the order of `instance_mounts`.
+    /// Targets in the order of `instance_mounts`.
     pub mounts: Vec<Result<MountSource, String>>,
-    /// As asked for, and what it is.
+    /// The requested path, and its target.
     pub devices: Vec<(String, Result<PathBuf, String>)>,
 }
 
@@ -67,14 +67,14 @@ pub fn resolve_paths(spec: &TaskSpec) -> ResolvedPaths {
     }
 }
 
-/// Says whether the policy allows the task as things stand now, without changing anything.
+/// Checks whether the policy allows the task at this time, without changing anything.
 pub fn check_policy(spec: &TaskSpec, policy: &Policy) -> Result<(), MountError> {
     let verdict = policy.decide(spec, &resolve_paths(spec));
     if verdict.problems.is_empty() { Ok(()) } else { Err(forbidden_error(policy, verdict.problems)) }
 }
 
-/// What to bind into the task: instance mounts as the policy allows them, and volumes from where `volume`
-/// says they are mounted. Missing directories are made. May be repeated.
+/// Returns the binds of the task: instance mounts that the policy allows, and volumes from the mount points that
+/// `volume` returns. Creates missing directories. Idempotent.
 pub fn resolve_binds(
     spec: &TaskSpec,
     policy: &Policy,
@@ -110,7 +110,7 @@ fn forbidden_error(policy: &Policy, problems: Vec<PolicyProblem>) -> MountError 
     MountError::Forbidden { problems, text }
 }
 
-/// The path without links, as far as it exists, and the rest.
+/// Returns the existing part of the path without links, and the rest.
 fn follow(asked: &str) -> Result<MountSource, String> {
     let path = Path::new(asked);
     if !path.is_absolute() || asked.contains('\0') {
@@ -119,7 +119,7 @@ fn follow(asked: &str) -> Result<MountSource, String> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Err("leads upwards".to_owned());
     }
-    // Engines take a bind as `source:target`.
+    // Engines parse a bind as `source:target`.
     if asked.contains(':') {
         return Err("contains a colon".to_owned());
     }
@@ -148,7 +148,7 @@ fn follow(asked: &str) -> Result<MountSource, String> {
     }
 }
 
-/// Makes the missing directories, each below a handle on the one above: a link put in between is not followed.
+/// Creates the missing directories, each below a handle on its parent: a link inserted meanwhile is not followed.
 fn create_missing(source: &MountSource) -> io::Result<()> {
     let depth = source.missing.len();
     let existing = source.real.ancestors().nth(depth).unwrap_or(Path::new("/"));
@@ -237,7 +237,7 @@ mod tests {
             assert!(sources(&spec(&[(&path, false)]), &scratch.policy()).is_err(), "{}", path.display());
         }
         assert!(!Path::new("/etc/new").exists());
-        // A link to an allowed place is fine, and what is bound is the place itself.
+        // A link to an allowed path is permitted, and the bind uses the target of the link.
         let good = scratch.path.join("good");
         symlink(scratch.path.join("data"), &good).unwrap();
         assert_eq!(

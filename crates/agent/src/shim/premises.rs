@@ -1,5 +1,5 @@
-//! What this host lends to a task beside a place to run: rights by the policy, keys in its accounts, mounts and
-//! volumes. The tasks say when; here is how.
+//! Host resources that a task uses in addition to its runtime: permissions of the policy, keys in accounts, mounts and
+//! volumes. `tasks` decides when; this module implements how.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ use super::{
     volumes::{VolumeError, Volumes},
 };
 
-/// Variables of the shim that every task gets: without them, nothing behind a proxy is reached.
+/// Variables of the shim that every task receives: without them, nothing behind a proxy is reachable.
 const PROXY_VARIABLES: [&str; 8] = [
     "HTTP_PROXY",
     "HTTPS_PROXY",
@@ -35,7 +35,7 @@ const PROXY_VARIABLES: [&str; 8] = [
     "all_proxy",
 ];
 
-/// Below which `/etc/passwd` and the homes are. Release builds know no such variable.
+/// Directory that contains `/etc/passwd` and the homes. Release builds ignore the variable.
 fn accounts_root() -> PathBuf {
     let elsewhere = cfg!(debug_assertions).then(|| std::env::var_os("WINDLASS_DEBUG_ACCOUNTS")).flatten();
     elsewhere.map_or_else(|| PathBuf::from("/"), PathBuf::from)
@@ -53,7 +53,7 @@ struct Shared {
     keys: HostAuthorizedKeys,
     volumes: Volumes,
     env: Vec<(String, String)>,
-    /// Whose keys are in which account now.
+    /// Accounts that hold keys of tasks now.
     lent: Mutex<BTreeMap<SubmissionId, GrantedKeys>>,
 }
 
@@ -82,15 +82,15 @@ impl HostResources {
         &self.shared.policy
     }
 
-    /// What the policy has against a task, as things stand now.
+    /// Checks the task against the policy at this time.
     pub async fn check(&self, spec: &TaskSpec) -> Result<(), MountError> {
         let (shared, spec) = (Arc::clone(&self.shared), spec.clone());
-        // A path may lead to a file server that does not answer.
+        // A path may be on a file server that does not respond.
         let looked = tokio::task::spawn_blocking(move || mounts::check_policy(&spec, &shared.policy)).await;
         looked.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
     }
 
-    /// Narrows the keys of a task to the port its SSH server has, once that is known.
+    /// Restricts the keys of a task to the port of its SSH server, once that is known.
     pub fn narrow_keys(&self, info: &TaskInfo) {
         if info.status != TaskStatus::Running {
             return;
@@ -101,7 +101,7 @@ impl HostResources {
         let (shared, task) = (Arc::clone(&self.shared), info.id);
         tokio::task::spawn_blocking(move || {
             if let Err(error) = shared.grant(task, &lent, &[port]) {
-                tracing::warn!(error = &error as &dyn std::error::Error, %task, "narrow the keys of a task");
+                tracing::warn!(error = &error as &dyn std::error::Error, %task, "failed to restrict keys of task");
             }
         });
     }
@@ -124,7 +124,7 @@ impl Shared {
 }
 
 impl HostResources {
-    /// Lets the keys of a task in, to this port alone.
+    /// Permits the keys of a task for this port alone.
     fn grant_task_keys<'a>(&'a self, spec: &'a TaskSpec, port: u16) -> HostFuture<'a, ()> {
         let task = spec.id;
         let lent = GrantedKeys { user: spec.host_ssh_user.clone(), keys: spec.host_ssh_keys.clone() };
@@ -241,7 +241,7 @@ fn from_mount_error(error: MountError) -> HostError {
     }
 }
 
-/// A host that is not real and lends nothing.
+/// A simulated host without resources.
 #[derive(Clone, Debug)]
 pub struct NoHostResources {
     pub policy: Policy,

@@ -1,7 +1,8 @@
-//! What starts a task: a container engine, plain processes, either as the task asks, or nothing at all (`hollow`).
+//! Interface to the runtimes that start tasks: a container engine, plain processes, both by the task's choice, or a
+//! simulation (`hollow`).
 //!
-//! The shim decides and a runtime obeys. Everything it is given is already allowed, resolved and allocated. Every
-//! call may be repeated, also by a shim that was killed half way through the first: it has one effect.
+//! The shim decides and a runtime executes. All arguments are already permitted, resolved and allocated. Every call is
+//! idempotent, also when a shim that was killed during the first call repeats it.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -23,14 +24,14 @@ use crate::{host::gpu::Gpu, taskdir::TaskDir};
 pub struct PreparedTask {
     pub spec: TaskSpec,
     pub dir: TaskDir,
-    /// Exactly the GPUs this task holds.
+    /// Exactly the GPUs that this task holds.
     pub gpus: Vec<Gpu>,
     /// Host paths, links resolved and allowed by policy.
     pub binds: Vec<BindMount>,
-    /// Container ports to map to ports of the host's loopback, where the network is not the host's own.
+    /// Container ports to map to ports of the host's loopback, unless the task uses the host's network.
     pub publish: Vec<u16>,
     pub limits: PolicyLimits,
-    /// Variables every task on this host gets (proxies, for instance). Never secrets.
+    /// Variables that every task on this host receives (proxies, for instance). Never secrets.
     pub env: Vec<(String, String)>,
 }
 
@@ -41,7 +42,7 @@ pub struct BindMount {
     pub read_only: bool,
 }
 
-/// What policy grants beside the specification.
+/// Permissions of the policy in addition to the specification.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyLimits {
     pub pids: i64,
@@ -51,7 +52,7 @@ pub struct PolicyLimits {
     pub capabilities: Vec<String>,
 }
 
-/// What a runtime calls the thing it made: enough to find it again after a restart.
+/// Identifies an object of a runtime: enough to find it again after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handle {
     pub name: String,
@@ -63,23 +64,23 @@ pub struct Handle {
 pub struct Exit {
     pub code: Option<i32>,
     pub oom_killed: bool,
-    /// The last lines of what the container itself printed (not the job), oldest first.
+    /// Last lines that the container itself printed (not the job), oldest first.
     pub tail: Vec<String>,
-    /// Said when the end was not the task's own doing: the engine restarted, the host rebooted.
+    /// Set if the task did not end by itself: the engine restarted, the host rebooted.
     pub lost: Option<LossReason>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossReason {
-    /// The container engine was restarted and took its containers along.
+    /// The container engine was restarted and ended its containers.
     EngineRestarted,
     HostRebooted,
-    /// It is gone and left no exit status.
+    /// It disappeared without an exit status.
     Vanished,
 }
 
-/// Something with our mark that the runtime found.
+/// An object with the shim's mark that the runtime found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundTask {
     pub task: SubmissionId,
@@ -89,10 +90,10 @@ pub struct FoundTask {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundState {
-    /// Made, never started.
+    /// Created, never started.
     Created,
     Running,
-    /// Ended, or beyond help.
+    /// Ended, or not recoverable.
     Ended,
 }
 
@@ -106,7 +107,7 @@ pub enum RuntimeError {
     Stalled { what: String, secs: u64 },
     #[error("{what}: no space left on the device")]
     NoDisk { what: String },
-    /// The engine does not answer; what was asked may or may not have happened. Worth trying again.
+    /// The engine did not respond; the request may or may not have been executed. Can be retried.
     #[error("{what}: the container engine does not answer")]
     Away {
         what: String,
@@ -137,17 +138,18 @@ pub trait Runtime: Send + Sync + 'static {
     /// `docker`, `process`, `any` or `hollow`.
     fn name(&self) -> &'static str;
 
-    /// The runtime that such a task is started by: `docker`, `process` or `hollow`.
+    /// Name of the runtime that starts such a task: `docker`, `process` or `hollow`.
     fn name_for(&self, _spec: &TaskSpec) -> &'static str {
         self.name()
     }
 
-    /// Why it cannot run such a task, if it cannot. An image is a promise of isolation, so none is left unused.
+    /// Returns the reason why it cannot run such a task, if any. An image promises isolation, so it is never ignored
+    /// silently.
     fn refusal(&self, _spec: &TaskSpec) -> Option<String> {
         None
     }
 
-    /// Brings the image. Dropping the future cancels it.
+    /// Pulls the image. Dropping the future cancels the pull.
     fn pull<'a>(
         &'a self,
         task: &'a PreparedTask,
@@ -155,46 +157,46 @@ pub trait Runtime: Send + Sync + 'static {
         progress: ProgressCallback,
     ) -> RuntimeFuture<'a, ()>;
 
-    /// Makes the container but does not start it. One made before for this task is found again.
+    /// Creates the container without starting it. Finds a container that was created for this task before.
     fn create<'a>(&'a self, task: &'a PreparedTask) -> RuntimeFuture<'a, Handle>;
 
-    /// Starts it unless it was started before, and says which ports it got.
+    /// Starts the container unless it was started before, and returns its ports.
     fn start<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Vec<Port>>;
 
-    /// Waits for the end, however it was started and however often this is asked.
+    /// Waits for the end, however the task was started; may be called repeatedly.
     fn wait<'a>(&'a self, task: &'a PreparedTask, handle: &'a Handle) -> RuntimeFuture<'a, Exit>;
 
-    /// Something ended by a signal that none of ours sent. Waits for a moment whether whatever runs the tasks is on
-    /// its way down, and ended it for that.
+    /// Called after an end by a signal that neither the shim nor the runner sent. Waits briefly and returns whether the
+    /// engine is shutting down and ended the task for that reason.
     fn goes_away<'a>(&'a self, _spec: &'a TaskSpec) -> BoxFuture<'a, bool> {
         Box::pin(std::future::ready(false))
     }
 
-    /// Asks politely, kills after `grace`, and returns when nothing of the task runs.
+    /// Sends SIGTERM, kills after `grace`, and returns when nothing of the task runs.
     fn stop<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle, grace: Duration) -> RuntimeFuture<'a, ()>;
 
-    /// What the task holds of the disk, in bytes: its directory, and what it wrote where only it can.
+    /// Disk usage of the task, in bytes: its directory, and the data that it wrote to storage of its container.
     fn disk_used<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle) -> RuntimeFuture<'a, u64> {
         Box::pin(disk::disk_usage(task.root().to_owned()))
     }
 
-    /// Takes away everything the runtime made for the task, found by its mark when there is no handle.
+    /// Removes everything that the runtime created for the task, found by its mark when there is no handle.
     fn remove<'a>(&'a self, task: &'a TaskDir, handle: Option<&'a Handle>) -> RuntimeFuture<'a, ()>;
 
-    /// Everything here with our mark, in whatever state.
+    /// Lists everything on this host with the shim's mark, in any state.
     fn found(&self) -> RuntimeFuture<'_, Vec<FoundTask>>;
 
-    /// Answers a call to the task's runner where the runtime plays the runner itself; `None`: there is a real
-    /// one, forward the call. The path is the runner's own (`/api/run`, `/api/logs`), or [`JOB_RECORD_PATH`].
+    /// Answers a call to the task's runner if the runtime simulates the runner; `None`: there is a real one, forward
+    /// the call. The path is that of the runner (`/api/run`, `/api/logs`), or [`JOB_RECORD_PATH`].
     fn play(&self, _task: SubmissionId, _call: Request<Bytes>) -> Option<BoxFuture<'_, Response<Body>>> {
         None
     }
 }
 
-/// Whether the task names no image to run in.
+/// Returns whether the task names no image.
 pub fn is_plain_process(spec: &TaskSpec) -> bool {
     spec.image_name == PLAIN_PROCESS_IMAGE
 }
 
-/// What `GET /api/tasks/ID/job` is for a runtime that plays the runner: answered with a `JobRecord`.
+/// Path of `GET /api/tasks/ID/job` for a runtime that simulates the runner: answered with a `JobRecord`.
 pub const JOB_RECORD_PATH: &str = "/job";

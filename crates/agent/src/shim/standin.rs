@@ -1,6 +1,6 @@
-//! In the place of dstack-shim: started without arguments, told everything by its variables.
+//! Replacement for dstack-shim: started without arguments, configured by environment variables.
 //!
-//! A dstack server puts a binary of that name on a host, writes its variables to a file and starts it as a service.
+//! A dstack server copies a binary of that name to a host, writes its variables to a file and starts it as a service.
 //! It waits for `host_info.json` and for the health check on the loopback port.
 
 use std::{ffi::OsStr, io::Write, net::Ipv4Addr, path::PathBuf, process::ExitCode};
@@ -21,19 +21,19 @@ const HOME: &str = "DSTACK_SHIM_HOME";
 #[derive(Debug, Parser)]
 #[command(name = NAME, disable_version_flag = true, about = "windlass-agent in the place of dstack-shim")]
 struct Args {
-    /// Where tasks and the journal are kept
+    /// Directory for tasks and the journal
     #[arg(long, value_name = "DIR", env = HOME)]
     shim_home: PathBuf,
-    /// Loopback port to answer on
+    /// Loopback port to listen on
     #[arg(long, value_name = "PORT", env = "DSTACK_SHIM_HTTP_PORT", default_value_t = SHIM_PORT)]
     shim_http_port: u16,
-    /// From 0 (panic) to 6 (trace)
+    /// Log level from 0 (panic) to 6 (trace)
     #[arg(long, value_name = "N", env = "DSTACK_SHIM_LOG_LEVEL", default_value_t = 4)]
     shim_log_level: u8,
-    /// What starts tasks [default: any where an engine answers, else none that a dstack server can use]
+    /// Runtime that starts tasks [default: `any` if an engine answers, else none that a dstack server can use]
     #[arg(long, value_name = "NAME", env = "WINDLASS_AGENT_RUNTIME")]
     runtime: Option<RuntimeName>,
-    /// What becomes of tasks without an image
+    /// Handling of tasks without an image
     #[arg(long, value_name = "MODE", env = "WINDLASS_AGENT_PROCESSES", default_value = "confined")]
     processes: ProcessModeName,
     /// Write host_info.json
@@ -41,8 +41,9 @@ struct Args {
     service: String,
 }
 
-/// Whether this process is to be dstack-shim: it is called so, or it is called without arguments where one is
-/// expected. Our own parts begin with a word: a runner starts them by the path of this file, whatever its name is.
+/// Returns whether this process must act as dstack-shim: it has that name, or it has no arguments and the variable
+/// `DSTACK_SHIM_HOME` is set. The agent's own commands begin with a subcommand: a runner starts them by the path of
+/// this file, whatever its name is.
 pub fn is_asked_for(mut argv: impl Iterator<Item = std::ffi::OsString>) -> bool {
     let program = argv.next().map(PathBuf::from).unwrap_or_default();
     match argv.next() {
@@ -55,7 +56,7 @@ pub fn is_asked_for(mut argv: impl Iterator<Item = std::ffi::OsString>) -> bool 
 
 pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|arg| arg == "--version" || arg == "-v") {
-        // The third word is the version; dstack reads no further.
+        // The third field is the version; dstack reads no further.
         let own = env!("CARGO_PKG_VERSION");
         let said = writeln!(std::io::stdout(), "{NAME} version {COMPAT_VERSION} (windlass-agent {own})");
         return if said.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
@@ -77,7 +78,7 @@ pub fn main() -> ExitCode {
     cli::run(boot, log_level(args.shim_log_level))
 }
 
-/// From the levels of the Go program.
+/// Maps the log levels of the Go program.
 fn log_level(number: u8) -> LogLevel {
     match number {
         0..=2 => LogLevel::Error,

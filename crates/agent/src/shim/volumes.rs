@@ -1,7 +1,7 @@
-//! Volumes of tasks: disks that were attached to this host, or directories of it.
+//! Volumes of tasks: disks attached to this host, or directories of it.
 //!
-//! A disk is mounted once however many tasks want it, and unmounted when the last of them is gone. Who wants it
-//! is kept in memory: after a restart each living task says so again, and finds the disk mounted.
+//! A disk is mounted once however many tasks use it, and unmounted when the last of them is removed. The users of a
+//! volume are kept in memory: after a restart each live task registers again, and finds the disk mounted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,11 +18,11 @@ use windlass_model::id::SubmissionId;
 
 use crate::digest::sha256_hex;
 
-/// A backend whose volumes are directories of the host.
+/// Backend whose volumes are directories of the host.
 pub const LOCAL_BACKEND: &str = "local";
 const BY_ID: &str = "/dev/disk/by-id";
 const FILE_SYSTEM: &str = "ext4";
-/// What `blkid` exits with when a disk bears no mark at all.
+/// Exit status of `blkid` for a disk without any signature.
 const BLKID_EXIT_EMPTY: i32 = 2;
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub enum VolumeError {
     Program { program: &'static str, said: String },
 }
 
-/// Which tasks want which volume.
+/// Tasks that use each volume.
 #[derive(Debug)]
 pub struct Volumes {
     root: PathBuf,
@@ -59,19 +59,19 @@ impl Volumes {
         Self { root: home.join("volumes"), wanted: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Where a volume is, once it is attached.
+    /// Returns the path of a volume, once it is attached.
     pub fn place(&self, volume: &Volume) -> Result<PathBuf, VolumeError> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
         let name = &volume.name;
         if name.is_empty() || name.len() > 100 || name.starts_with('.') || !name.chars().all(is_plain) {
             return Err(VolumeError::Name { name: name.clone() });
         }
-        // Two projects may give the same name to two volumes.
+        // Two projects may use the same name for two volumes.
         let tag = sha256_hex(format!("{}\0{}", volume.backend, volume.volume_id).as_bytes());
         Ok(self.root.join(format!("{name}-{}", &tag[..8])))
     }
 
-    /// Mounts the volume for a task, unless it is. May be repeated. Blocks: disks are slow.
+    /// Mounts the volume for a task unless it is mounted. Idempotent. Blocks: disks are slow.
     pub fn attach(&self, task: SubmissionId, volume: &Volume) -> Result<PathBuf, VolumeError> {
         let place = self.place(volume)?;
         let mut wanted = self.wanted.lock();
@@ -86,8 +86,7 @@ impl Volumes {
         Ok(place)
     }
 
-    /// The task wants none of its volumes any more. A volume that nobody wants is unmounted; one that is a
-    /// directory stays, with what is in it.
+    /// Releases the volumes of a task. An unused volume is unmounted; one that is a directory stays, with its contents.
     pub fn detach(&self, task: SubmissionId) -> Result<(), VolumeError> {
         let mut wanted = self.wanted.lock();
         let mut first = Ok(());
@@ -100,7 +99,7 @@ impl Volumes {
                 Ok(()) => false,
                 Err(error) => {
                     first = Err(error);
-                    // Kept without a task: the next one to leave tries again.
+                    // Kept without a task: the next detach tries again.
                     true
                 }
             }
@@ -108,7 +107,7 @@ impl Volumes {
         first
     }
 
-    /// After a restart, when every living task has said what it wants: unmounts the rest.
+    /// Unmounts unused volumes, after a restart and after every live task has registered.
     pub fn sweep(&self) -> Result<(), VolumeError> {
         let wanted = self.wanted.lock();
         let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
@@ -123,14 +122,14 @@ impl Volumes {
     }
 }
 
-/// Tasks of any user may write there; who has no task with it does not get that far.
+/// Creates a directory that tasks of any user may write; a user without such a task cannot reach it.
 fn create_shared_dir(root: &Path, place: &Path) -> io::Result<()> {
     if place.is_dir() {
         return Ok(());
     }
     fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
     fs::DirBuilder::new().recursive(true).create(place)?;
-    // Not by the mode above: the mask of this process would take some of it away.
+    // Not by the mode above: the umask of this process would clear some bits.
     fs::set_permissions(place, fs::Permissions::from_mode(0o777))
 }
 
@@ -169,7 +168,7 @@ fn mount(volume: &Volume, place: &Path) -> Result<(), VolumeError> {
         .map_err(|error| failed(format!("mount {}", device.display()))(error.into()))
 }
 
-/// Unmounts unless nothing is mounted there; then the directory goes as well, if it is empty and was a mount.
+/// Unmounts the path if it is a mount point; then also removes the directory if it is empty.
 fn unmount(place: &Path) -> Result<(), VolumeError> {
     let mounted = read_mounts().map_err(failed("read the mounts".to_owned()))?;
     let Ok(real) = fs::canonicalize(place) else { return Ok(()) };
@@ -178,12 +177,12 @@ fn unmount(place: &Path) -> Result<(), VolumeError> {
     }
     rustix::mount::unmount(&real, UnmountFlags::NOFOLLOW)
         .map_err(|error| failed(format!("unmount {}", real.display()))(error.into()))?;
-    // Only an empty directory can be removed this way.
+    // This only removes an empty directory.
     let _ = fs::remove_dir(&real);
     Ok(())
 }
 
-/// The disk by the name it was given, else by the id it carries.
+/// Finds the disk by its id, else by its device name.
 fn find_device(volume: &Volume) -> Result<PathBuf, VolumeError> {
     let none = || VolumeError::NoDevice { name: volume.name.clone(), volume_id: volume.volume_id.clone() };
     let names = fs::read_dir(BY_ID)
@@ -191,7 +190,7 @@ fn find_device(volume: &Volume) -> Result<PathBuf, VolumeError> {
             entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect::<Vec<_>>()
         })
         .unwrap_or_default();
-    // The id first: names of disks change when they are attached by another driver.
+    // The id first: names of disks change when another driver attaches them.
     if let Some(name) = by_id(&names, &volume.volume_id, volume.device_name.as_deref()) {
         return fs::canonicalize(Path::new(BY_ID).join(name)).map_err(failed(format!("follow {name}")));
     }
@@ -203,8 +202,8 @@ fn find_device(volume: &Volume) -> Result<PathBuf, VolumeError> {
     }
 }
 
-/// The link under `/dev/disk/by-id` that names the volume: clouds write the id there without its dashes, or
-/// the name under which the disk was attached.
+/// Returns the link under `/dev/disk/by-id` that names the volume: clouds use the id without its dashes, or the name
+/// under which the disk was attached.
 fn by_id<'a>(names: &'a [String], volume_id: &str, device_name: Option<&str>) -> Option<&'a str> {
     let squeezed: String = volume_id.chars().filter(char::is_ascii_alphanumeric).collect();
     let is_whole = |name: &&String| !name.contains("-part");
@@ -221,9 +220,9 @@ fn by_id<'a>(names: &'a [String], volume_id: &str, device_name: Option<&str>) ->
 
 enum DiskContent {
     FileSystem(String),
-    /// Nothing at all: safe to write to.
+    /// No content at all: safe to write to.
     Empty,
-    /// Something, but no file system: a partition table, a part of an array.
+    /// Content without a file system: a partition table, a part of an array.
     Unknown,
 }
 
@@ -267,7 +266,7 @@ fn read_mounts() -> io::Result<Vec<MountEntry>> {
     Ok(parse_mounts(&fs::read_to_string("/proc/self/mountinfo")?))
 }
 
-/// Lines of `mountinfo`: `36 35 98:0 /root /where options…`, with odd characters in octal.
+/// Parses lines of `mountinfo`: `36 35 98:0 /root /where options…`, with special characters in octal.
 fn parse_mounts(text: &str) -> Vec<MountEntry> {
     let parse = |line: &str| {
         let mut words = line.split(' ').skip(2);

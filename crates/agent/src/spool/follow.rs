@@ -1,7 +1,7 @@
 //! Following a stream as it grows.
 //!
-//! A follower keeps an offset and nothing else, and reads from disk. It is woken by the writer in the same
-//! process, or by inotify; and because a wake may be lost, it also looks by itself now and then.
+//! A follower keeps only an offset, and reads from disk. It is woken by the writer in the same process, or by inotify;
+//! and because a wake-up may be lost, it also polls now and then.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -14,16 +14,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::{CHUNK, Position, Reader, Watcher, Writer, inotify::DirWatch};
 
-/// How long a follower trusts that it would be woken.
+/// Maximum time that a follower waits for a wake-up before it polls.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The same where nothing can wake it.
+/// The same if nothing can wake it.
 const POLL_INTERVAL_UNWATCHED: Duration = Duration::from_millis(100);
-/// A follower that got a little waits this long for more to come, or small writes would cost it a read each.
+/// Time that a follower which got few bytes waits for more, because otherwise every small write would cost a read.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
-/// Reads of one source that may wait for the disk together: each takes a thread.
+/// Maximum number of concurrent disk reads of one source: each occupies a thread.
 const READS_MAX: usize = 4;
 
-/// A stream that can be read and waited for. Clones share the handles.
+/// Stream that can be read and waited for. Clones share the handles.
 #[derive(Clone, Debug)]
 pub struct StreamSource {
     reader: Reader,
@@ -31,12 +31,12 @@ pub struct StreamSource {
     reads: Arc<Semaphore>,
 }
 
-/// How growth is learned of.
+/// Source of wake-ups.
 #[derive(Clone, Debug)]
 enum GrowthSignal {
     /// The writer is in this process.
     Here(watch::Receiver<Position>),
-    /// The writer is elsewhere, and `ended` says when it is dead.
+    /// The writer is in another process, and `ended` is cancelled when that process is dead.
     There { watcher: Watcher, ended: CancellationToken },
 }
 
@@ -45,7 +45,7 @@ impl StreamSource {
         Self::new(reader, GrowthSignal::Here(writer.watch()))
     }
 
-    /// A stream that another process writes. Once `ended` is cancelled the stream counts as complete, with or
+    /// Returns a stream that another process writes. Once `ended` is cancelled the stream counts as complete, with or
     /// without the writer's own mark.
     pub fn there(reader: Reader, watcher: Watcher, ended: CancellationToken) -> Self {
         Self::new(reader, GrowthSignal::There { watcher, ended })
@@ -63,7 +63,7 @@ impl StreamSource {
         match &self.growth {
             GrowthSignal::Here(position) => Ok(*position.borrow()),
             GrowthSignal::There { ended, .. } => {
-                // Asked first: what a dead writer left is all there will be.
+                // Checked first: what a dead writer left is final.
                 let ended = ended.is_cancelled();
                 let mut position = self.run_blocking(Reader::position).await?;
                 position.complete |= ended;
@@ -72,12 +72,12 @@ impl StreamSource {
         }
     }
 
-    /// Up to `max` bytes from `offset` on, and none at the end.
+    /// Reads up to `max` bytes from `offset` on; none at the end.
     pub async fn read(&self, offset: u64, max: usize) -> io::Result<Bytes> {
         Ok(self.run_blocking(move |reader| reader.read(offset, max)).await?.into())
     }
 
-    /// Waits until there are bytes after `offset`, the stream is complete, or `patience` is over.
+    /// Waits until there are bytes after `offset`, the stream is complete, or `patience` has elapsed.
     pub async fn wait(&self, offset: u64, patience: Duration) -> io::Result<Position> {
         let mut waiter = self.waiter();
         let deadline = Instant::now() + patience;
@@ -90,7 +90,7 @@ impl StreamSource {
         }
     }
 
-    /// Waits for the end of the stream and says where it is. A reader that fails counts as the end.
+    /// Waits for the end of the stream and returns its offset. A reader that fails counts as the end.
     pub async fn wait_complete(&self) -> u64 {
         let mut waiter = self.waiter();
         loop {
@@ -106,7 +106,7 @@ impl StreamSource {
         Follower { waiter: self.waiter(), source: self.clone(), offset, gather: None }
     }
 
-    /// Runs something of the reader where it may wait for the disk.
+    /// Runs a function of the reader on a thread that may block on the disk.
     pub(super) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Reader) -> io::Result<T> + Send + 'static,
@@ -134,7 +134,7 @@ impl StreamSource {
     }
 }
 
-/// Made before the first look, so that no growth falls between a look and the wait.
+/// Created before the first check, so that no growth is missed between a check and the wait.
 #[derive(Debug)]
 enum Waiter {
     Here(watch::Receiver<Position>),
@@ -142,11 +142,11 @@ enum Waiter {
 }
 
 impl Waiter {
-    /// Returns when it is worth looking again, at the latest at the deadline.
+    /// Returns when another check is worthwhile, at the latest at the deadline.
     async fn wait(&mut self, deadline: Instant) {
         match self {
             Waiter::Here(position) => {
-                // A writer that is gone wakes nobody: then the deadline does.
+                // A writer that was dropped sends no wake-ups: then the deadline applies.
                 if let Ok(Err(_)) = timeout_at(deadline, position.changed()).await {
                     sleep_until(deadline.min(Instant::now() + POLL_INTERVAL)).await;
                 }
@@ -164,7 +164,7 @@ impl Waiter {
                 };
                 tokio::select! {
                     () = changed => {}
-                    // Once it has ended there is nothing to wait for, and nobody does.
+                    // Once it has ended there is nothing to wait for.
                     () = ended.cancelled() => {}
                     () = sleep_until(look) => {}
                 }
@@ -173,7 +173,7 @@ impl Waiter {
     }
 }
 
-/// Gives a stream's bytes from an offset on until it is complete.
+/// Returns a stream's bytes from an offset on until it is complete.
 #[derive(Debug)]
 pub struct Follower {
     source: StreamSource,
@@ -183,12 +183,12 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Where the next chunk begins.
+    /// Offset of the next chunk.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next bytes, or nothing after the last. May be dropped half way and called again.
+    /// Returns the next bytes, or `None` after the last. Cancel-safe.
     pub async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
             if let Some(until) = self.gather {

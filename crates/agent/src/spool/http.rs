@@ -1,4 +1,4 @@
-//! The spool over HTTP: reads by offset for anybody, pulls by time and WebSockets for the runner.
+//! HTTP access to the spool: reads by offset for any client, pulls by time and WebSockets for the runner.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -17,11 +17,11 @@ use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::JobState}
 
 use super::{CHUNK, ReaderTracker, Spool, Stream, StreamSource, pull, tail};
 
-/// What is read when nobody says how much.
+/// Number of bytes read if the request has no limit.
 const LIMIT_DEFAULT: u64 = 1024 * 1024;
 const LIMIT_MAX: u64 = 64 * 1024 * 1024;
 const WAIT_MS_MAX: u64 = 60_000;
-/// What a WebSocket may say to us: nothing but control frames.
+/// Maximum size of a message from a WebSocket client, which sends only control frames.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
 /// `?stream=job&offset=N&limit=M&wait_ms=W`.
@@ -37,7 +37,7 @@ pub struct ReadQuery {
     pub wait_ms: u64,
 }
 
-/// The runner's own calls: `/api/logs`, `/api/logs/read` and `/logs_ws`.
+/// Routes of the runner: `/api/logs`, `/api/logs/read` and `/logs_ws`.
 pub fn routes(spool: Arc<Spool>) -> Router {
     Router::new()
         .route("/api/logs", get(logs))
@@ -46,24 +46,24 @@ pub fn routes(spool: Arc<Spool>) -> Router {
         .merge(job_tail_router(&spool))
 }
 
-/// `/logs_ws` alone, for somebody who may follow the job's output and nothing else.
+/// Returns the route `/logs_ws` only, for a client that may follow the job's output and nothing else.
 pub fn job_tail_router(spool: &Spool) -> Router {
     tail_router(spool.source(Stream::Job).clone(), Arc::clone(spool.readers()))
 }
 
-/// The same for output that is read without the runner that wrote it.
+/// Returns the same route for output that is read without the runner that wrote it.
 pub fn tail_router(source: StreamSource, readers: Arc<ReaderTracker>) -> Router {
     Router::new().route("/logs_ws", get(logs_ws)).with_state(TailState { source, readers })
 }
 
-/// What a tailer reads, and where it is counted.
+/// Source of a tailer, and the counter of tailers.
 #[derive(Clone)]
 struct TailState {
     source: StreamSource,
     readers: Arc<ReaderTracker>,
 }
 
-/// Raw bytes of a stream from an offset on. Waits for some, if asked to. The body is read as it is sent.
+/// Returns raw bytes of a stream from an offset on, and waits for some if requested. The body is read while it is sent.
 pub async fn read(source: &StreamSource, query: &ReadQuery) -> Response {
     let wait = Duration::from_millis(query.wait_ms.min(WAIT_MS_MAX));
     let position = match source.wait(query.offset, wait).await {
@@ -84,10 +84,10 @@ pub async fn read(source: &StreamSource, query: &ReadQuery) -> Response {
     response
 }
 
-/// Everything of output and states after a millisecond, as a dstack server pulls it.
+/// Returns all output and states after a millisecond, as a dstack server pulls them.
 ///
 /// `states` is called once, at the right moment: a state must be in its list before its
-/// [`Issued`](super::Issued) stamp is dropped.
+/// [`IssuedTimestamp`](super::IssuedTimestamp) is dropped.
 pub async fn pull(
     spool: &Arc<Spool>,
     after: i64,
@@ -111,13 +111,13 @@ async fn logs(State(spool): State<Arc<Spool>>, Query(query): Query<ReadQuery>) -
 async fn logs_read(State(spool): State<Arc<Spool>>, Query(query): Query<ReadQuery>) -> StatusCode {
     match query.stream {
         Stream::Job => spool.readers().mark_read(query.offset),
-        // Nobody waits for these to be read.
+        // Reading these is not waited for.
         Stream::Runner => {}
     }
     StatusCode::OK
 }
 
-/// `?start_time=RFC3339` or `?offset=N`; neither is from the start.
+/// `?start_time=RFC3339` or `?offset=N`; with neither, from the start.
 #[derive(Debug, Deserialize)]
 struct TailQuery {
     start_time: Option<String>,
@@ -156,7 +156,7 @@ async fn start_offset(source: &StreamSource, query: &TailQuery) -> Result<u64, R
     source.run_blocking(move |reader| reader.offset_at(since)).await.map_err(|error| failed(&error))
 }
 
-/// Exactly `size` bytes from `offset` on. A file that shrank meanwhile breaks the answer off.
+/// Streams exactly `size` bytes from `offset` on. A file that shrank meanwhile aborts the response.
 fn read_range(
     source: StreamSource,
     offset: u64,
@@ -176,6 +176,6 @@ fn read_range(
 }
 
 fn failed(error: &io::Error) -> Response {
-    tracing::warn!(%error, "read the spool");
+    tracing::warn!(%error, "failed to read the spool");
     (StatusCode::INTERNAL_SERVER_ERROR, "the spool cannot be read").into_response()
 }

@@ -1,18 +1,18 @@
-//! The records of an index file: when the bytes from an offset on came.
+//! Records of an index file: the time at which the bytes from an offset on arrived.
 //!
-//! A record is written before the bytes it speaks of. So a byte in the log always has its record, and a record
-//! whose bytes never came is an empty event.
+//! A record is written before its bytes. So a byte in the log always has its record, and a record whose bytes never
+//! arrived is an empty event.
 
-/// Bytes of one record.
+/// Size of one record in bytes.
 pub(super) const SIZE: usize = 28;
-/// Records looked at in one go before an index counts as lost. A writer makes no more than 100 a second.
+/// Maximum number of records scanned before an index counts as lost. A writer adds at most 100 a second.
 pub(super) const SCAN_MAX: u64 = 1 << 18;
-/// Records read at once.
+/// Number of records read at once.
 pub(super) const CHUNK_RECORDS: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IndexRecordKind {
-    /// Bytes from `offset` up to the next record's came at `time`.
+    /// Bytes from `offset` up to the next record's offset arrived at `time`.
     Event,
     /// The stream ended at `offset`.
     Complete,
@@ -23,7 +23,7 @@ pub(super) struct IndexRecord {
     pub(super) offset: u64,
     /// Milliseconds since 1970.
     pub(super) time: i64,
-    /// CRC-32 of the bytes of the event before, where the writer knows it.
+    /// CRC-32 of the bytes of the previous event, if the writer knows it.
     pub(super) before: Option<u32>,
     pub(super) kind: IndexRecordKind,
 }
@@ -44,7 +44,7 @@ impl IndexRecord {
         out
     }
 
-    /// Nothing when it is torn, flipped or was never a record.
+    /// Decodes a record. Returns `None` if it is torn, corrupted or was never a record.
     pub(super) fn decode(bytes: &[u8; SIZE]) -> Option<Self> {
         let (body, crc) = bytes.split_at(24);
         if crc != crc32fast::hash(body).to_le_bytes() {

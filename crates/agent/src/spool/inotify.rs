@@ -1,8 +1,8 @@
-//! Wakes readers in another process than the writer's.
+//! Wakes readers that are in another process than the writer.
 //!
-//! One inotify handle for the whole process, because a user has few. A hostile job can make any number of
-//! events; they are taken in batches, and a batch is one wake. Where the kernel refuses a watch, readers still
-//! look by themselves ([`super::follow`]).
+//! There is one inotify handle for the whole process, because a user has few. A hostile job can cause any number of
+//! events; they are read in batches, and a batch is one wake-up. If the kernel refuses a watch, readers still poll
+//! ([`super::follow`]).
 
 use std::{
     collections::HashMap,
@@ -23,10 +23,10 @@ use tokio::{
 use crate::confine::DirHandle;
 use rustix::fd::AsFd;
 
-/// Between two batches of events.
+/// Delay between two batches of events.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
 
-/// Watches directories. Made once and cloned.
+/// Watches directories. Created once and cloned.
 #[derive(Clone, Debug, Default)]
 pub struct Watcher {
     hub: Arc<Mutex<Option<Arc<InotifyHub>>>>,
@@ -47,7 +47,7 @@ struct WatchedDir {
     watchers: usize,
 }
 
-/// Wakes while it is kept.
+/// Watch of one directory, active until it is dropped.
 #[derive(Debug)]
 pub(crate) struct DirWatch {
     pub(crate) wake: watch::Receiver<u64>,
@@ -56,15 +56,15 @@ pub(crate) struct DirWatch {
 }
 
 impl Watcher {
-    /// Nothing where the kernel has no more watches to give.
+    /// Watches a directory. Returns `None` if the kernel has no more watches.
     pub(crate) fn dir(&self, dir: &DirHandle) -> Option<DirWatch> {
-        let hub = self.hub().inspect_err(|error| tracing::debug!(%error, "no inotify: polling")).ok()?;
+        let hub = self.hub().inspect_err(|error| tracing::debug!(%error, "inotify failed; polling")).ok()?;
         let path = format!("/proc/self/fd/{}", dir.as_fd().as_raw_fd());
         let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-        // The same directory gets the same id; under the lock, so that nobody lets go of it meanwhile.
+        // The same directory gets the same id; under the lock, so that it is not released meanwhile.
         let mut dirs = hub.dirs.lock();
         let id = inotify::add_watch(hub.fd.get_ref(), path, flags)
-            .inspect_err(|error| tracing::debug!(%error, "no watch: polling"))
+            .inspect_err(|error| tracing::debug!(%error, "failed to add watch; polling"))
             .ok()?;
         let known = dirs.entry(id).or_insert_with(|| WatchedDir { wake: watch::Sender::new(0), watchers: 0 });
         known.watchers += 1;
@@ -95,7 +95,7 @@ impl Drop for DirWatch {
         known.watchers -= 1;
         if known.watchers == 0 {
             dirs.remove(&self.id);
-            // It fails when the directory is gone, and then so is the watch.
+            // Fails if the directory was removed, and then the watch no longer exists either.
             let _ = inotify::remove_watch(self.hub.fd.get_ref(), self.id);
         }
     }
@@ -124,7 +124,7 @@ async fn dispatch_events(fd: Arc<AsyncFd<OwnedFd>>, dirs: Arc<WatchedDirs>) {
     }
 }
 
-/// Takes one buffer of events and wakes whom they concern; says whether that was all.
+/// Reads one buffer of events and wakes the watchers concerned. Returns whether that was all.
 fn dispatch_batch(fd: &OwnedFd, dirs: &WatchedDirs) -> bool {
     let mut buffer = [std::mem::MaybeUninit::uninit(); 8192];
     let mut events = inotify::Reader::new(fd, &mut buffer);

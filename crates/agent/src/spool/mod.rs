@@ -1,13 +1,13 @@
-//! A job's output on disk: byte-exact, addressed by stream and offset, readable after everybody died.
+//! A job's output on disk: byte-exact, addressed by stream and offset, readable after all processes have ended.
 //!
-//! Each stream is two files in the task's `run` directory. `NAME.log` holds the raw bytes and nothing else;
-//! an offset is a place in that file. `NAME.idx` holds fixed-size records that say when bytes came: losing it
-//! loses times, never bytes. The runner writes ([`write::Writer`]); the runner and the shim read
-//! ([`read::Reader`]), any number of them, each from disk, so a slow reader delays nobody and costs no memory.
+//! Each stream is two files in the task's `run` directory. `NAME.log` contains the raw bytes and nothing else; an
+//! offset is a position in that file. `NAME.idx` contains fixed-size records of the time at which bytes arrived: losing
+//! it loses times, never bytes. The runner writes ([`write::Writer`]); the runner and the shim read ([`read::Reader`]),
+//! any number of readers, each from disk, so a slow reader delays no other and costs no memory.
 //!
-//! Offsets are the cursor of our own server and of tailers. A dstack server has only milliseconds; for its
-//! sake times grow strictly over output and states ([`stamp::Timestamps`]) and an event is shown once nothing can
-//! be added to it.
+//! Our own server and tailers use offsets as cursors. A dstack server has only milliseconds; therefore times increase
+//! strictly over output and states ([`stamp::Timestamps`]) and an event is returned only once nothing can be added to
+//! it.
 
 pub mod follow;
 pub mod http;
@@ -36,20 +36,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::confine::DirHandle;
 
-/// Most bytes of one event: a dstack server gets an event whole, because its cursor cannot point into one.
+/// Maximum size of one event in bytes: a dstack server gets an event whole, because its cursor cannot point into one.
 pub const EVENT_MAX: u64 = 256 * 1024;
-/// Writes this close together share one event. It bounds the index at 100 records a second.
+/// Time in milliseconds within which writes share one event. It limits the index to 100 records a second.
 pub const EVENT_MS: i64 = 10;
-/// Bytes read, sent or kept in memory at once, per reader.
+/// Number of bytes read, sent or held in memory at once, per reader.
 pub const CHUNK: usize = 64 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stream {
-    /// What the job's commands print.
+    /// Output of the job's commands.
     #[default]
     Job,
-    /// What the runner says of itself.
+    /// Log of the runner.
     Runner,
 }
 
@@ -76,16 +76,16 @@ impl Stream {
     }
 }
 
-/// How far a stream has come.
+/// Current extent of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// The offset after the last byte.
+    /// Offset after the last byte.
     pub end: u64,
-    /// Nothing will be added.
+    /// True if nothing will be added.
     pub complete: bool,
 }
 
-/// The runner's own hold on both streams: it writes them and answers from them.
+/// Both streams in the runner, which writes them and serves them.
 #[derive(Debug)]
 pub struct Spool {
     stamps: Arc<Timestamps>,
@@ -95,7 +95,7 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Opens the spool in a task's `run` directory, made anew or cut back to what is sound.
+    /// Opens the spool in a task's `run` directory: creates it, or truncates it to its valid part.
     pub fn open(run: &Path, stamps: Arc<Timestamps>) -> Result<Arc<Self>, write::Error> {
         let dir = DirHandle::open(run).map_err(|source| write::Error::Open { name: "run", source })?;
         let dir = Arc::new(dir);
@@ -130,7 +130,7 @@ impl Spool {
         &self.readers
     }
 
-    /// Waits until the server has everything of the complete job output and the last tailer has gone.
+    /// Waits until the server has the complete job output and the last tailer has disconnected.
     pub async fn all_read(&self) {
         let end = self.source(Stream::Job).wait_complete().await;
         self.readers.all_read(end).await;

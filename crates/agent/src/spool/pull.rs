@@ -1,7 +1,7 @@
-//! What a dstack server pulls: everything after a millisecond, whole events only.
+//! Response to a pull of a dstack server: everything after a millisecond, in whole events only.
 //!
-//! The answer is decided first (which events, up to which time) and written out while it is sent, a chunk at a
-//! time, so that a large answer costs no memory.
+//! The contents are decided first (which events, up to which time) and rendered while they are sent, a chunk at a time,
+//! so that a large response costs no memory.
 
 use std::{io, sync::Arc};
 
@@ -17,7 +17,7 @@ use super::{
     strip::{self, CodeStripper},
 };
 
-/// How much one answer holds of each stream.
+/// Limits of one response for each stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PullBounds {
     pub(super) bytes: u64,
@@ -26,10 +26,10 @@ pub(super) struct PullBounds {
 
 pub(super) const PULL_BOUNDS: PullBounds = PullBounds { bytes: 8 * 1024 * 1024, events: 8 * 1024 };
 
-/// What is served of an event that no writer of ours would have made so large.
+/// Maximum number of bytes returned of an event that is larger than any that a writer creates.
 const DAMAGED_EVENT_MAX: u64 = 4 * EVENT_MAX;
 
-/// What one answer holds.
+/// Contents of one response.
 #[derive(Debug, PartialEq)]
 pub(super) struct PullPlan {
     pub(super) states: Vec<JobState>,
@@ -39,8 +39,8 @@ pub(super) struct PullPlan {
     pub(super) has_more: bool,
 }
 
-/// Seals what was written until now and decides what is told of it. `states` is asked after the horizon is
-/// known: one that is published later has a later time.
+/// Closes the open events and decides which of them are returned. `states` is called after the horizon is known: a
+/// state that is published later has a later time.
 pub(super) async fn plan(
     spool: &Spool,
     after: i64,
@@ -63,7 +63,7 @@ pub(super) async fn plan(
     Ok(plan)
 }
 
-/// Sealing waits for a write that is under way, and that may wait for the disk.
+/// Closes the open events. This waits for a write in progress, which may wait for the disk.
 async fn close_events(spool: &Spool) -> io::Result<()> {
     let writers = [spool.writer(Stream::Job).clone(), spool.writer(Stream::Runner).clone()];
     tokio::task::spawn_blocking(move || writers.iter().for_each(super::Writer::close_event))
@@ -71,7 +71,7 @@ async fn close_events(spool: &Spool) -> io::Result<()> {
         .map_err(io::Error::other)
 }
 
-/// Where one list was cut, nothing later may be told: the cursor would skip what is missing.
+/// Merges the lists. If one list was cut, nothing later may be returned: the cursor would skip what is missing.
 fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Events) -> PullPlan {
     let cut = |list: &Events| list.events.last().filter(|_| list.more).map(|last| last.time);
     let cut = [cut(&job), cut(&runner)].into_iter().flatten().min();
@@ -89,7 +89,7 @@ fn merge(after: i64, mut states: Vec<JobState>, mut job: Events, mut runner: Eve
     PullPlan { states, job: job.events, runner: runner.events, last_updated, has_more: cut.is_some() }
 }
 
-/// The plan as JSON. The end is told to `spool`'s readers when the last answer has gone.
+/// Renders the plan as JSON. The readers of `spool` are notified when the last response has been sent.
 pub(super) fn render_body(spool: &Arc<Spool>, plan: PullPlan, no_connections_secs: i64) -> io::Result<Body> {
     let states = serde_json::to_string(&plan.states)?;
     let head = format!("{{\"job_states\":{states},\"job_logs\":[");
@@ -108,7 +108,7 @@ pub(super) fn render_body(spool: &Arc<Spool>, plan: PullPlan, no_connections_sec
     Ok(Body::from_stream(stream::try_unfold(parts, next_chunk)))
 }
 
-/// A piece of the answer, the last one first.
+/// Part of the response, in reverse order.
 enum BodyPart {
     Text(String),
     Events(EventWriter),
@@ -144,12 +144,12 @@ async fn next_chunk(mut parts: Vec<BodyPart>) -> io::Result<Option<(Bytes, Vec<B
     }
 }
 
-/// Events that become elements of a JSON list.
+/// Renders events as elements of a JSON list.
 struct EventWriter {
     source: StreamSource,
     events: std::vec::IntoIter<Event>,
     strip: Option<CodeStripper>,
-    /// Where the stripper stands.
+    /// Current offset of the stripper.
     at: Option<u64>,
     first: bool,
 }
@@ -164,7 +164,7 @@ impl EventWriter {
         self.events.as_slice().is_empty()
     }
 
-    /// The next events, until there is a chunk's worth.
+    /// Renders the next events, up to the size of a chunk.
     fn next_chunk(&mut self, reader: &Reader) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         while out.len() < CHUNK

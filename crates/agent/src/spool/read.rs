@@ -1,8 +1,8 @@
-//! Reading a stream, from any process.
+//! Reader of a stream, for any process.
 //!
-//! The directory may belong to a hostile job. So files are opened through [`DirHandle`], every number read is
-//! doubted, and no call takes more memory or time than its arguments and the file's real length allow. A file
-//! that is not there yet is an empty stream.
+//! The directory may belong to a hostile job. So files are opened through [`DirHandle`], every number is checked, and
+//! no call uses more memory or time than its arguments and the file's actual length allow. A file that does not exist
+//! yet is an empty stream.
 
 use std::{
     fs::File,
@@ -17,9 +17,9 @@ use super::{
 };
 use crate::confine::DirHandle;
 
-/// Most bytes one `read` gives.
+/// Maximum number of bytes that one `read` returns.
 pub const READ_MAX: usize = 1024 * 1024;
-/// How far a search looks past spoiled records before it gives that place up.
+/// Number of damaged records after which a search gives up at a position.
 const DAMAGED_RECORDS_MAX: u64 = 64;
 
 /// One stream of a task. Clones share the handles.
@@ -36,7 +36,7 @@ struct Shared {
     index: OnceLock<File>,
 }
 
-/// Bytes that came together.
+/// Bytes that arrived together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Milliseconds since 1970.
@@ -51,17 +51,17 @@ impl Event {
     }
 }
 
-/// Some events in order.
+/// Events in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     pub events: Vec<Event>,
-    /// A bound was reached: there are more that were asked for.
+    /// True if a limit was reached: more of the requested events exist.
     pub more: bool,
-    /// There are some after `upto`.
+    /// True if there are events after `upto`.
     pub later: bool,
 }
 
-/// What `events` is to give: those with `after < time ≤ upto`, up to both bounds, but always one.
+/// Selection of events: those with `after < time ≤ upto`, up to both limits, but always at least one.
 #[derive(Clone, Copy, Debug)]
 pub struct EventRange {
     pub after: i64,
@@ -70,7 +70,7 @@ pub struct EventRange {
     pub events_max: usize,
 }
 
-/// Bytes that are not what was written.
+/// Range of bytes that differ from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
     pub start: u64,
@@ -86,12 +86,12 @@ impl Reader {
         self.shared.stream
     }
 
-    /// The directory it reads in.
+    /// Directory of the stream.
     pub fn dir(&self) -> &Arc<DirHandle> {
         &self.shared.dir
     }
 
-    /// Bytes from `offset` on, at most `max` and [`READ_MAX`]; none at or after the end.
+    /// Reads bytes from `offset` on, at most `max` and [`READ_MAX`]; none at or after the end.
     pub fn read(&self, offset: u64, max: usize) -> io::Result<Vec<u8>> {
         let Some(log) = self.log()? else { return Ok(Vec::new()) };
         let left = log.metadata()?.len().saturating_sub(offset);
@@ -99,26 +99,26 @@ impl Reader {
         read_at(log, offset, size)
     }
 
-    /// The offset after the last byte.
+    /// Offset after the last byte.
     pub fn end(&self) -> io::Result<u64> {
         self.log()?.map_or(Ok(0), |log| Ok(log.metadata()?.len()))
     }
 
-    /// The writer said that nothing will be added.
+    /// Returns whether the writer has marked the stream as complete.
     pub fn is_complete(&self) -> io::Result<bool> {
         let index = self.index()?;
         let last = index.records.checked_sub(1).map_or(Ok(None), |last| index.record(last))?;
         Ok(last.is_some_and(|record| record.kind == IndexRecordKind::Complete))
     }
 
-    /// How far the stream has come. Once it is complete, its end is final.
+    /// Returns the current position of the stream. Once it is complete, its end is final.
     pub fn position(&self) -> io::Result<Position> {
-        // In this order: bytes that come after the first question would be missed in the other.
+        // In this order: the other order would miss bytes that arrive between the two reads.
         let complete = self.is_complete()?;
         Ok(Position { end: self.end()?, complete })
     }
 
-    /// Where the output that came at `time_ms` or later begins.
+    /// Returns the offset of the output that arrived at `time_ms` or later.
     pub fn offset_at(&self, time_ms: i64) -> io::Result<u64> {
         let end = self.end()?;
         let index = self.index()?;
@@ -134,9 +134,9 @@ impl Reader {
         Ok(end)
     }
 
-    /// Events in order of their time.
+    /// Returns events in order of their time.
     pub fn events(&self, wanted: EventRange) -> io::Result<Events> {
-        // The end first: every byte before it has its record by the time the index is read.
+        // The end comes first: every byte before it has its record by the time the index is read.
         let end = self.end()?;
         let index = self.index()?;
         let mut found = Events::default();
@@ -160,7 +160,7 @@ impl Reader {
                     found.later = record.kind == IndexRecordKind::Event;
                     return Ok(found);
                 }
-                // Bytes before the first record have no other place to go.
+                // Bytes before the first record are added to its event.
                 let start = if from_start && found.events.is_empty() && bytes == 0 { 0 } else { offset };
                 open = Some(Event { time: record.time, start, end: start });
             }
@@ -172,7 +172,7 @@ impl Reader {
         Ok(found)
     }
 
-    /// Compares the bytes with what the index remembers of them. Reads everything once, so it may take a while.
+    /// Compares the bytes with the checksums of the index. Reads everything once, so it may take a while.
     pub fn damage(&self) -> io::Result<Vec<Damage>> {
         let end = self.end()?;
         let index = self.index()?;
@@ -213,7 +213,7 @@ impl Reader {
     fn index(&self) -> io::Result<Index<'_>> {
         let file = match self.file(&self.shared.index, self.shared.stream.index_name()) {
             Ok(file) => file,
-            // Times may be lost; bytes are still there.
+            // Times are lost; the bytes are still available.
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => None,
             Err(error) => return Err(error),
         };
@@ -229,7 +229,7 @@ impl Reader {
         if cell.get().is_none() {
             match self.shared.dir.file(name) {
                 Ok(file) => {
-                    // Another thread may have been faster; its handle is as good.
+                    // Another thread may have been faster; its handle is equivalent.
                     let _ = cell.set(file);
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -241,7 +241,7 @@ impl Reader {
 }
 
 impl Events {
-    /// Adds an event, unless a bound is reached: then says no.
+    /// Adds an event. Returns false if a limit is reached.
     fn take(&mut self, event: Event, bytes: &mut u64, wanted: EventRange) -> bool {
         if event.size() == 0 || event.time <= wanted.after {
             return true;
@@ -257,7 +257,7 @@ impl Events {
     }
 }
 
-/// Reads up to `size` bytes; fewer when the file shrinks meanwhile.
+/// Reads up to `size` bytes; fewer if the file shrinks meanwhile.
 fn read_at(file: &File, offset: u64, size: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; size];
     let mut got = 0;
@@ -273,8 +273,8 @@ fn read_at(file: &File, offset: u64, size: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The records there are now. Without a file they are made up: one for every piece of the log, at the
-/// beginning of time, so that a reader by time still gets every byte.
+/// Existing records. Without a file they are synthesized: one for every piece of the log, at the first milliseconds since
+/// 1970, so that a reader by time still gets every byte.
 struct Index<'a> {
     file: Option<&'a File>,
     records: u64,
@@ -287,7 +287,7 @@ impl Index<'_> {
         Ok(bytes.first_chunk().and_then(IndexRecord::decode))
     }
 
-    /// Up to [`index::CHUNK_RECORDS`] records.
+    /// Reads up to [`index::CHUNK_RECORDS`] records.
     fn chunk(&self, at: u64) -> io::Result<Vec<Option<IndexRecord>>> {
         let count = (self.records - at).min(index::CHUNK_RECORDS);
         let Some(file) = self.file else {
@@ -298,7 +298,7 @@ impl Index<'_> {
         Ok(bytes.as_chunks().0.iter().map(IndexRecord::decode).collect())
     }
 
-    /// The first record at `time` or later. In an index that is not in order it is some record.
+    /// Finds the first record at `time` or later. In an index that is not in order the result is arbitrary.
     fn first_record_at(&self, time: i64) -> io::Result<u64> {
         let (mut low, mut high) = (0, self.records);
         while low < high {

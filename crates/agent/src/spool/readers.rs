@@ -1,10 +1,10 @@
-//! Who still has to read: the runner stays until the server has the output and the tailers have left.
+//! Progress of readers: the runner stays until the server has the output and the tailers have disconnected.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Tailers of one task at once.
+/// Maximum number of tailers of one task.
 pub const TAILERS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -14,17 +14,17 @@ pub struct ReaderTracker {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ReadProgress {
-    /// Everything of the job's output before this is kept elsewhere.
+    /// Offset up to which the job's output is stored elsewhere.
     read: u64,
-    /// A dstack server took the last answer there is.
+    /// True if a dstack server has received the last answer.
     pulled: bool,
     tailers: usize,
-    /// Some tailer was sent everything.
+    /// True if some tailer was sent everything.
     tailed: bool,
 }
 
 impl ReaderTracker {
-    /// The server keeps everything before `offset` now. It never takes that back.
+    /// Records that the server has stored everything before `offset`. The offset never decreases.
     pub fn mark_read(&self, offset: u64) {
         self.state.send_if_modified(|state| {
             let further = offset > state.read;
@@ -33,7 +33,7 @@ impl ReaderTracker {
         });
     }
 
-    /// The last answer of a pull was sent.
+    /// Records that the last answer of a pull was sent.
     pub fn mark_pulled(&self) {
         self.state.send_modify(|state| state.pulled = true);
     }
@@ -42,7 +42,7 @@ impl ReaderTracker {
         self.state.borrow().tailers
     }
 
-    /// Counts a tailer in until the guard is dropped; nothing when there are too many.
+    /// Counts a tailer until the guard is dropped. Returns `None` if there are too many.
     pub fn tailer(self: &Arc<Self>) -> Option<TailerGuard> {
         let counted = self.state.send_if_modified(|state| {
             let room = state.tailers < TAILERS_MAX;
@@ -55,13 +55,13 @@ impl ReaderTracker {
     /// Waits until the server has everything before `end` and no tailer is left.
     pub async fn all_read(&self, end: u64) {
         let done = |state: &ReadProgress| (state.read >= end || state.pulled) && state.tailers == 0;
-        // It cannot fail: the sender is our own.
+        // This cannot fail: the sender belongs to this struct.
         let _ = self.state.subscribe().wait_for(done).await;
     }
 
     /// Waits until some tailer was sent everything and no tailer is left.
     pub async fn tailed(&self) {
-        // It cannot fail: the sender is our own.
+        // This cannot fail: the sender belongs to this struct.
         let _ = self.state.subscribe().wait_for(|state| state.tailed && state.tailers == 0).await;
     }
 }
@@ -70,7 +70,7 @@ impl ReaderTracker {
 pub struct TailerGuard(Arc<ReaderTracker>);
 
 impl TailerGuard {
-    /// This one was sent everything.
+    /// Records that this tailer was sent everything.
     pub fn mark_complete(&self) {
         self.0.state.send_modify(|state| state.tailed = true);
     }

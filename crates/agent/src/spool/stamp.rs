@@ -1,8 +1,8 @@
-//! Times that grow strictly, shared by a job's output and its states.
+//! Strictly increasing times, shared by a job's output and its states.
 //!
-//! A dstack server asks for what came after a millisecond. So no two events share one, none is published with
-//! a time that was passed already, and a reader goes no further than the [`Timestamps::horizon`]: the last time
-//! before which everything is published.
+//! A dstack server asks for what came after a millisecond. So no two events share one, none is published with a time
+//! that was already passed, and a reader does not go beyond the [`Timestamps::horizon`]: the last time up to which
+//! everything is published.
 
 use std::{
     sync::{
@@ -25,13 +25,13 @@ pub struct Timestamps {
 #[derive(Debug, Default)]
 struct Inner {
     last: i64,
-    /// Issued, not yet published: one per stream and one per writer of states, so a handful.
+    /// Issued, not yet published: one per stream and one per writer of states, so only a few.
     pending: Vec<i64>,
 }
 
 #[derive(Debug)]
 enum Clock {
-    /// The wall clock at the start and what has passed since: it never steps back.
+    /// The wall clock at the start and the time elapsed since: it never goes back.
     Steady {
         base_ms: i64,
         since: Instant,
@@ -44,7 +44,7 @@ impl Timestamps {
         Self::with(Clock::Steady { base_ms: clock::now_ms(), since: Instant::now() })
     }
 
-    /// Times that move by hand, for tests.
+    /// Creates a clock that is advanced manually, for tests.
     pub fn manual(now_ms: i64) -> Arc<Self> {
         Self::with(Clock::Manual(AtomicI64::new(now_ms)))
     }
@@ -62,20 +62,20 @@ impl Timestamps {
         }
     }
 
-    /// Moves a manual clock; a steady one moves by itself.
+    /// Advances a manual clock; has no effect on a steady one.
     pub fn advance(&self, ms: i64) {
         if let Clock::Manual(now) = &self.clock {
             now.fetch_add(ms, Ordering::Relaxed);
         }
     }
 
-    /// No stamp at or before `floor` is issued any more: it is on disk already.
+    /// Ensures that no timestamp at or before `floor` is issued: it is already on disk.
     pub fn raise(&self, floor: i64) {
         let mut inner = self.inner.lock();
         inner.last = inner.last.max(floor);
     }
 
-    /// The next time. What it is given to counts as published when the [`IssuedTimestamp`] is dropped.
+    /// Issues the next time. Its event counts as published when the [`IssuedTimestamp`] is dropped.
     pub fn issue(self: &Arc<Self>) -> IssuedTimestamp {
         let now = self.now_ms();
         let mut inner = self.inner.lock();
@@ -90,14 +90,14 @@ impl Timestamps {
         self.inner.lock().last
     }
 
-    /// Everything with this time or an earlier one is published, and nothing more will be.
+    /// The time up to which everything is published; nothing will be added at or before it.
     pub fn horizon(&self) -> i64 {
         let inner = self.inner.lock();
         inner.pending.iter().min().map_or(inner.last, |first| first.saturating_sub(1))
     }
 }
 
-/// A time that was given out. Drop it once what carries it can be found by readers.
+/// Time that was issued. Drop it once readers can find the event that carries it.
 #[derive(Debug)]
 pub struct IssuedTimestamp {
     at: i64,

@@ -1,7 +1,7 @@
-//! One WebSocket that follows the job's output.
+//! WebSocket that follows the job's output.
 //!
-//! A tailer that does not read is stopped by its socket: this task waits with one chunk in hand, and nobody
-//! else notices. While it waits it still hears the other side close.
+//! A tailer that does not read is blocked by its socket: this task waits with one chunk in memory, and no other task is
+//! affected. Meanwhile it still detects when the client closes.
 
 use std::{io, time::Duration};
 
@@ -17,22 +17,22 @@ use tokio::time::{Instant, interval_at, timeout};
 
 use super::{Follower, readers::TailerGuard};
 
-/// Between two pings to a tailer that nothing is sent to.
+/// Interval of pings to a tailer to which nothing else is sent.
 const PING_INTERVAL: Duration = Duration::from_secs(15);
-/// How long the other side may take nothing at all.
+/// Maximum time for which the client may accept no data.
 const SEND_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long the other side may take to say goodbye.
+/// Time that the client has to close the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 enum TailEnd {
     /// Every byte was sent.
     Complete,
-    /// The other side left.
+    /// The client disconnected.
     ClientLeft,
     Failed(io::Error),
 }
 
-/// Sends everything from the follower's offset on, says goodbye and lets go of the tailer's place.
+/// Sends everything from the follower's offset on, closes the connection and releases the tailer's slot.
 pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place: TailerGuard) {
     let (mut sink, mut heard) = socket.split();
     let (code, reason) = match send_all(&mut sink, &mut heard, &mut follow).await {
@@ -42,7 +42,7 @@ pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place:
             (close_code::NORMAL, "")
         }
         TailEnd::Failed(error) => {
-            tracing::warn!(%error, "read output for a tailer");
+            tracing::warn!(%error, "failed to read output for a tailer");
             (close_code::ERROR, "output cannot be read")
         }
     };
@@ -52,7 +52,7 @@ pub(super) async fn serve_tailer(socket: WebSocket, mut follow: Follower, place:
             while let Some(Ok(_)) = heard.next().await {}
         }
     };
-    // The socket is closed either way.
+    // The socket is closed in either case.
     let _ = timeout(CLOSE_TIMEOUT, goodbye).await;
 }
 
@@ -82,7 +82,7 @@ async fn send_all(
     }
 }
 
-/// Returns when the other side closes or is gone. What else it says does not matter.
+/// Returns when the client closes or has disconnected. Other messages are ignored.
 async fn wait_closed(heard: &mut SplitStream<WebSocket>) {
     loop {
         match heard.next().await {

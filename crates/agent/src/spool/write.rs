@@ -1,7 +1,7 @@
-//! Writing a stream: from one thread that blocks, or a few.
+//! Writer of a stream, for one or a few blocking threads.
 //!
-//! When `append` returns, the bytes are with the kernel: they survive a kill -9 of this process. They are synced
-//! at the end only, because a host that goes down takes the job with it. Memory does not grow with the output.
+//! When `append` returns, the bytes are with the kernel: they survive a kill -9 of this process. They are synced only
+//! at the end, because a host that goes down takes the job with it. Memory does not grow with the output.
 
 use std::{fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
@@ -25,12 +25,12 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// The bytes up to the quota are kept, `kept` of these; nothing after them will be.
+    /// The bytes up to the quota are stored, `kept` of these; nothing after them will be.
     #[error("keep output: more than {per_hour} bytes in an hour")]
     QuotaExceeded { per_hour: u64, kept: usize },
     #[error("keep output: no space left on the device")]
     NoSpace {
-        /// How many of the bytes are in the spool.
+        /// Number of the bytes that are in the spool.
         kept: usize,
         #[source]
         source: io::Error,
@@ -45,7 +45,7 @@ pub enum Error {
     },
 }
 
-/// Appends to one stream. Clones append to the same.
+/// Appends to one stream. Clones append to the same one.
 #[derive(Clone, Debug)]
 pub struct Writer {
     shared: Arc<Shared>,
@@ -71,7 +71,7 @@ struct WriterState {
     complete: bool,
 }
 
-/// The event that bytes are added to.
+/// Event to which bytes are added.
 #[derive(Debug)]
 struct OpenEvent {
     issued: IssuedTimestamp,
@@ -80,7 +80,7 @@ struct OpenEvent {
 }
 
 impl Writer {
-    /// Opens or makes a stream. What a crash left torn is cut, and a lost index is made again, coarsely.
+    /// Opens or creates a stream. A record torn by a crash is cut off, and a lost index is rebuilt with coarse times.
     pub fn open(dir: &DirHandle, stream: Stream, stamps: Arc<Timestamps>) -> Result<Self, Error> {
         let file = |name| plain_file(dir, name).map_err(|source| Error::Open { name, source });
         let (log, index) = (file(stream.log_name())?, file(stream.index_name())?);
@@ -91,7 +91,7 @@ impl Writer {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Limits the bytes in an hour from now on; 0 and none are no limit.
+    /// Limits the bytes per hour from now on; 0 and `None` mean no limit.
     pub fn limit(&self, per_hour: Option<u64>) {
         let now = self.shared.stamps.now_ms();
         self.shared.state.lock().quota =
@@ -103,12 +103,12 @@ impl Writer {
         let mut state = self.shared.state.lock();
         let outcome = state.append(bytes, &self.shared.stamps);
         let position = Position { end: state.end, complete: state.complete };
-        // Under the lock, or an older position could be published last.
+        // Under the lock, because otherwise an older position could be published last.
         self.shared.position.send_if_modified(|seen| std::mem::replace(seen, position) != position);
         outcome
     }
 
-    /// Says durably that nothing will be added. Readers are told even when the disk refuses the mark.
+    /// Marks durably that nothing will be added. Readers are notified even if the disk refuses the mark.
     pub fn finish(&self) -> Result<(), Error> {
         let mut state = self.shared.state.lock();
         if state.complete {
@@ -124,18 +124,18 @@ impl Writer {
         *self.shared.position.borrow()
     }
 
-    /// Tells of every growth.
+    /// Subscribes to every growth.
     pub fn watch(&self) -> watch::Receiver<Position> {
         self.shared.position.subscribe()
     }
 
-    /// Closes the event that is open, so that everything written until now can be shown.
+    /// Closes the open event, so that everything written until now can be returned.
     pub(super) fn close_event(&self) {
         self.shared.state.lock().close();
     }
 }
 
-/// For log subscribers; an error is theirs to drop.
+/// For log subscribers, which may ignore errors.
 impl io::Write for Writer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.append(bytes).map(|()| bytes.len()).map_err(io::Error::other)
@@ -171,7 +171,7 @@ impl WriterState {
         }
     }
 
-    /// Writes what fits in one event, and says how much that was.
+    /// Writes what fits in one event, and returns how much that was.
     fn append_part(&mut self, bytes: &[u8], now: i64, stamps: &Arc<Timestamps>) -> io::Result<usize> {
         let fits = self.open.as_ref().is_some_and(|open| {
             now < open.issued.at().saturating_add(EVENT_MS)
@@ -205,7 +205,7 @@ impl WriterState {
         }
     }
 
-    /// At a place of our own, not "at the end": a record that was half written is overwritten by the next.
+    /// Writes at a tracked position, not at the end of the file: a partial record is overwritten by the next.
     fn record(&mut self, time: i64, kind: IndexRecordKind) -> io::Result<()> {
         let record = IndexRecord { offset: self.end, time, before: self.before, kind };
         self.index.write_all_at(&record.encode(), self.records * index::SIZE as u64)?;
@@ -232,8 +232,8 @@ fn failed(source: io::Error, kept: usize) -> Error {
     Error::Io { kept, source }
 }
 
-/// A count of bytes that starts anew every hour. Once it was exceeded it stays so: what is refused is never
-/// followed by something that is kept.
+/// Count of bytes that restarts every hour. Once exceeded it stays so: bytes that are refused are never followed by
+/// bytes that are stored.
 #[derive(Debug)]
 struct Quota {
     per_hour: u64,
@@ -269,7 +269,7 @@ fn plain_file(dir: &DirHandle, name: &str) -> io::Result<File> {
     Ok(File::from(fd))
 }
 
-/// Cuts the index back to its last sound record and gives bytes without one coarse records.
+/// Truncates the index to its last valid record and adds coarse records for bytes without one.
 fn recover(log: File, index: File, stamps: &Arc<Timestamps>) -> io::Result<WriterState> {
     let end = log.metadata()?.len();
     let mut records = index.metadata()?.len() / index::SIZE as u64;

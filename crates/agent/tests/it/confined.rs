@@ -1,4 +1,4 @@
-//! Plain processes are confined: what they try to get at is out of reach, and what they need works.
+//! Confinement of plain processes: forbidden resources are out of reach, and required ones work.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use crate::{
 };
 
 const NOBODY: u32 = 65_534;
-/// Users of tasks when nobody says otherwise.
+/// Default user ids of tasks.
 const USERS: std::ops::RangeInclusive<u32> = 1_900_000_000..=1_900_065_535;
 const SECRET: &str = "canary-of-another-job-4711";
 
@@ -44,7 +44,7 @@ async fn start(shim: &Shim, change: impl FnOnce(&mut Value)) -> SubmissionId {
     id
 }
 
-/// The job's end and what it printed.
+/// Waits for the job's end and returns it with the output.
 async fn wait_ended(shim: &Shim, id: SubmissionId) -> (JobRecord, String) {
     let record = eventually_ok_async("the job ends", async || {
         let record: JobRecord = shim.client().get(&format!("/api/tasks/{id}/job")).await.json();
@@ -67,7 +67,7 @@ async fn run(shim: &Shim, id: SubmissionId, job: &Value) -> String {
     text
 }
 
-/// Waits for a line of a job that goes on.
+/// Waits for a line of a job that continues to run.
 async fn line(shim: &Shim, id: SubmissionId, begin: &str) -> String {
     eventually_ok_async(&format!("a line `{begin}`"), async || {
         let text = job_output(shim, id).await;
@@ -82,13 +82,13 @@ async fn process_info(shim: &Shim) -> ProcessesInfo {
     host.processes.unwrap()
 }
 
-/// The record of a task that is a plain process.
+/// Reads the record of a task that is a plain process.
 fn recorded(shim: &Shim, id: SubmissionId) -> Value {
     let file = shim.home().join("tasks").join(id.to_string()).join("process.json");
     serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
 }
 
-/// Says for each attempt whether it worked.
+/// Prints for each attempt whether it worked.
 const ATTEMPTS: &str = r#"
 attempt() { name=$1; shift; if "$@" > /dev/null 2>&1; then echo "$name: worked"; else echo "$name: refused"; fi; }
 echo "ids: $(id -u) $(id -g) $(id -G)"
@@ -130,7 +130,7 @@ echo "metadata: $(timeout 5 bash -c 'exec 3<>/dev/tcp/169.254.169.254/80' 2>&1 |
 echo "processes: $(ls -d /proc/[0-9]* | wc -l)"
 "#;
 
-/// Those of [`ATTEMPTS`] that a job may make.
+/// Attempts of [`ATTEMPTS`] that must work.
 const ALLOWED: [&str; 5] = ["scratch", "home", "tmp", "var-tmp", "shm"];
 
 fn attempts(text: &str) -> Vec<(&str, bool)> {
@@ -157,8 +157,7 @@ fn value<'a>(text: &'a str, name: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("no {name} in {text}")).trim()
 }
 
-/// A directory with a secret that everybody may read, as a server's data might lie there. Not in `/tmp`, which is covered
-/// as a whole.
+/// A world-readable directory with a secret, like a server's data. Not in `/tmp`, which is covered as a whole.
 struct SecretDir(PathBuf);
 
 impl SecretDir {
@@ -176,7 +175,7 @@ impl Drop for SecretDir {
     }
 }
 
-/// Starts a job with a secret in its environment; says its id and the pid of its command on the host.
+/// Starts a job with a secret in its environment; returns its id and the pid of its command on the host.
 async fn victim(shim: &Shim) -> (SubmissionId, i32) {
     let id = start(shim, |_| {}).await;
     let mut job = job("echo up; exec sleep 1000");
@@ -193,7 +192,7 @@ async fn victim(shim: &Shim) -> (SubmissionId, i32) {
     (id, pid)
 }
 
-/// What [`ATTEMPTS`] wants to know.
+/// Environment that [`ATTEMPTS`] needs.
 fn attempt_env(shim: &Shim, data: &Path, victim: (SubmissionId, i32), mounted: &Path) -> Value {
     json!({
         "AGENT_HOME": shim.home(), "DATA": data, "VICTIM": victim.0.to_string(), "VICTIM_PID": victim.1.to_string(),
@@ -247,7 +246,7 @@ async fn a_confined_job_finds_no_way_out() {
     assert!(!mounted.exists(), "mount points are taken away");
 }
 
-/// The same, where the agent is not root: the job keeps its user.
+/// The same for an agent without root: the job keeps the agent's user.
 #[tokio::test]
 async fn a_job_of_an_agent_without_root_finds_no_way_out() {
     let data = SecretDir::new("namespaces");
@@ -261,9 +260,9 @@ async fn a_job_of_an_agent_without_root_finds_no_way_out() {
     job["job_spec"]["env"] = attempt_env(&shim, &data.0, victim, Path::new("/usr/bin"));
     let text = run(&shim, id, &job).await;
     let text = text
-        // Of its own task it may see more: what is in there belongs to its user.
+        // It may see more of its own task: the contents belong to its user.
         .replace("run-directory: worked", "run-directory: refused")
-        // The kernel takes the signal and does nothing: nobody ends the first process of a namespace from inside.
+        // The kernel accepts the signal and ignores it: the first process of a namespace cannot be ended from inside.
         .replace("first-kill: worked", "first-kill: refused");
     check_attempts(&text);
     assert_eq!(u64::from_str_radix(value(&text, "CapBnd:"), 16), Ok(0), "{text}");
@@ -327,7 +326,7 @@ async fn sessions_over_ssh_are_confined_like_the_job() {
 #[tokio::test]
 async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     let shim = Shim::start(Setup::confined());
-    // Stopped politely.
+    // Stopped with a grace period.
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("trap 'echo bye; exit 7' INT TERM; echo up; while :; do sleep 0.01; done")).await;
     line(&shim, id, "up").await;
@@ -337,7 +336,7 @@ async fn stop_kill_memory_and_metrics_work_for_confined_tasks() {
     let done = shim.terminate(id, 1, 20).await;
     assert_eq!(done.exit_status, Some(7), "{done:?}");
     assert!(job_output(&shim, id).await.ends_with("bye\n"));
-    // Killed; what forked away ends too.
+    // Killed; detached descendants end too.
     let id = start(&shim, |_| {}).await;
     shim.play(id, &job("trap '' INT TERM; (setsid sleep 1000 &); echo up; while :; do sleep 1000; done"))
         .await;
@@ -389,7 +388,7 @@ async fn the_hosts_owner_says_which_processes_it_takes() {
     assert_eq!(process_info(&shim).await.mode, ProcessMode::Own);
     taken(&shim, "own", "root").await;
     taken(&shim, "confined", "windlass").await;
-    // The policy wins over the flag.
+    // The policy takes precedence over the flag.
     let shim = Shim::start(Setup::confined().arg("--processes").arg("own").policy("processes: refused\n"));
     assert_eq!(process_info(&shim).await.mode, ProcessMode::Refused);
     refused(&shim, "own", &["takes no plain processes", "name an image"]).await;

@@ -1,4 +1,4 @@
-//! A host whose disk is full: what fills it can still be ended and taken away, also by a shim that starts then.
+//! A host with a full disk: the tasks that fill it can still be ended and removed, also by a shim that starts then.
 
 use std::{
     fs,
@@ -27,7 +27,7 @@ impl SmallDisk {
         Self(path.to_owned())
     }
 
-    /// Writes until nothing more goes in.
+    /// Writes until the disk is full.
     fn fill(&self, file: &Path) {
         let mut file = fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
         for size in [64 * 1024, 1] {
@@ -45,7 +45,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// The shim goes before its disk.
+/// The shim is dropped before its disk.
 struct FullDiskHost {
     shim: Shim,
     disk: SmallDisk,
@@ -86,7 +86,7 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
     let shim = &host.shim;
     shim.wait_for(id, TaskStatus::Running).await;
     let client = shim.client().epoch(1);
-    // It cannot be written down, and happens.
+    // It cannot be recorded, but happens.
     client.post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await;
     shim.wait_for(id, TaskStatus::Terminated).await;
     eventually_ok_async("the task is removed", async || {
@@ -99,12 +99,12 @@ async fn f11_a_task_that_filled_the_disk_is_ended_and_removed_also_by_a_new_shim
     let mut left = leftovers(&shim.home(), &[id]).await;
     left.retain(|one| *one != disk);
     assert_eq!(left, Vec::<String>::new());
-    // There is room again.
+    // There is space again.
     let next = shim.submit(&shim.spec("next"), 1).await;
     shim.wait_for(next, TaskStatus::Running).await;
 }
 
-/// The one thing that has to be written down then is why it ended.
+/// Only the reason of the end has to be recorded then.
 #[tokio::test]
 async fn f11_o2_a_job_that_fills_the_disk_with_its_output_is_told_as_such() {
     let host = FullDiskHost::new();

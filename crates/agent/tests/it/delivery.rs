@@ -1,4 +1,4 @@
-//! Every call that changes something, doubled and sixteen at once: one effect, by the journal.
+//! Every call that changes something, repeated and sixteen at once: one effect, by the journal.
 
 use axum::http::StatusCode;
 use futures_util::future::join_all;
@@ -28,7 +28,7 @@ async fn check_concurrent_calls(setup: Setup) {
     let shim = Shim::start(setup);
     let home = shim.home();
     let mut spec = shim.spec("many");
-    // The ports of the host are everybody's.
+    // All tests share the ports of the host.
     spec["network_mode"] = json!("bridge");
     let replies = join_all((0..CONCURRENT_CALLS).map(|_| shim.try_submit(&spec, 1))).await;
     assert_eq!(statuses(&replies), [200], "{replies:?}");
@@ -92,7 +92,7 @@ async fn l2_f2_a_server_that_lost_its_lock_changes_nothing() {
     assert_eq!(shim.info(id).await.status, TaskStatus::Running);
     let refused = |kind: &JournalEvent| matches!(kind, JournalEvent::RefusedEpoch { .. });
     assert_eq!(count_records(&shim.home(), id, refused), late.len());
-    // A newer one is remembered over a kill, whatever it asked for.
+    // A newer epoch survives a kill, whatever the call was.
     let newer = shim.client().epoch(9);
     newer.get(&format!("/api/tasks/{id}/runner/api/healthcheck")).await;
     newer.post(&format!("/api/tasks/{id}/runner/api/stop"), &json!({})).await.expect(200);

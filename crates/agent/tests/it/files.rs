@@ -1,4 +1,4 @@
-//! File archives put into place by the real binary, as another user.
+//! File archives unpacked by the real binary, as another user.
 
 use std::{
     fs,

@@ -1,5 +1,5 @@
-//! What servers and agents tell each other, bent: it is read or refused, and a specification that was touched is not
-//! one any more. A few hundred inputs each; `FUZZ=100000` for more.
+//! Corrupted messages between servers and agents: they are parsed or refused, and a modified specification is not valid
+//! any more. A few hundred inputs each; `FUZZ=100000` for more.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use proptest::{prelude::*, test_runner::TestRunner};
@@ -107,7 +107,7 @@ fn document() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A document as it travels, and then cut or bent.
+/// A serialized document, then truncated or corrupted.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let bent = (document(), any::<prop::sample::Index>(), any::<u8>(), any::<bool>()).prop_map(
         |(value, at, byte, cut)| {
@@ -125,7 +125,7 @@ fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![4 => document().prop_map(|value| value.to_string().into_bytes()), 3 => bent, 1 => deep]
 }
 
-/// Read or refused; what was read is written and read again.
+/// Parses the bytes or refuses them; a parsed value is serialized and parsed again.
 fn check_round_trip<T: DeserializeOwned + serde::Serialize>(bytes: &[u8]) {
     if let Ok(read) = serde_json::from_slice::<T>(bytes) {
         let written = serde_json::to_vec(&read).unwrap();

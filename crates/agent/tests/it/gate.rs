@@ -1,4 +1,4 @@
-//! Who gets in: credentials, signatures, epochs, limits; and how a shim starts, stops and tells.
+//! Access to the shim: credentials, signatures, epochs, limits; also its start, its stop and its events.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ async fn submit_raw(client: &Client, body: &[u8]) -> Reply {
     client.call(Method::POST, "/api/tasks", Body::from(body.to_vec())).await
 }
 
-/// Reads events line by line until one is wanted.
+/// Reads events line by line.
 struct EventLines {
     body: hyper::body::Incoming,
     text: Vec<u8>,
@@ -52,7 +52,7 @@ impl EventLines {
         }
     }
 
-    /// The first that is wanted; those before it are passed over.
+    /// Returns the first matching event; earlier ones are skipped.
     async fn until(&mut self, wanted: impl Fn(&ShimEventKind) -> bool) -> ShimEvent {
         let begun = Instant::now();
         let mut passed = Vec::new();
@@ -235,7 +235,7 @@ async fn the_event_stream_goes_on_where_a_reader_stopped() {
     assert_eq!(first.seq, running.seq + 1);
     assert!(is_task(&first.kind, id, TaskStatus::Terminated), "{first:?}");
     lines.until(|what| *what == ShimEventKind::Gone { id }).await;
-    // Another start numbers anew: the same place means nothing to it.
+    // Another start uses new numbers: the same position is meaningless to it.
     shim.kill();
     shim.restart();
     let mut lines = EventLines::open(&shim.client(), &format!("?after={}&boot={boot}", running.seq)).await;
@@ -286,7 +286,7 @@ async fn in_the_place_of_dstacks_shim_it_is_told_everything_by_variables() {
         assert!(Instant::now() < until && child.0.try_wait().unwrap().is_none(), "it does not come up");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // Written before anybody is answered.
+    // Written before the first response.
     let info: Value = serde_json::from_slice(&std::fs::read(home.join("host_info.json")).unwrap()).unwrap();
     assert!(info["cpus"].as_u64().unwrap() > 0 && info["memory"].as_u64().unwrap() > 0, "{info}");
     let health: Value = Client::tcp(address).get("/api/healthcheck").await.json();

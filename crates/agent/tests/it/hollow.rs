@@ -1,4 +1,4 @@
-//! Tasks that only seem to run, through the runtime's own calls.
+//! Simulated tasks, through the calls of the runtime.
 
 use std::{path::Path, sync::Arc, time::Duration};
 

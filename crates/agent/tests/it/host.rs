@@ -1,10 +1,10 @@
-//! `windlass-agent host`, with the vendors' tools as a machine with GPUs has them.
+//! `windlass-agent host`, with the vendors' tools of a host with GPUs.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command};
 
 use crate::support::{self, temp_dir};
 
-/// Puts a program into `dir` that answers as the vendor's would.
+/// Writes a program into `dir` that responds as the vendor's does.
 fn write_tool(dir: &Path, name: &str, script: &str) {
     fs::write(dir.join(name), format!("#!/bin/sh\n{script}\n")).unwrap();
     fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! The spool over real sockets: tailers that come, go, stall and crowd, readers by offset, pulls by time.
+//! The spool over real sockets: many tailers that connect, disconnect and stall, readers by offset, pulls by time.
 
 use std::{
     net::SocketAddr,
@@ -98,7 +98,7 @@ fn header(headers: &hyper::HeaderMap, name: &str) -> String {
     headers[name].to_str().unwrap().to_owned()
 }
 
-/// Everything a tailer gets until the other side closes properly.
+/// Returns everything that a tailer receives until the server closes the connection properly.
 async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Vec<u8>, String) {
     let mut hash = Sha256::new();
     let mut first = Vec::new();
@@ -122,16 +122,16 @@ async fn whole(mut socket: WebSocketStream<TcpStream>, between: Duration) -> (Ve
 }
 
 const WRITES: usize = 25_000;
-/// How far apart a job makes 5,000 writes a second.
+/// Interval of the writes of a job that makes 5,000 a second.
 const WRITE_INTERVAL: Duration = Duration::from_micros(200);
 
-/// A job that writes in its own thread, often, and then ends. Gives the hash of it all.
+/// Runs a job that writes in a separate thread, often, and then ends. Returns the hash of all output.
 fn job(writer: Writer, half: oneshot::Sender<()>) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let (mut noise, mut hash, mut half) = (Rng::new(1), Sha256::new(), Some(half));
         let start = Instant::now();
         for write in 0..WRITES {
-            // Some large ones, so that it all does not fit in the sockets of those who do not read.
+            // Some large writes, so that the output does not fit into the sockets of clients that do not read.
             let size = if write % 250 == 0 { 80_000 } else { 1 + (noise.draw() % 200) as usize };
             let bytes = noise.bytes(size);
             hash.update(&bytes);
@@ -231,7 +231,7 @@ async fn o4_f31_tailers_come_go_and_stall_and_all_see_the_same_bytes() {
     let end = served.spool.source(Stream::Job).position().await.unwrap().end;
     assert!(pulled > 0 && pulled as u64 <= end, "escape codes are taken out of noise, nothing is added");
 
-    // The one that never read is served from disk when it wakes up, long after the end.
+    // The tailer that never read is served from disk when it resumes, long after the end.
     let alone = async {
         while served.spool.readers().tailers() > 1 {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,4 +1,4 @@
-//! Tests of the real binary: its own processes, real sockets, a real container engine.
+//! Tests of the real binary: separate processes, real sockets, a real container engine.
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 

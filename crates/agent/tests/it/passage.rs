@@ -32,7 +32,7 @@ async fn a_job_of_another_user_has_its_directory_and_sees_nothing_else_of_the_ta
     let mut shim = Shim::start(Setup::process());
     let id = shim.submit(&shim.spec("passage"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
-    // A shim that starts again must not close the way.
+    // A restarted shim must not revoke the permission to traverse.
     shim.kill();
     shim.restart();
     shim.wait_for(id, TaskStatus::Running).await;

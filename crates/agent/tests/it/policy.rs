@@ -1,4 +1,4 @@
-//! The host's policy has the last word, whoever asks and through whichever door.
+//! The host's policy applies to every caller and on every listener.
 
 use std::{fs, os::unix::fs::symlink, process::Command};
 
@@ -13,8 +13,8 @@ use crate::support::{
     temp_dir,
 };
 
-/// Submits a change of the plainest specification through both doors; both must refuse it, and say all of why. A dstack
-/// server is told by the end of the task: it would repeat for ever what is refused.
+/// Submits a change of the minimal specification on both listeners; both must refuse it with all reasons. A dstack
+/// server learns of it by the end of the task: it would repeat a refused submission without limit.
 async fn check_refused(shim: &Shim, change: impl Fn(&mut Value), why: &[&str]) {
     let mut spec = shim.spec("t");
     change(&mut spec);
@@ -67,7 +67,7 @@ async fn x9_what_the_policy_forbids_is_refused_through_both_doors() {
         spec["host_ssh_keys"] = json!(["ssh-ed25519 AAAA"]);
     };
     check_refused(&shim, keys, &["host_ssh_keys for root"]).await;
-    // All that is wrong is told at once.
+    // All violations are reported at once.
     let both = |spec: &mut Value| {
         spec["privileged"] = json!(true);
         spec["instance_mounts"] = json!([{"instance_path": "/proc", "path": "/windlass/run"}]);
@@ -158,7 +158,7 @@ async fn g6_keys_are_lent_for_a_tasks_life_and_lines_of_others_stay_as_they_are(
         if text.contains(&format!("permitopen=\"localhost:{port}\"")) { Ok(()) } else { Err(text) }
     })
     .await;
-    // A crash in between changes nothing about who has the keys.
+    // A crash in between does not change the keys.
     shim.kill();
     shim.restart();
     shim.wait_for(id, TaskStatus::Running).await;

@@ -26,10 +26,10 @@ use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::support::{TempDir, agent, temp_dir};
 
-/// Short enough for a test, long enough to be told from none.
+/// Short enough for a test, long enough to differ from zero.
 const GRACE: Duration = Duration::from_millis(400);
 
-/// One home with one task in it. Everything is taken away at the end, and nothing may be left then.
+/// One home with one task in it. Everything is removed at the end, and nothing may be left then.
 struct ProcessHost {
     home: TempDir,
     task: PreparedTask,
@@ -38,7 +38,7 @@ struct ProcessHost {
 }
 
 impl ProcessHost {
-    /// `script` is run in place of the runner.
+    /// `script` is run instead of the runner.
     fn new(script: &str) -> Self {
         Self::with(script, Hierarchies::mounted().unwrap())
     }
@@ -64,7 +64,7 @@ impl ProcessHost {
         Self { home, task, hierarchies, runtime }
     }
 
-    /// As after a restart: nothing in memory is left of the old one.
+    /// Simulates a restart: nothing in memory is left of the old runtime.
     fn restart(&mut self) {
         self.runtime = process(self.home.path(), self.hierarchies.clone());
     }
@@ -84,7 +84,7 @@ impl ProcessHost {
         self.task.dir.scratch().join(name)
     }
 
-    /// Waits until the job has written a whole line.
+    /// Waits until the job has written a complete line.
     async fn line(&self, name: &str) -> String {
         let path = self.scratch(name);
         eventually_ok_async(&format!("{name} is written"), async || match fs::read_to_string(&path) {
@@ -114,7 +114,7 @@ impl ProcessHost {
     }
 }
 
-/// Of tasks that may have the test's own rights.
+/// Runtime of tasks that may have the rights of the test.
 fn process(home: &Path, hierarchies: Hierarchies) -> ProcessRuntime {
     let rules = ProcessRules { mode: ProcessMode::Own, ..ProcessRules::default() };
     ProcessRuntime::with(home.to_owned(), agent().to_owned(), hierarchies).with_rules(rules)
@@ -176,8 +176,8 @@ fn is_alive(name: ProcessId) -> bool {
         .is_some_and(|stat| stat.name == name && stat.state == proc::ProcessState::Alive)
 }
 
-/// Forks twice with a session of its own in between, so that nothing ties it to whoever started it, and without
-/// the marks of its task.
+/// Returns a script that forks twice with a separate session in between, so that nothing connects it to its parent, and
+/// without the marks of its task.
 fn daemonize_script() -> String {
     let inner = "echo $$ > away.new; mv away.new away; exec sleep 1000";
     format!("env -i setsid sh -c 'sh -c \"{}\" &'", inner.replace('$', "\\$"))
@@ -254,7 +254,7 @@ async fn a_last_word_that_cannot_be_written_does_not_change_how_the_job_ended() 
     host.start().await;
     let exit = host.wait().await;
     assert_eq!((exit.code, exit.lost), (Some(7), None), "{:?}", exit.tail);
-    // The guard wants it.
+    // The guard needs it.
     fs::create_dir_all(host.task.dir.run()).unwrap();
 }
 
@@ -388,7 +388,7 @@ async fn f16_a_job_killed_for_want_of_memory_says_so() {
 
 #[tokio::test]
 async fn a_fork_bomb_stays_within_its_limit_and_ends_with_its_task() {
-    // A shell that cannot fork ends, so it says that it is up before it begins, and forks no more after.
+    // A shell that cannot fork ends, so it reports that it is up before it begins, and does not fork afterwards.
     let mut host = ProcessHost::new("echo up > up; f() { f | f & }; f; exec sleep 1000");
     host.task.spec.pids = 40;
     let handle = host.start().await;
@@ -460,7 +460,7 @@ async fn signals_are_as_meant_whatever_the_shim_inherited() {
     assert_eq!(init.code(), Some(0));
     for line in signals.lines() {
         let set = u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap();
-        // Signal 32 on are the C library's own and real-time ones, which no `nohup` touches.
+        // Signals from 32 on are those of the C library and real-time ones, which `nohup` does not change.
         assert_eq!(set & 0x7fff_ffff, 0, "{line}");
     }
 }
@@ -551,7 +551,7 @@ async fn the_real_runner_comes_up_and_ends_when_it_is_asked() {
     assert!(!host.task.dir.run().join("never.started").exists());
 }
 
-/// As in a container: the first process of its namespace, which the kernel spares most signals.
+/// The init is the first process of its namespace, as in a container: the kernel does not deliver most signals to it.
 #[tokio::test]
 async fn the_first_process_of_a_namespace_heeds_term_and_reaps_orphans() {
     let host = ProcessHost::new("");
@@ -591,7 +591,7 @@ async fn the_first_process_stays_small() {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     };
-    // Pages it has written, in KiB: most are the program's own tables, put right at the start. The pages it only
+    // Pages that it has written, in KiB: most are the program's tables, adjusted at the start. The pages that it only
     // reads are shared by all tasks and the shim.
     assert!(number("RssAnon:") < 2560, "{status}");
     assert!(number("VmData:") < 1024, "{status}");

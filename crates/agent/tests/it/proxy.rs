@@ -1,4 +1,4 @@
-//! Calls to a task's runner through the shim: one door for everything.
+//! Calls to a task's runner through the shim: one connection for everything.
 
 use axum::{body::Body, http::Method};
 use futures_util::{SinkExt, StreamExt};
@@ -22,7 +22,7 @@ use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::support::shim::{CREDENTIAL, Setup, Shim, sign_pass};
 
-/// A running task whose runner answers.
+/// Starts a task and waits until its runner responds.
 async fn start_task(shim: &Shim) -> SubmissionId {
     let id = shim.submit(&shim.spec("t"), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
@@ -52,7 +52,7 @@ async fn a_job_is_run_and_read_through_the_shim_alone() {
     let path = format!("/api/tasks/{id}");
     shim.client().epoch(0).post(&format!("{path}/runner/api/submit"), &job("true")).await.expect(412);
     run(&shim, id, "echo hello; exit 3").await;
-    // Waits for the output, and is answered when it comes.
+    // Waits for the output, and returns when it comes.
     let logs = shim.client().get(&format!("{path}/logs?stream=job&offset=0&wait_ms=20000")).await.expect(200);
     assert_eq!(logs.text().trim_end(), "hello");
     let through = shim.client().get(&format!("{path}/runner/api/logs?stream=job&offset=0")).await.expect(200);
@@ -65,7 +65,7 @@ async fn a_job_is_run_and_read_through_the_shim_alone() {
     .await;
     assert_eq!(record.states.last().unwrap().exit_status, Some(3));
     assert_eq!(record.log_end, logs.body.len() as u64);
-    // The same after the runner is gone.
+    // The same after the runner has ended.
     shim.terminate(id, 1, 0).await;
     let after = shim.client().get(&format!("{path}/logs?offset=2&wait_ms=20000")).await.expect(200);
     assert_eq!(
@@ -263,7 +263,7 @@ async fn one_connection_carries_calls_and_websockets_at_once() {
             .uri(format!("http://shim{path}"))
             .header("authorization", format!("Bearer {CREDENTIAL}"))
     };
-    // The server's settings, which allow what follows, come with its first answer.
+    // The server's settings, which allow the following request, come with its first response.
     let plain = request("GET", format!("/api/tasks/{id}")).body(Body::empty()).unwrap();
     let answer = sender.send_request(plain).await.unwrap().into_body().collect().await.unwrap().to_bytes();
     let info: TaskInfo = serde_json::from_slice(&answer).unwrap();
@@ -289,7 +289,7 @@ async fn a_long_upload_streams_through() {
     let id = start_task(&shim).await;
     let client = shim.client().epoch(1);
     client.post(&format!("/api/tasks/{id}/runner/api/submit"), &job("true")).await.expect(200);
-    // Longer than any other call's body may be. What the runner makes of it is the runner's business.
+    // Longer than the body of any other call may be. How the runner handles it is not tested here.
     let chunks = (0..64).map(|_| Ok::<_, std::io::Error>(axum::body::Bytes::from(vec![7u8; 256 * 1024])));
     let body = Body::from_stream(futures_util::stream::iter(chunks));
     let reply = client.call(Method::POST, &format!("/api/tasks/{id}/runner/api/upload_code"), body).await;

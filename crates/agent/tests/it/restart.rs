@@ -1,5 +1,5 @@
-//! The shim is killed in each state of a task, with a real runtime, and comes back; the runner is killed too.
-//! Afterwards nothing may be left on the machine.
+//! The shim is killed in each state of a task, with a real runtime, and restarted; the runner is killed too. Afterwards
+//! nothing may be left on the host.
 
 use std::{
     fs,
@@ -18,10 +18,10 @@ use crate::support::{
     sweep::{assert_clean, count_records},
 };
 
-/// What F14 allows after the start of a shim.
+/// Limit of F14 after the start of a shim.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Prints, waits to be let go, prints again and ends with a status of its own.
+/// Returns a job that prints, waits for the gate, prints again and ends with a distinct status.
 fn job(gate: &str, before: &str) -> Value {
     let script =
         format!("{before}\necho first; while [ ! -e {gate} ]; do sleep 0.05; done; echo last; exit 7");
@@ -29,7 +29,7 @@ fn job(gate: &str, before: &str) -> Value {
            "job_spec": {"commands": ["/bin/sh", "-c", script]}})
 }
 
-/// In a network of its own, for the ports of the host are everybody's, and with a directory of the host.
+/// Returns a task in a separate network, since all tests share the ports of the host, and with a directory of the host.
 fn spec(shim: &Shim) -> Value {
     let mut spec = shim.spec("train");
     spec["network_mode"] = json!("bridge");
@@ -61,7 +61,7 @@ impl RunningJob {
         playing
     }
 
-    /// The output from the shim's own disk, once it has this line.
+    /// Returns the output on the shim's disk, once it has this line.
     async fn output(&self, shim: &Shim, line: &str) -> String {
         let path = format!("/api/tasks/{}/logs?stream=job&offset=0&limit=65536", self.id);
         eventually_ok_async(&format!("the line {line}"), async || {
@@ -71,7 +71,7 @@ impl RunningJob {
         .await
     }
 
-    /// Lets the job end, and tells the runner that all was read.
+    /// Lets the job end, and acknowledges all output to the runner.
     async fn finish(&self, shim: &Shim) {
         fs::write(&self.gate, "").unwrap();
         let read = self.output(shim, "last").await.len();
@@ -87,12 +87,12 @@ async fn terminated_within(shim: &Shim, id: SubmissionId, within: Duration) -> T
     info
 }
 
-/// What policy must allow for [`spec`].
+/// Sets the policy that [`spec`] needs.
 fn with_mounts(setup: Setup) -> Setup {
     setup.policy(&format!("mounts: [{}]\n", std::env::temp_dir().display()))
 }
 
-/// Everything that was taken was given back, once.
+/// Checks that every acquired resource was released, once.
 fn check_released(shim: &Shim, id: SubmissionId) {
     assert_eq!(count_records(&shim.home(), id, |kind| *kind == JournalEvent::Mounted), 1);
     assert_eq!(count_records(&shim.home(), id, |kind| *kind == JournalEvent::Unmounted), 1);
@@ -103,7 +103,7 @@ fn check_job_ended(info: &TaskInfo) {
     assert_eq!(info.exit_status, Some(7), "{info:?}");
 }
 
-/// Killed on the way to its container: the task goes on, runs its job once and leaves nothing.
+/// Killed before the container runs: the task continues, runs its job once and leaves nothing.
 async fn check_killed_before_running(setup: Setup, runtime: &str, status: &str) {
     let mut shim = Shim::start(setup.env("WINDLASS_AGENT_PAUSE_AT", status));
     let asked = spec(&shim);
@@ -124,14 +124,14 @@ async fn check_killed_before_running(setup: Setup, runtime: &str, status: &str) 
         count_records(&shim.home(), id, |kind| matches!(kind, JournalEvent::ContainerStarted { .. })),
         1
     );
-    // What was asked for is asked again: one effect.
+    // The submission is repeated: one effect.
     shim.submit(&asked, 1).await;
     check_released(&shim, id);
     shim.remove(id, 1).await;
     assert_clean(&shim.home(), &[id]).await;
 }
 
-/// Killed while the job runs: it runs on, and its output and exit status are told by the next shim.
+/// Killed while the job runs: it continues, and the next shim reports its output and exit status.
 async fn check_killed_while_running(setup: Setup, runtime: &str) {
     let mut shim = Shim::start(setup);
     let id = shim.submit(&spec(&shim), 1).await;
@@ -140,7 +140,7 @@ async fn check_killed_while_running(setup: Setup, runtime: &str) {
     shim.kill();
     shim.restart();
     let after = shim.wait_for(id, TaskStatus::Running).await;
-    // How far a pull came that is long over is not worth remembering.
+    // The progress of a completed pull is not stored.
     let before = TaskInfo { image_pull_progress: None, ..before };
     assert_eq!(after, before, "the same container, the same ports");
     playing.finish(&shim).await;
@@ -155,13 +155,13 @@ async fn check_killed_while_running(setup: Setup, runtime: &str) {
     assert_clean(&shim.home(), &[id]).await;
 }
 
-/// The job ends while nobody looks.
+/// The job ends while the shim is down.
 async fn check_ended_while_down(setup: Setup, runtime: &str) {
     let mut shim = Shim::start(setup);
     let id = shim.submit(&spec(&shim), 1).await;
     shim.wait_for(id, TaskStatus::Running).await;
     let playing = RunningJob::begin(&shim, id, runtime).await;
-    // Read so far as there is anything; the rest is on disk.
+    // The output was read as far as there was any; the rest is on disk.
     shim.kill();
     fs::write(&playing.gate, "").unwrap();
     shim.restart();
@@ -197,7 +197,7 @@ async fn check_killed_while_terminating(setup: Setup, runtime: &str) {
     assert_clean(&shim.home(), &[id]).await;
 }
 
-/// The runner is killed under its job: the task ends, nothing of it runs on, its output stays readable.
+/// The runner is killed during its job: the task ends, nothing of it continues, its output stays readable.
 async fn check_runner_killed(setup: Setup, runtime: &str) {
     let shim = Shim::start(setup);
     let id = shim.submit(&spec(&shim), 1).await;
@@ -216,7 +216,7 @@ async fn check_runner_killed(setup: Setup, runtime: &str) {
     assert_clean(&shim.home(), &[id]).await;
 }
 
-/// The runner proper, found by its command line and its task's mark.
+/// Returns the runner itself, found by its command line and its task's mark.
 fn runner_pid(id: SubmissionId) -> rustix::process::Pid {
     let mark = format!("WINDLASS_TASK_ID={id}");
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -284,7 +284,7 @@ macro_rules! matrix {
 matrix!(docker);
 matrix!(process);
 
-/// A job that tries to get away: it forks twice into a session of its own. Its shim is killed meanwhile.
+/// A job that tries to escape: it forks twice into a separate session. Its shim is killed meanwhile.
 #[tokio::test]
 async fn f33_what_ran_away_from_a_process_task_ends_with_it() {
     let mut shim = Shim::start(with_mounts(Setup::process()));

@@ -1,4 +1,4 @@
-//! Output of real jobs under the real runner: much of it, in all sizes, and with the runner killed half way.
+//! Output of real jobs under the real runner: large, in all write sizes, and with the runner killed in between.
 
 use std::{
     fs,
@@ -33,11 +33,11 @@ use windlass_testkit::wait::{TIMEOUT, eventually_async};
 use crate::support::{TempDir, agent, temp_dir};
 
 const TOKEN: &str = "a token of the shim";
-/// What a runner may take more at its peak than before its job, however much that prints. A good part of it is
-/// the program's own text, which is large here.
+/// Maximum growth of a runner's memory over its job, however much that prints. A good part of it is the program's text,
+/// which is large here.
 const MEMORY_GROWTH_KB_MAX: u64 = 8 * 1024;
 
-/// A runner in a directory of its own, with everything below it ended by the guard.
+/// A runner in a separate directory; the guard ends all its descendants.
 struct OutputRunner {
     init: Child,
     dir: TempDir,
@@ -72,7 +72,7 @@ impl OutputRunner {
         self.run_dir().join("runner.sock")
     }
 
-    /// The runner proper: the first child of the init.
+    /// Returns the runner itself: the first child of the init.
     fn pid(&self) -> i32 {
         let pid = self.init.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -128,10 +128,10 @@ impl OutputRunner {
         }
     }
 
-    /// Waits for the job's last state and says its word, reason and time.
+    /// Waits for the job's last state and returns its state and reason.
     async fn ended(&self) -> (String, String) {
         let deadline = Instant::now() + TIMEOUT;
-        // States only: a pull of the output's end would let the runner go.
+        // States only: a pull of the output's end would let the runner exit.
         let states = self.run_dir().join("states.jsonl");
         while Instant::now() < deadline {
             let text = fs::read_to_string(&states).unwrap_or_default();
@@ -150,7 +150,7 @@ impl OutputRunner {
         headers[LOG_END_HEADER].to_str().unwrap().parse().unwrap()
     }
 
-    /// As the shim reads it.
+    /// Returns a reader as the shim uses it.
     fn reader(&self) -> Reader {
         Reader::new(Arc::new(DirHandle::open(&self.run_dir()).unwrap()), Stream::Job)
     }
@@ -165,20 +165,20 @@ impl Drop for OutputRunner {
     fn drop(&mut self) {
         let Some(pid) = i32::try_from(self.init.id()).ok().and_then(Pid::from_raw) else { return };
         if matches!(self.init.try_wait(), Ok(None)) {
-            // Politely: it ends everything below it.
+            // With SIGTERM: it ends everything below it.
             let _ = kill_process(pid, Signal::TERM);
             let deadline = Instant::now() + Duration::from_secs(10);
             while matches!(self.init.try_wait(), Ok(None)) && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            // Its group holds the runner too, should it be stuck.
+            // Its group includes the runner, in case it is stuck.
             let _ = kill_process_group(pid, Signal::KILL);
             let _ = self.init.wait();
         }
     }
 }
 
-/// A file of noise that is the same every time, and its hash.
+/// Writes a file of reproducible noise, and returns its hash.
 fn noise(path: &Path, size: usize) -> String {
     let mut file = std::io::BufWriter::new(fs::File::create(path).unwrap());
     let (mut rng, mut hash, mut left) = (Rng::new(1), Sha256::new(), size);

@@ -1,4 +1,4 @@
-//! The server's typed client against the real shim: a whole life over one connection, told by the event stream.
+//! The server's typed client with the real shim: a whole lifecycle over one connection, observed by the event stream.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn job(commands: &[&str]) -> SubmitBody {
     serde_json::from_value(job).unwrap()
 }
 
-/// Reads events until one is what the test waits for.
+/// Reads events until one matches.
 async fn wait_for_event<T>(events: &mut ShimEvents, mut wanted: impl FnMut(ShimEventKind) -> Option<T>) -> T {
     let found = async {
         loop {

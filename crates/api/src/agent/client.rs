@@ -1,6 +1,7 @@
-//! A host's shim as the server sees it: one HTTP/2 connection over whatever stream reaches it, many calls at once.
+//! Client for the shim of a host: one HTTP/2 connection over any stream, with many concurrent calls.
 //!
-//! Each call has its own flow control, so a slow reader of one log delays nobody. Dropping a call cancels it.
+//! Each call has its own flow control, so a slow reader of one log does not delay other calls. Dropping a call cancels
+//! it.
 
 use std::time::Duration;
 
@@ -23,39 +24,39 @@ use super::{
     shim::{HostInfo, InstanceHealth, InstanceInfo, TaskInfo, TaskList, TerminateRequest},
 };
 
-/// A silent connection is asked for a sign of life, and given up when none comes.
+/// Interval of HTTP/2 pings on a silent connection. The connection is closed if a ping is not answered in time.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Unread bytes of one call, and of all calls together.
+/// Flow control windows: unread bytes of one call, and of all calls together.
 const STREAM_WINDOW: u32 = 256 * 1024;
 const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
-/// Longest answer that is read whole.
+/// Maximum size of a response that is read as a whole.
 const ANSWER_MAX: usize = 8 * 1024 * 1024;
-/// Longest explanation kept of a refusal.
+/// Maximum length of the error text that is kept from a refusal.
 const ERROR_TEXT_MAX: usize = 4 * 1024;
-/// Longest line of the event stream.
+/// Maximum length of a line of the event stream.
 const EVENT_MAX: usize = 1024 * 1024;
-/// Lines in a row that are no events of this version. More of them are no stream of events.
+/// Maximum number of consecutive lines that this version cannot parse. With more, the response is not an event stream.
 const UNKNOWN_EVENTS_MAX: u32 = 1024;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShimError {
-    /// No answer. What was asked may or may not have happened.
+    /// No response. The request may or may not have been performed.
     #[error("exchange with the shim")]
     Exchange(#[source] hyper::Error),
     #[error("the shim takes no such credential: {why}")]
     Unauthorized { why: String },
-    /// Signature or policy: trying again will not help.
+    /// Rejected signature or policy: a retry does not help.
     #[error("the shim refuses: {why}")]
     Forbidden { why: String },
     #[error("the shim has seen epoch {seen}")]
     StaleEpoch { seen: i64 },
     #[error("the shim knows no such task")]
     TaskNotFound,
-    /// The submission was here and was removed.
+    /// The submission was on this host and was removed.
     #[error("the task is gone for good")]
     TaskRemoved,
-    /// Not in this state.
+    /// Not possible in the present state.
     #[error("the shim cannot do that now: {why}")]
     Conflict { why: String },
     #[error("the shim answered {status}: {why}")]
@@ -70,7 +71,7 @@ pub enum ShimError {
     TooLong,
 }
 
-/// A task specification as it was signed: these very bytes.
+/// Signed task specification: exactly the bytes that were signed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SignedSpec {
     pub body: Vec<u8>,
@@ -78,17 +79,17 @@ pub struct SignedSpec {
     pub signature: String,
 }
 
-/// A piece of a log.
+/// Part of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogPart {
     pub bytes: Bytes,
-    /// The offset after the last byte there is.
+    /// Offset after the last byte that exists now.
     pub end: u64,
-    /// Nothing will be added.
+    /// True if nothing will be appended to the log.
     pub is_complete: bool,
 }
 
-/// A connection to a shim. Cheap to clone; the connection ends with the last clone.
+/// Connection to a shim. Cheap to clone; the connection is closed with the last clone.
 #[derive(Clone)]
 pub struct ShimClient {
     send: SendRequest<BoxBody<Bytes, std::convert::Infallible>>,
@@ -102,7 +103,7 @@ impl std::fmt::Debug for ShimClient {
 }
 
 impl ShimClient {
-    /// Speaks HTTP/2 over a stream to the shim's socket. The connection is driven by a task of its own.
+    /// Starts HTTP/2 over a stream to the shim's socket. A separate task drives the connection.
     pub async fn connect(
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         credential: &str,
@@ -118,7 +119,7 @@ impl ShimClient {
             .await
             .map_err(ShimError::Exchange)?;
         tokio::spawn(async move {
-            // Whoever has a call under way learns of the end by it.
+            // A caller with a call in flight receives the error from that call.
             let _ = connection.await;
         });
         let mut authorization = header::HeaderValue::try_from(format!("Bearer {credential}"))
@@ -162,12 +163,12 @@ impl ShimClient {
         self.exchange(request.body(full_body(Vec::new()))).await.map(drop)
     }
 
-    /// The job's states and how long its log is, also after its runner's end.
+    /// Returns the job's states and the length of its log, also after its runner has exited.
     pub async fn job(&self, id: SubmissionId) -> Result<JobRecord, ShimError> {
         self.get_json(&format!("/api/tasks/{id}/job")).await
     }
 
-    /// Bytes of a log from an offset on. Waits up to `wait` for the first.
+    /// Returns bytes of a log from an offset on. Waits up to `wait` for the first byte.
     pub async fn log(
         &self,
         id: SubmissionId,
@@ -187,7 +188,7 @@ impl ShimClient {
         Ok(LogPart { bytes: read_body(answer).await?, end, is_complete })
     }
 
-    /// What happens on the host, from now on or from where a reader stopped.
+    /// Streams the events of the host, from now on or after the event at which a reader stopped.
     pub async fn events(&self, after: Option<(&str, u64)>) -> Result<ShimEvents, ShimError> {
         let path = match after {
             Some((boot, seq)) => format!("/api/events?boot={boot}&after={seq}"),
@@ -209,14 +210,14 @@ impl ShimClient {
         self.get_json("/api/instance/health").await
     }
 
-    /// Hands the job to the task's runner.
+    /// Submits the job to the task's runner.
     pub async fn submit_job(&self, id: SubmissionId, job: &SubmitBody, epoch: i64) -> Result<(), ShimError> {
         let body = serde_json::to_vec(job).map_err(ShimError::Encode)?;
         let request = self.post_request(&runner_path(id, "submit"), Some(epoch));
         self.exchange(request.body(full_body(body))).await.map(drop)
     }
 
-    /// A git diff or a tar, as the job's repository says.
+    /// Uploads the code: a git diff or a tar, depending on the job's repository.
     pub async fn upload_code(&self, id: SubmissionId, code: Vec<u8>, epoch: i64) -> Result<(), ShimError> {
         let request = self.request(Method::POST, &runner_path(id, "upload_code"), Some(epoch));
         let request = request.header(header::CONTENT_TYPE, "application/octet-stream");
@@ -242,7 +243,7 @@ impl ShimClient {
         self.exchange(request.body(full_body(body))).await.map(drop)
     }
 
-    /// Starts the job's commands. `None`: the runner does not say as whom and where.
+    /// Starts the job's commands. `None`: the runner does not report the user and the working directory.
     pub async fn run_job(&self, id: SubmissionId, epoch: i64) -> Result<Option<JobStarted>, ShimError> {
         let request = self.post_request(&runner_path(id, "run"), Some(epoch));
         let answer = self.exchange(request.body(full_body(Vec::new()))).await?;
@@ -252,7 +253,7 @@ impl ShimClient {
         serde_json::from_slice(&answer).map(Some).map_err(ShimError::Decode)
     }
 
-    /// `grace_secs`: how long its commands may take to end; as long as the job says where nothing is said here.
+    /// `grace_secs`: time for the commands to exit; without it, the job's own setting applies.
     pub async fn stop_job(
         &self,
         id: SubmissionId,
@@ -287,15 +288,15 @@ impl ShimClient {
         self.get_json(&runner_path(id, "metrics")).await
     }
 
-    /// Seconds since somebody was connected to the job, as its runner counts them.
+    /// Returns the seconds since the last user connection to the job, as counted by its runner.
     pub async fn idle_seconds(&self, id: SubmissionId) -> Result<i64, ShimError> {
-        // Later than any output: only the rest of the answer is of interest.
+        // Later than any output, so that the response contains no logs.
         const NEVER: i64 = 1 << 52;
         let pull: PullResponse = self.get_json(&runner_path(id, &format!("pull?timestamp={NEVER}"))).await?;
         Ok(pull.no_connections_secs)
     }
 
-    /// Tells the runner that all before `offset` is kept elsewhere.
+    /// Acknowledges to the runner that everything before `offset` is stored elsewhere.
     pub async fn acknowledge_log(
         &self,
         id: SubmissionId,
@@ -376,7 +377,7 @@ fn full_body(body: Vec<u8>) -> BoxBody<Bytes, std::convert::Infallible> {
     Full::new(Bytes::from(body)).boxed()
 }
 
-/// The body, unless it is too long to be meant.
+/// Reads the body, up to a maximum size.
 async fn read_body(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
     let limited = http_body_util::Limited::new(answer.into_body(), ANSWER_MAX);
     match limited.collect().await {
@@ -388,17 +389,17 @@ async fn read_body(answer: Response<Incoming>) -> Result<Bytes, ShimError> {
     }
 }
 
-/// The lines of an event stream.
+/// Reader of an event stream, line by line.
 #[derive(Debug)]
 pub struct ShimEvents {
     body: Incoming,
     buffer: Vec<u8>,
-    /// Lines in a row that were not understood.
+    /// Consecutive lines that could not be parsed.
     unknown_lines: u32,
 }
 
 impl ShimEvents {
-    /// The next event; `None` when the shim ended the stream. Kinds this version does not know are passed over.
+    /// Returns the next event; `None` when the shim ended the stream. Event kinds unknown to this version are skipped.
     pub async fn next(&mut self) -> Result<Option<ShimEvent>, ShimError> {
         loop {
             while let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {

@@ -1,7 +1,7 @@
-//! What a shim tells without being asked: one JSON object per line, over one long answer.
+//! Events that a shim pushes: one JSON object per line, in one long response.
 //!
-//! The stream is a convenience. A reader that missed some is told so by `Reset` and starts from the full state;
-//! one that never reads it learns the same by asking.
+//! The stream is an optimisation. A reader that missed events receives `Reset` and starts from the full state; a client
+//! that never reads the stream obtains the same information from the other calls.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,9 +11,9 @@ use super::{runner::JobState, shim::TaskInfo};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShimEvent {
-    /// Grows by one with each event of this start of the shim.
+    /// Increases by one with each event since the shim started.
     pub seq: u64,
-    /// Microseconds since 1970, by the host's clock; for people.
+    /// Microseconds since 1970, by the host's clock. Informative only.
     pub at: i64,
     #[serde(flatten)]
     pub kind: ShimEventKind,
@@ -22,18 +22,18 @@ pub struct ShimEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum ShimEventKind {
-    /// First on every stream that cannot go on where the reader stopped. Every task there is follows.
+    /// First event of every stream that cannot resume after the reader's last event. All existing tasks follow.
     Reset { boot: String },
-    /// A task changed, the pull's progress apart.
+    /// A task changed, other than in its pull progress.
     Task { info: TaskInfo },
     /// A task was removed.
     Gone { id: SubmissionId },
     /// The job of a task changed its state.
     Job { id: SubmissionId, state: JobState },
-    /// Output grew to `end`. Many writes become one event.
+    /// The output grew to `end`. Several writes are merged into one event.
     Log { id: SubmissionId, stream: String, end: u64 },
-    /// What is wrong with the host; empty means well.
+    /// Problems of the host; empty if it is healthy.
     Health { problems: Vec<String> },
-    /// Nothing happened for a while: the stream lives.
+    /// Keep-alive, sent when nothing has happened for a while.
     Alive,
 }

@@ -1,7 +1,7 @@
-//! The wire between the server and the agents: one HTTP API for the shim of a host, one for the runner of a task.
+//! Wire types between the server and the agents: one HTTP API for the shim of a host, one for the runner of a task.
 //!
-//! The calls and their bodies are those of dstack's public agents, so that either server can drive either
-//! agent. What windlass adds travels in headers and in extra fields, which the others ignore.
+//! The calls and their bodies are those of dstack's public agents, so that either server can drive either agent. The
+//! additions of windlass are in headers and in extra fields, which the others ignore.
 
 pub mod client;
 pub mod events;
@@ -10,32 +10,32 @@ pub mod ports;
 pub mod runner;
 pub mod shim;
 
-/// The take of the lock a call is made under. The shim refuses one lower than it has seen for the submission.
+/// Epoch of the lock under which a call is made. The shim rejects an epoch lower than it has seen for the submission.
 pub const EPOCH_HEADER: &str = "windlass-epoch";
-/// Beside a refusal with 412: the epoch the shim has seen.
+/// Sent with status 412: the epoch that the shim has seen.
 pub const EPOCH_SEEN_HEADER: &str = "windlass-epoch-seen";
-/// Ed25519 signature (base64) of `SIGNED_PREFIX` followed by the very bytes of the body.
+/// Ed25519 signature (base64) of `SIGNED_PREFIX` followed by the exact bytes of the body.
 pub const SIGNATURE_HEADER: &str = "windlass-signature";
-/// Keeps a signature of a task specification from being taken for one of anything else.
+/// Prevents the signature of a task specification from being valid for anything else.
 pub const SIGNED_PREFIX: &[u8] = b"windlass task specification 1\n";
-/// Beside log bytes: the offset after the last byte the stream holds now.
+/// Sent with log bytes: the offset after the last byte that the stream holds now.
 pub const LOG_END_HEADER: &str = "windlass-log-end";
-/// Beside log bytes: `true` when nothing will be added to the stream.
+/// Sent with log bytes: `true` if nothing will be appended to the stream.
 pub const LOG_COMPLETE_HEADER: &str = "windlass-log-complete";
 
-/// What a connection becomes that is forwarded to a port: bytes as they are.
+/// `Upgrade` protocol of a connection that is forwarded to a port: raw bytes.
 pub const PORT_PROTOCOL: &str = "tcp";
 
-/// Port of the runner's HTTP inside a container, where TCP is used at all.
+/// Port of the runner's HTTP API inside a container, if it uses TCP.
 pub const RUNNER_PORT: u16 = 10999;
 /// Port of the embedded SSH server inside a container.
 pub const SSH_PORT: u16 = 10022;
-/// Port of the shim's HTTP on the loopback, when asked for.
+/// Port of the shim's HTTP API on the loopback interface, if enabled.
 pub const SHIM_PORT: u16 = 10998;
 
 use serde::{Deserialize, Serialize};
 
-/// Who answers, and in which version.
+/// Name and version of the service that answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     pub service: String,

@@ -1,7 +1,7 @@
-//! Passes: what somebody other than the server shows at the door of a host, to reach the ports of some tasks there and
-//! do nothing else. A gateway has them.
+//! Passes: short-lived credentials with which a client other than the server, such as a gateway, reaches ports of
+//! certain tasks on a host and nothing else.
 //!
-//! A pass is written and signed by the server. The host knows the server's key and needs to be told nothing.
+//! The server issues and signs passes. The host verifies them with the server's key and needs no other information.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,24 +9,24 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde::{Deserialize, Serialize};
 use windlass_model::id::{InstanceId, SubmissionId};
 
-/// Keeps a signature of a pass from being taken for one of anything else.
+/// Prevents the signature of a pass from being valid for anything else.
 const SIGNED_PREFIX: &[u8] = b"windlass pass to ports 1\n";
-/// What it begins with, so that nobody takes it for a credential.
+/// Prefix of an encoded pass, which distinguishes it from other credentials.
 const TOKEN_PREFIX: &str = "wlpass1";
 const BYTES_MAX: usize = 64 * 1024;
 
-/// What a pass opens.
+/// Contents of a pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortPass {
     pub instance: InstanceId,
-    /// Tasks, and the ports of each that may be reached.
+    /// Tasks, with the reachable ports of each.
     pub tasks: BTreeMap<SubmissionId, BTreeSet<u16>>,
     /// Seconds since 1970.
     pub expires_at: i64,
 }
 
 impl PortPass {
-    /// As it is shown, signed by `sign`.
+    /// Encodes the pass, signed by `sign`.
     pub fn encode(&self, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<String, serde_json::Error> {
         let body = serde_json::to_vec(self)?;
         let signature = sign(&[SIGNED_PREFIX, &body].concat());
@@ -35,7 +35,7 @@ impl PortPass {
         Ok(format!("{TOKEN_PREFIX}.{body}.{signature}"))
     }
 
-    /// The pass that was shown, if `is_signed` by somebody who may write one.
+    /// Decodes a pass; `None` unless `is_signed` accepts its signature.
     pub fn decode(text: &str, is_signed: impl FnOnce(&[u8], &[u8]) -> bool) -> Option<Self> {
         let rest =
             text.strip_prefix(TOKEN_PREFIX)?.strip_prefix('.').filter(|rest| rest.len() <= BYTES_MAX)?;
@@ -48,7 +48,7 @@ impl PortPass {
         serde_json::from_slice(&body).ok()
     }
 
-    /// Whether it opens what a request to a shim names.
+    /// Returns whether the pass permits a request to a shim.
     pub fn allows(&self, path: &str, query: Option<&str>) -> bool {
         let named =
             path.strip_prefix("/api/tasks/").and_then(|rest| rest.strip_suffix("/runner/api/connect"));

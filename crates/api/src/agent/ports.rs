@@ -1,4 +1,4 @@
-//! A stream to a port of a task: a call to its runner that becomes the connection itself.
+//! Streams to ports of tasks: a call to the runner that is upgraded to a raw connection.
 
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{
@@ -17,10 +17,10 @@ use super::{
     client::{ShimError, error_for_status},
 };
 
-/// Longest explanation kept of a refusal.
+/// Maximum length of the error text that is kept from a refusal.
 const ERROR_TEXT_MAX: usize = 4 * 1024;
 
-/// Asks a shim, over a stream to its socket, for a stream to a port of a task. Port 0 is the task's SSH server.
+/// Opens a stream to a port of a task, over a stream to the shim's socket. Port 0 is the task's SSH server.
 pub async fn connect(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     credential: &str,
@@ -29,7 +29,7 @@ pub async fn connect(
 ) -> Result<TokioIo<Upgraded>, ShimError> {
     let (mut send, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(ShimError::Exchange)?;
     tokio::spawn(async move {
-        // Whoever uses the stream learns of its end by it.
+        // The user of the stream receives the error from the stream.
         let _ = connection.with_upgrades().await;
     });
     let mut authorization = HeaderValue::try_from(format!("Bearer {credential}"))

@@ -1,19 +1,19 @@
-//! The runner's calls: one job, in linear steps.
+//! Calls of the runner: one job, in linear steps.
 //!
 //! | call | body → answer |
 //! |---|---|
 //! | `GET /api/healthcheck` | → [`Health`](super::Health) |
-//! | `POST /api/submit` | [`Submit`]; 409 once the job was started |
+//! | `POST /api/submit` | [`SubmitBody`]; 409 once the job was started |
 //! | `POST /api/upload_archive` | multipart, one part `archive` whose file name is the archive's id, a tar |
 //! | `POST /api/upload_code` | raw: a git diff (remote repository) or a tar (virtual) |
 //! | `POST /api/run` | → [`JobStarted`]; a repeat gets the same answer |
-//! | `GET /api/pull?timestamp=MS` | → [`Pull`] |
+//! | `GET /api/pull?timestamp=MS` | → [`PullResponse`] |
 //! | `POST /api/stop` | interrupts the job; any state |
-//! | `POST /api/gate` | its other nodes are prepared too: it goes on |
-//! | `POST /api/hosts` | [`Hosts`]: what other tasks of its group are called, and where they are |
+//! | `POST /api/gate` | lets the job continue, because its other nodes are prepared too |
+//! | `POST /api/hosts` | [`GroupHosts`]: names and addresses of the other tasks of its group |
 //! | `GET /api/metrics` | → [`Metrics`] |
-//! | `GET /api/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes; `LOG_END`, `LOG_COMPLETE` |
-//! | `POST /api/logs/read?stream=job&offset=N` | all before N is kept elsewhere now |
+//! | `GET /api/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes; `LOG_END_HEADER`, `LOG_COMPLETE_HEADER` |
+//! | `POST /api/logs/read?stream=job&offset=N` | everything before N is stored elsewhere now |
 //! | `GET /logs_ws?start_time=RFC3339` or `?offset=N` | WebSocket of binary frames, closed after the last byte |
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub const SERVICE: &str = "dstack-runner";
 
-/// Everything the runner must know of a job. Secrets are filled in; never log one.
+/// Everything that the runner needs for a job. Contains the values of secrets; must never be logged.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct SubmitBody {
     pub run: Run,
@@ -35,14 +35,14 @@ pub struct SubmitBody {
     pub secrets: BTreeMap<String, String>,
     #[serde(default)]
     pub repo_credentials: Option<RepoCredentials>,
-    /// Bytes of output an hour; null and 0 are no limit.
+    /// Maximum output in bytes per hour; null and 0 mean no limit.
     #[serde(default)]
     pub log_quota_hour: Option<u64>,
     #[serde(default)]
     pub run_spec: Option<RunSpec>,
 }
 
-/// Where the nodes of a group of tasks are now: all that is known, each time.
+/// Present addresses of the nodes of a group of tasks. Each message contains all known nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupHosts {
     pub hosts: Vec<HostName>,
@@ -92,10 +92,10 @@ pub struct JobSpec {
     pub job_num: i64,
     #[serde(default)]
     pub jobs_per_replica: i64,
-    /// `None`: as the container's own user.
+    /// `None`: the container's own user.
     #[serde(default)]
     pub user: Option<User>,
-    /// The argument vector to run.
+    /// Argument vector to run.
     #[serde(default)]
     pub commands: Vec<String>,
     #[serde(default)]
@@ -105,7 +105,7 @@ pub struct JobSpec {
     /// Seconds.
     #[serde(default)]
     pub max_duration: Option<i64>,
-    /// Seconds between the polite signal and the kill.
+    /// Seconds between SIGTERM and SIGKILL.
     #[serde(default)]
     pub stop_duration: Option<i64>,
     #[serde(default)]
@@ -121,10 +121,10 @@ pub struct JobSpec {
     pub repo_exists_action: Option<String>,
     #[serde(default)]
     pub file_archives: Vec<FileArchive>,
-    /// The version of Python to prepare.
+    /// Version of Python to prepare.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub python: Option<String>,
-    /// Give the commands a terminal. Absent: only when the argument vector asks for an interactive shell.
+    /// Runs the commands in a terminal. Absent: only if the argument vector requests an interactive shell.
     #[serde(default)]
     pub tty: Option<bool>,
 }
@@ -200,31 +200,31 @@ pub struct JobStarted {
     pub username: String,
 }
 
-/// One change of the job's state, in order. Also the line format of the file it is kept in.
+/// One change of the job's state, in order. Also the line format of the file that stores them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
     /// `running`, `ready`, `done`, `failed` or `terminated`.
     pub state: String,
-    /// Milliseconds; strictly growing over states and log events.
+    /// Milliseconds; strictly increasing over states and log events.
     pub timestamp: i64,
     #[serde(default)]
     pub termination_reason: String,
     #[serde(default)]
     pub termination_message: String,
-    /// A word of the termination details (`oom_killed`, `no_disk`, …) where the reason says too little.
+    /// Termination detail (`oom_killed`, `no_disk`, …), where the reason alone is not specific enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     #[serde(default)]
     pub exit_status: Option<i32>,
 }
 
-/// What is known of the job on disk, whether or not its runner still lives.
+/// State of the job on disk, also after its runner has exited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     pub states: Vec<JobState>,
-    /// The offset after the last byte of the job's output.
+    /// Offset after the last byte of the job's output.
     pub log_end: u64,
-    /// Nothing will be added to the output.
+    /// True if nothing will be appended to the output.
     pub log_complete: bool,
 }
 
@@ -263,7 +263,7 @@ pub struct GpuMetrics {
 macro_rules! without_secrets {
     ($($name:ident: $($field:ident),*;)*) => {$(
         impl std::fmt::Debug for $name {
-            /// Without secrets: this text may end in a log.
+            /// Omits secrets, because the text may be logged.
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.debug_struct(stringify!($name))$(.field(stringify!($field), &self.$field))*.finish_non_exhaustive()
             }

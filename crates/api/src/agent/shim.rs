@@ -1,17 +1,17 @@
-//! The shim's calls: tasks of a host, and the host itself.
+//! Calls of the shim: tasks of a host, and the host itself.
 //!
 //! | call | body → answer |
 //! |---|---|
 //! | `GET /api/healthcheck` | → [`Health`](super::Health) |
 //! | `GET /api/tasks` | → [`TaskList`] |
-//! | `POST /api/tasks` | [`TaskSpec`], signed → 200; 400, 403 forbidden, 410 was here and is gone, 412 older epoch |
+//! | `POST /api/tasks` | [`TaskSpec`], signed → 200; 400, 403 forbidden, 410 was removed before, 412 older epoch |
 //! | `GET /api/tasks/ID` | → [`TaskInfo`]; 404 |
-//! | `POST /api/tasks/ID/terminate` | [`Terminate`] → [`TaskInfo`]; 404, 412 |
+//! | `POST /api/tasks/ID/terminate` | [`TerminateRequest`] → [`TaskInfo`]; 404, 412 |
 //! | `POST /api/tasks/ID/remove` | → 200; 409 while it runs, 412. With an epoch, an unknown task is removed too: it can never start later |
-//! | `GET /api/tasks/ID/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes from the spool, also after the runner's end; `LOG_END`, `LOG_COMPLETE` |
+//! | `GET /api/tasks/ID/logs?stream=job&offset=N&limit=M&wait_ms=W` | → raw bytes from the spool, also after the runner's end; `LOG_END_HEADER`, `LOG_COMPLETE_HEADER` |
 //! | `GET /api/tasks/ID/job` | → [`JobRecord`](super::runner::JobRecord) from disk, also after the runner's end |
 //! | `ANY /api/tasks/ID/runner/…` | forwarded to the runner of the task |
-//! | `GET /api/events?after=SEQ&boot=BOOT` | → one [`Event`](super::events::Event) per line, for ever |
+//! | `GET /api/events?after=SEQ&boot=BOOT` | → one [`ShimEvent`](super::events::ShimEvent) per line, without end |
 //! | `GET /api/instance/health`, `…/info`, `GET /api/components`, `POST /api/components/install`, `POST /api/shutdown` | as dstack's |
 //! | `GET /api/instance/host` | → [`HostInfo`] |
 
@@ -19,13 +19,13 @@ use serde::{Deserialize, Serialize};
 
 use windlass_model::id::{InstanceId, SubmissionId};
 
-/// What `Health::service` says: dstack's server takes no other.
+/// Value of `Health::service`; dstack's server accepts no other.
 pub const SERVICE: &str = "dstack-shim";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskStatus {
-    /// Where the host is a queue: its turn has not come. No agent says so of its own tasks.
+    /// Waits for its turn, on a host that is a queue. Agents never report this status for tasks that they run.
     Queued,
     Pending,
     Preparing,
@@ -55,14 +55,14 @@ pub enum NetworkMode {
     Bridge,
 }
 
-/// Which rights a task without an image, a plain process, has on its host.
+/// Isolation of a task without an image, which is a plain process on its host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessIsolation {
-    /// A user of its own, and nothing of other tasks, of the agent or of the server in sight.
+    /// Runs as a separate user, without access to other tasks, the agent or the server.
     #[default]
     Confined,
-    /// The agent's own user and all that this user may do. Hosts refuse it unless their owner allowed it.
+    /// Runs as the agent's user, with all its rights. Hosts reject it unless their owner has allowed it.
     Own,
 }
 
@@ -72,7 +72,7 @@ impl ProcessIsolation {
     }
 }
 
-/// What a task is made of. Secrets of the job are not here: the runner gets them over its own socket.
+/// Specification of a task. The job's secrets are not included: the runner receives them over its own socket.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskSpec {
     pub id: SubmissionId,
@@ -86,16 +86,16 @@ pub struct TaskSpec {
     pub container_user: String,
     #[serde(default)]
     pub privileged: bool,
-    /// −1 all there are, even none; 0 none; n exactly n.
+    /// −1: all GPUs, if any; 0: none; n: exactly n.
     #[serde(default)]
     pub gpu: i64,
-    /// Cores; 0 is no limit.
+    /// Cores; 0 means no limit.
     #[serde(default)]
     pub cpu: f64,
-    /// Bytes; 0 is no limit.
+    /// Bytes; 0 means no limit.
     #[serde(default)]
     pub memory: i64,
-    /// Bytes; 0 is the engine's default.
+    /// Bytes; 0 means the engine's default.
     #[serde(default)]
     pub shm_size: i64,
     #[serde(default)]
@@ -114,27 +114,28 @@ pub struct TaskSpec {
     pub host_ssh_keys: Vec<String>,
     #[serde(default, deserialize_with = "null_is_empty")]
     pub container_ssh_keys: Vec<String>,
-    /// Ports that its program listens on. On a network that it shares with other tasks it has ports of its own for them.
+    /// Ports that the program listens on. On a network shared with other tasks, the task gets separate ports for them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub app_ports: Vec<u16>,
-    /// Most processes and threads; 0 is the agent's default.
+    /// Maximum number of processes and threads; 0 means the agent's default.
     #[serde(default)]
     pub pids: i64,
-    /// Bytes it may hold of the disk, in its directory and its container; 0 is no limit.
+    /// Maximum disk usage in bytes, of the task's directory and container together; 0 means no limit.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub disk: i64,
-    /// One node of several: the others must reach its SSH port, which is then the usual one on every address.
+    /// True for one node of several: the others must reach its SSH port, which is then the standard port on every
+    /// address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cluster: bool,
-    /// For a plain process; a container has its own borders.
+    /// Applies to a plain process only; a container is isolated anyway.
     #[serde(default, skip_serializing_if = "ProcessIsolation::is_confined")]
     pub process_isolation: ProcessIsolation,
-    /// What the signature is bound to; absent from a dstack server.
+    /// Claims that the signature is bound to; absent from a dstack server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claims: Option<Claims>,
 }
 
-/// For whom, for which take of the lock and until when a signed specification holds.
+/// Validity of a signed specification: the instance, the epoch of the lock and the expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
     pub instance_id: InstanceId,
@@ -192,23 +193,23 @@ pub struct PullProgress {
 pub struct TaskInfo {
     pub id: SubmissionId,
     pub status: TaskStatus,
-    /// A word of the job termination reasons; empty while the task lives.
+    /// Job termination reason; empty until the task has ended.
     pub termination_reason: String,
-    /// Of a task in a queue, why it waits.
+    /// For a queued task: the reason why it waits.
     pub termination_message: String,
-    /// `None` until the container runs; empty where nothing is mapped.
+    /// `None` until the container runs; empty if no ports are mapped.
     pub ports: Option<Vec<Port>>,
     pub image_pull_progress: Option<PullProgress>,
     pub container_name: String,
     pub container_id: String,
     pub gpus_ids: Vec<String>,
-    /// What the container, or the main process, exited with.
+    /// Exit status of the container or of the main process.
     #[serde(default)]
     pub exit_status: Option<i32>,
-    /// A word of the termination details (`oom_killed`, `host_reboot`, …) where the reason says too little.
+    /// Termination detail (`oom_killed`, `host_reboot`, …), where the reason alone is not specific enough.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// The highest epoch seen for this submission.
+    /// Highest epoch seen for this submission.
     #[serde(default)]
     pub epoch: i64,
 }
@@ -219,12 +220,12 @@ pub struct TerminateRequest {
     pub termination_reason: String,
     #[serde(default)]
     pub termination_message: String,
-    /// Seconds between the polite signal and the kill.
+    /// Seconds between SIGTERM and SIGKILL.
     #[serde(default)]
     pub timeout: u64,
 }
 
-/// What the host has. Written to `host_info.json` as well.
+/// Resources of the host. Also written to `host_info.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostInfo {
     /// `nvidia`, `amd`, `intel`, `tenstorrent` or `none`.
@@ -233,41 +234,41 @@ pub struct HostInfo {
     /// MiB of one GPU.
     pub gpu_memory: u64,
     pub gpu_count: u32,
-    /// NVIDIA only, as the driver says it: `[9, 0]`.
+    /// NVIDIA only, as reported by the driver: `[9, 0]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_compute_capability: Option<(u32, u32)>,
-    /// Of all interfaces but the loopback, with prefix length.
+    /// Addresses of all interfaces except loopback, with prefix length.
     pub addresses: Vec<String>,
-    /// Bytes, where images and scratch directories are kept.
+    /// Bytes, of the disk that holds images and scratch directories.
     pub disk_size: u64,
     pub cpus: u32,
     /// Bytes.
     pub memory: u64,
-    /// Absent from agents that do not say.
+    /// Absent from agents that do not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processes: Option<ProcessesInfo>,
 }
 
-/// What a host does with tasks that have no image.
+/// Handling of tasks without an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessesInfo {
     pub mode: ProcessMode,
     /// `None`: this host cannot confine a process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confined_by: Option<ConfinementMethod>,
-    /// Why it cannot, or what of a border is missing.
+    /// Reason why the host cannot confine processes, or the missing part of the isolation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
-/// Which plain processes a host takes.
+/// Plain processes that a host accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessMode {
-    /// Those that are confined.
+    /// Confined processes only.
     #[default]
     Confined,
-    /// Those too that run as the agent's own user.
+    /// Also processes that run as the agent's user.
     Own,
     /// None: every task needs an image.
     Refused,
@@ -287,11 +288,11 @@ impl ProcessMode {
     }
 }
 
-/// What keeps a confined process in.
+/// Mechanism that confines a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfinementMethod {
-    /// A user of its own for each task, and namespaces: the agent is root.
+    /// A separate user for each task, and namespaces. Requires that the agent is root.
     Users,
     /// Namespaces only: the task keeps the agent's user.
     Namespaces,
@@ -308,10 +309,10 @@ pub struct InstanceInfo {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InstanceHealth {
     pub dcgm: Option<Dcgm>,
-    /// What windlass itself checks; empty means well.
+    /// Problems found by the checks of windlass itself; empty if healthy.
     #[serde(default)]
     pub problems: Vec<String>,
-    /// Why the host's container engine does not answer; absent while it does, and where there is none.
+    /// Reason why the host's container engine does not respond; absent while it responds, and where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine: Option<String>,
 }
@@ -347,7 +348,7 @@ pub struct Component {
 }
 
 impl std::fmt::Debug for TaskSpec {
-    /// Without the credentials: this text may end in a log.
+    /// Omits the credentials, because the text may be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("TaskSpec")
             .field("id", &self.id)
@@ -363,7 +364,7 @@ fn is_zero(number: &i64) -> bool {
     *number == 0
 }
 
-/// Go writes an empty list as `null`.
+/// Reads `null` as an empty list, because Go encodes empty lists as `null`.
 fn null_is_empty<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: serde::Deserializer<'de>,

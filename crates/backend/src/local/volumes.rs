@@ -1,7 +1,7 @@
 //! Volumes of this machine: directories below the home of its agent, which outlive runs, agents and fleets.
 //!
-//! The agent makes the directory when a task first wants it, and mounts it into the task. Nothing has to be attached,
-//! so nothing has to be detached either. Deleting the volume deletes the directory.
+//! The agent creates the directory when a task first needs it, and mounts it into the task. Nothing has to be attached
+//! or detached. Deleting the volume deletes the directory.
 
 use std::{
     io,
@@ -17,7 +17,8 @@ use crate::{
     volumes::{Attachment, AttachmentState, BackendVolume, VolumeBackend, VolumeRequest},
 };
 
-/// Where the agent has it: two projects may give the same name to two volumes.
+/// Returns the directory of a volume in the agent's home. The name includes a hash of the id, because two projects may
+/// use the same volume name.
 fn directory(home: &Path, name: &str, id: &str) -> PathBuf {
     let tag = hex::encode(Sha256::digest(format!("{NAME}\0{id}")));
     home.join(VOLUMES_DIR).join(format!("{name}-{}", tag.chars().take(8).collect::<String>()))
@@ -70,7 +71,7 @@ impl VolumeBackend for LocalBackend {
         Box::pin(async { Ok(()) })
     }
 
-    /// The agent lets a volume go with the task; no backend holds it.
+    /// Always `No`: the agent releases a volume with the task, and the backend does not hold it.
     fn attached<'a>(
         &'a self,
         _id: &'a str,

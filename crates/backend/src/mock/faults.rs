@@ -1,4 +1,4 @@
-//! What goes wrong by chance.
+//! Random faults.
 
 use sha2::{Digest as _, Sha256};
 
@@ -8,14 +8,14 @@ use super::{
 };
 use crate::BackendError;
 
-/// Of so many times, one of the first goes wrong.
+/// The first fault occurs within this many calls.
 const EARLY_CALLS: u64 = 4;
-/// A machine so young may not be known everywhere in the cloud.
+/// Age below which an instance may be unknown to parts of the cloud.
 const STALE_WINDOW_MS: i64 = 2_000;
 
 impl MockCloud {
-    /// Whether it goes wrong now, in `percent` of all times: the seed says when first, which is soon. Whoever asks
-    /// holds the books.
+    /// Returns whether a fault occurs now, in `percent` of all calls. The seed determines the first one, which is
+    /// early. The caller holds the lock of the records.
     fn should_fail(&self, what: &str, percent: u64) -> Result<bool, BackendError> {
         if percent == 0 {
             return Ok(false);
@@ -58,7 +58,7 @@ impl MockCloud {
         }
     }
 
-    /// The machine is there, and whoever asked for it hears otherwise.
+    /// Fails after the instance was created.
     pub(super) fn fail_after_create(&self) -> Result<(), BackendError> {
         match self.should_fail("half way", self.script.faults.half_way)? {
             true => Err(unavailable("create the instance", "service unavailable")),

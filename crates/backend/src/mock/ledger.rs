@@ -1,4 +1,5 @@
-//! What a mock cloud remembers: files below its directory, so that it outlives servers and all replicas see the same.
+//! Records of a mock cloud: files below its directory, so that it outlives servers and all server replicas see the
+//! same.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +14,17 @@ use windlass_model::id::InstanceId;
 
 use crate::BackendError;
 
-/// A machine that was made.
+/// Created instance.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct InstanceRecord {
     pub instance: InstanceId,
-    /// Of the kind in the script.
+    /// Key of its kind in the script.
     pub kind: String,
     pub made_ms: i64,
-    /// How often its deletion was asked for.
+    /// Number of deletion requests.
     #[serde(default)]
     pub deletes: i64,
-    /// It was taken back: a machine that is gone although nobody deleted it.
+    /// True if it was preempted: it is gone without a deletion.
     #[serde(default)]
     pub preempted: bool,
 }
@@ -36,7 +37,7 @@ pub(super) struct VolumeRecord {
     pub zone: Option<String>,
     pub size_gb: Option<f64>,
     pub made_ms: i64,
-    /// By machine: when the attachment was asked for.
+    /// Time of the attachment request, by instance.
     #[serde(default)]
     pub attached: BTreeMap<String, i64>,
 }
@@ -44,7 +45,7 @@ pub(super) struct VolumeRecord {
 #[derive(Clone, Debug)]
 pub(super) struct Ledger(PathBuf);
 
-/// A clock that all processes share.
+/// Returns the time of a clock that all processes share.
 #[expect(clippy::disallowed_methods, reason = "the cloud has a clock of its own, as real ones have")]
 pub(super) fn now_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -113,18 +114,18 @@ impl Ledger {
         self.remove(&self.instance(instance))
     }
 
-    /// A file that people make by hand to take a machine back.
+    /// Returns the file that a user creates to preempt an instance.
     pub(super) fn preemption_file(&self, instance: InstanceId) -> PathBuf {
         self.0.join("preempt").join(instance.to_string())
     }
 
-    /// How many machines there are.
+    /// Returns the number of instances.
     pub(super) fn instance_count(&self) -> usize {
         let made = fs::read_dir(self.0.join("machines")).into_iter().flatten().flatten();
         made.filter(|entry| entry.path().extension().is_some_and(|end| end == "json")).count()
     }
 
-    /// One more of these; how many there were before.
+    /// Increments a counter and returns its previous value.
     pub(super) fn count(&self, what: &str) -> Result<u64, BackendError> {
         let path = self.0.join("counts").join(format!("{what}.json"));
         let before: u64 = self.read(&path)?.unwrap_or(0);
@@ -132,7 +133,7 @@ impl Ledger {
         Ok(before)
     }
 
-    /// Whether this is one of the first `most` times that `what` is asked for; with `-1`, always.
+    /// Returns whether this is one of the first `most` requests for `what`; with `-1`, always.
     pub(super) fn is_among_first(&self, what: &str, most: i64) -> Result<bool, BackendError> {
         if most <= 0 {
             return Ok(most < 0);

@@ -1,4 +1,4 @@
-//! What a mock cloud offers and what goes wrong in it: a document that tests, settings and people write.
+//! Script of a mock cloud: its offers and faults, written by tests, settings or users.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub enum ScriptError {
     Shape(#[source] serde_json::Error),
 }
 
-/// All of it. Everything but the offers has a default: a cloud without faults.
+/// Complete script. Everything but the offers has a default: a cloud without faults.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MockScript {
@@ -39,44 +39,44 @@ pub struct MockScript {
     pub faults: FaultRates,
 }
 
-/// What goes wrong by chance, whatever is asked for. Each that happened is counted among the books.
+/// Random faults, independent of the request. Each occurrence is counted in the records.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FaultRates {
-    /// The same numbers come out for the same seed.
+    /// Seed; the same seed results in the same faults.
     #[serde(default)]
     pub seed: u64,
-    /// In percent: a creation, or a deletion, fails before anything happened.
+    /// Percentage of creations, and of deletions, that fail before they have any effect.
     #[serde(default)]
     pub create_error: u64,
     #[serde(default)]
     pub delete_error: u64,
-    /// In percent: too many requests, says the cloud.
+    /// Percentage of calls that are throttled.
     #[serde(default)]
     pub throttled: u64,
-    /// In percent: the machine is there, and the answer is an error.
+    /// Percentage of creations that succeed but return an error.
     #[serde(default)]
     pub half_way: u64,
-    /// In percent, for machines younger than two seconds: the cloud does not know of it yet.
+    /// Percentage of lookups of instances younger than two seconds that do not find them.
     #[serde(default)]
     pub stale: u64,
-    /// No more machines at once.
+    /// Maximum number of instances at once.
     #[serde(default)]
     pub quota: Option<usize>,
 }
 
-/// What runs tasks on the machines of this cloud.
+/// Runtime of tasks on the instances of this cloud.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MockRuntime {
-    /// Jobs are clocks: nothing runs.
+    /// Simulated jobs: nothing runs.
     #[default]
     Hollow,
     /// Jobs are processes of this machine.
     Process,
 }
 
-/// A kind of machine, and how asking for one goes.
+/// Kind of instance, and the behaviour of its creation.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfferScript {
@@ -85,7 +85,7 @@ pub struct OfferScript {
     pub region: String,
     #[serde(default)]
     pub zones: Vec<String>,
-    /// Dollars an hour.
+    /// Dollars per hour.
     pub price: f64,
     #[serde(default)]
     pub spot: bool,
@@ -95,22 +95,22 @@ pub struct OfferScript {
     pub disk_gb: f64,
     #[serde(default)]
     pub gpus: Option<GpuScript>,
-    /// So many creations find no capacity; `-1`: all of them.
+    /// Number of creations that find no capacity; `-1`: all.
     #[serde(default)]
     pub no_capacity: i64,
-    /// From creation to the first answer of its agent.
+    /// Time from the creation to the first response of its agent.
     #[serde(default)]
     pub boot_ms: i64,
-    /// The answer to a creation takes so long.
+    /// Delay of the response to a creation.
     #[serde(default)]
     pub late_ms: u64,
-    /// So many creations happen and their answer is lost; `-1`: all of them.
+    /// Number of creations that succeed and lose their response; `-1`: all.
     #[serde(default)]
     pub lost_answers: i64,
-    /// A spot machine is taken back this long after its creation.
+    /// Time from the creation of a spot instance to its preemption.
     #[serde(default)]
     pub preempt_after_ms: Option<i64>,
-    /// So many times a deletion is only under way.
+    /// Number of times that a deletion is reported as in progress.
     #[serde(default)]
     pub slow_deletes: i64,
 }
@@ -125,21 +125,21 @@ pub struct GpuScript {
     pub vendor: Option<String>,
 }
 
-/// How network volumes behave.
+/// Behaviour of network volumes.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeScript {
-    /// Dollars a month for a gigabyte.
+    /// Dollars per gigabyte and month.
     #[serde(default)]
     pub price_gb: f64,
     #[serde(default)]
     pub ready_ms: i64,
     #[serde(default)]
     pub attach_ms: i64,
-    /// So many attachments fail first; `-1`: all of them.
+    /// Number of attachments that fail first; `-1`: all.
     #[serde(default)]
     pub attach_fails: i64,
-    /// Only force ends an attachment.
+    /// Attachments end only with force.
     #[serde(default)]
     pub detach_hangs: bool,
 }
@@ -149,7 +149,7 @@ fn region() -> String {
 }
 
 impl MockScript {
-    /// JSON or YAML.
+    /// Parses JSON or YAML.
     pub fn parse(text: &str) -> Result<Self, ScriptError> {
         let tree = yaml::read(text).map_err(|problem| ScriptError::Yaml(problem.to_string()))?;
         serde_json::from_value(json(&tree)).map_err(ScriptError::Shape)
@@ -171,7 +171,7 @@ impl MockScript {
 fn json(node: &Node) -> serde_json::Value {
     match &node.value {
         Value::Null => serde_json::Value::Null,
-        // What JSON would take for a number or a boolean is one; the rest is text.
+        // What JSON would parse as a number or a boolean is one; the rest is text.
         Value::Scalar(word) if word.plain => {
             serde_json::from_str(&word.text).unwrap_or_else(|_| word.text.clone().into())
         }
@@ -182,7 +182,7 @@ fn json(node: &Node) -> serde_json::Value {
 }
 
 impl OfferScript {
-    /// Tells kinds apart, also in the names of files.
+    /// Returns a unique key of the kind, usable in file names.
     pub(super) fn key(&self) -> String {
         let market = if self.spot { "spot" } else { "on-demand" };
         format!("{} {} {market}", self.instance_type, self.region)

@@ -1,4 +1,4 @@
-//! Network volumes of the mock cloud: they exist in its books only.
+//! Network volumes of the mock cloud, which exist in its records only.
 
 use super::{
     MockCloud,

@@ -1,11 +1,11 @@
-//! Which address of a host the other nodes use.
+//! Selection of the address of a host that other nodes use.
 
 use std::net::IpAddr;
 
 use crate::{BackendError, remote::RemoteHost};
 
-/// Decides on the internal address: the one that was given, else the one in the given network, else the one we came to
-/// when it is private, else the host's first private one. `addresses` have prefix lengths.
+/// Selects the internal address: the given one, otherwise one in the given network, otherwise the address that was
+/// dialled if it is private, otherwise the host's first private one. `addresses` have prefix lengths.
 pub(super) fn select_internal_ip(
     site: &RemoteHost,
     addresses: &[String],

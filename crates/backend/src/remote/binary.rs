@@ -1,4 +1,4 @@
-//! The agent's binaries that the server can bring to hosts: one per processor architecture.
+//! Agent binaries that the server can upload to hosts: one per processor architecture.
 
 use std::{
     collections::BTreeMap,
@@ -12,9 +12,9 @@ use std::{
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-/// The names of architectures as `uname -m` says them, with the number ELF files have for them.
+/// Architectures by the name in `uname -m`, with their number in ELF files.
 const ELF_MACHINES: [(&str, u16); 2] = [("x86_64", 62), ("aarch64", 183)];
-/// Larger files are no agent.
+/// Maximum size of a binary; a larger file is not an agent.
 const BYTES_MAX: u64 = 512 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum BinaryError {
     TooLarge { path: PathBuf },
 }
 
-/// Binaries by architecture. A file that is replaced is taken up with the next use.
+/// Binaries by architecture. A replaced file is detected at the next use.
 #[derive(Debug, Default)]
 pub struct AgentBinaries {
     by_arch: BTreeMap<&'static str, BinaryFile>,
@@ -40,14 +40,14 @@ pub struct AgentBinaries {
 #[derive(Debug)]
 struct BinaryFile {
     path: PathBuf,
-    /// Held in memory only while somebody uploads it; its sum is kept.
+    /// Kept in memory only during uploads; its checksum is kept.
     read: Mutex<Option<(FileStamp, String, Weak<AgentBinary>)>>,
 }
 
-/// Tells one version of a file from another.
+/// Identifies one version of a file.
 type FileStamp = (u64, i64, i64, u64);
 
-/// One binary, whole.
+/// Binary with its contents.
 #[derive(Debug)]
 pub struct AgentBinary {
     pub bytes: Vec<u8>,
@@ -56,7 +56,7 @@ pub struct AgentBinary {
 }
 
 impl AgentBinaries {
-    /// The agent at `path`, and those for other architectures that lie beside it as `NAME-x86_64` and `NAME-aarch64`.
+    /// Uses the agent at `path`, and those for other architectures next to it as `NAME-x86_64` and `NAME-aarch64`.
     pub fn beside(path: &Path) -> Self {
         let named = ELF_MACHINES.iter().map(|(arch, _)| {
             let mut name = path.as_os_str().to_owned();
@@ -66,7 +66,7 @@ impl AgentBinaries {
         Self::of([path.to_owned()].into_iter().chain(named))
     }
 
-    /// These files, each for the architecture its own header names; the first of each counts.
+    /// Uses these files, each for the architecture in its ELF header; the first of each counts.
     pub fn of(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let mut by_arch = BTreeMap::new();
         for path in paths {
@@ -77,13 +77,13 @@ impl AgentBinaries {
         Self { by_arch }
     }
 
-    /// For messages: the architectures there is a binary for.
+    /// Returns the architectures for which there is a binary, for messages.
     pub fn arches(&self) -> Vec<&'static str> {
         self.by_arch.keys().copied().collect()
     }
 
-    /// The SHA-256 of the binary for an architecture; `None` when there is no such binary. Reads the file when it
-    /// changed.
+    /// Returns the SHA-256 of the binary for an architecture; `None` if there is no such binary. Reads the file if it
+    /// has changed.
     pub fn sum(&self, arch: &str) -> Result<Option<String>, BinaryError> {
         let Some(kept) = self.by_arch.get(arch) else { return Ok(None) };
         let stamp = stamp(&kept.path)?;
@@ -95,7 +95,7 @@ impl AgentBinaries {
         Ok(Some(kept.load()?.sha256.clone()))
     }
 
-    /// The binary itself; shared between those who need it at the same time.
+    /// Returns the binary itself, shared between concurrent uploads.
     pub fn load(&self, arch: &str) -> Result<Option<Arc<AgentBinary>>, BinaryError> {
         self.by_arch.get(arch).map(BinaryFile::load).transpose()
     }
@@ -103,7 +103,7 @@ impl AgentBinaries {
 
 impl BinaryFile {
     fn load(&self) -> Result<Arc<AgentBinary>, BinaryError> {
-        // Held while reading: whoever comes next shall share what was read.
+        // Held while reading, so that concurrent callers share the result.
         let mut read = self.read.lock();
         let stamp = stamp(&self.path)?;
         if let Some((then, _, binary)) = &*read
@@ -133,7 +133,7 @@ fn stamp(path: &Path) -> Result<FileStamp, BinaryError> {
     Ok((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.size()))
 }
 
-/// What the header of a program says it runs on.
+/// Returns the architecture in the ELF header of a program.
 fn elf_arch(path: &Path) -> Result<&'static str, BinaryError> {
     let mut head = [0u8; 20];
     fs::File::open(path).and_then(|mut file| file.read_exact(&mut head)).map_err(read_error(path))?;

@@ -1,7 +1,7 @@
-//! What is run on a host, and how its answers are read. Everything here is text in, text out.
+//! Scripts that run on a host, and parsers of their output. Pure text processing.
 //!
-//! Scripts go to a plain `/bin/sh` by its standard input: nothing of them is in an argument list, and no login shell
-//! has to understand them. Answers are lines of `name=value`.
+//! Scripts are passed to a plain `/bin/sh` on its standard input: nothing of them is in an argument list, and the login
+//! shell does not have to parse them. Their output consists of lines of `name=value`.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,24 @@ use windlass_api::agent::shim::HostInfo;
 
 use crate::{BackendError, Enrolment, GpuInfo, HardwareInfo};
 
-/// The directory of ours on a host.
+/// Directory of windlass on a host.
 pub const ROOT: &str = "/var/lib/windlass";
-/// Where its agent answers. The directory belongs to the group of who logs in, and gives that group to the socket:
-/// so a user without root's rights can be let in by the SSH server, and nobody else.
+/// Socket of the agent. Its directory belongs to the group of the login user and passes that group on to the socket:
+/// the SSH server can thus connect a user without root rights, and no other user.
 pub const SOCKET: &str = "/var/lib/windlass/door/shim.sock";
-/// The agent's binary there.
+/// Binary of the agent.
 pub const AGENT: &str = "/var/lib/windlass/agent";
-/// Where an upload lies until it is whole.
+/// Path prefix of uploads until they are complete.
 pub(super) const INCOMING: &str = "/var/lib/windlass/incoming/agent";
-/// The service of systemd, where that runs.
+/// Unit of the agent, where systemd runs.
 pub const UNIT: &str = "/etc/systemd/system/windlass-agent.service";
-/// The line of cron, where there is cron and no systemd.
+/// Cron entry of the agent, where there is cron and no systemd.
 pub const CRON: &str = "/etc/cron.d/windlass-agent";
 
-/// Longest text of a host that is passed on to people.
+/// Maximum length of a host's output in messages.
 const HOST_TEXT_MAX: usize = 400;
 
-/// Who we are there and what the host is. Run as the user.
+/// Reports the user's identity and rights, and the platform of the host. Run as the user.
 pub(super) const PROBE_HOST: &str = r#"
 echo "os=$(uname -s)"
 echo "arch=$(uname -m)"
@@ -40,7 +40,7 @@ elif sudo -n true >/dev/null 2>&1; then echo rights=sudo
 else echo rights=password; fi
 "#;
 
-/// What of ours is there already. Run as root.
+/// Reports the existing installation. Run as root.
 pub(super) const PROBE_INSTALLATION: &str = r#"
 R=/var/lib/windlass
 [ -d $R ] && echo root=yes
@@ -60,15 +60,15 @@ fi
 true
 "#;
 
-/// Why the agent is not there, in its own words. Run as root.
+/// Returns the last lines of the agent's log. Run as root.
 pub(super) const AGENT_LOG_TAIL: &str = r#"
 if [ -d /run/systemd/system ]; then journalctl -q -n 5 -o cat -u windlass-agent 2>/dev/null
 else tail -n 5 /var/lib/windlass/shim.log 2>/dev/null; fi
 true
 "#;
 
-/// Starts the agent. A running one is left alone when it is the right one, and replaced otherwise: its tasks go on,
-/// and the next one takes them up. Run as root.
+/// Starts the agent. Leaves a running one alone if it is current, and replaces it otherwise: its tasks continue, and
+/// the next one adopts them. Run as root.
 pub(super) const START_AGENT: &str = r#"
 R=/var/lib/windlass
 pid=$(cat $R/home/lock 2>/dev/null)
@@ -85,7 +85,7 @@ fi
 exec /bin/sh $R/start detached
 "#;
 
-/// Ends the agent and takes away whatever is ours. Its tasks have ended before. Run as root.
+/// Stops the agent and removes the installation. Its tasks have ended before. Run as root.
 pub(super) const UNINSTALL: &str = r#"
 R=/var/lib/windlass
 if [ -d /run/systemd/system ] && [ -f /etc/systemd/system/windlass-agent.service ]; then
@@ -106,7 +106,7 @@ rm -rf $R
 [ ! -e $R ]
 "#;
 
-/// What a script answered, by name.
+/// Values that a script printed, by name.
 #[derive(Debug, Default)]
 pub(super) struct ScriptOutput(BTreeMap<String, String>);
 
@@ -121,28 +121,28 @@ impl ScriptOutput {
     }
 }
 
-/// What may be done on a host, and how.
+/// Platform and access rights on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostAccess {
-    /// As `uname -m` says on Debian.
+    /// Architecture, as in `uname -m` on Debian.
     pub(super) arch: &'static str,
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) is_root: bool,
-    /// The address we came to, as the host sees it.
+    /// Address that was dialled, as the host sees it.
     pub(super) local: String,
 }
 
-/// The names of an architecture: of a binary, of `uname` anywhere, of configurations.
+/// Names of an architecture: of a binary, in `uname` on any system, in configurations.
 const ARCHES: [(&str, &[&str], &str); 2] =
     [("x86_64", &["x86_64", "amd64"], "x86"), ("aarch64", &["aarch64", "arm64"], "arm")];
 
-/// The binary's name for what configurations call `x86` or `arm`.
+/// Returns the architecture of a binary for `x86` or `arm` in configurations.
 pub(super) fn binary_arch(word: &str) -> Option<&'static str> {
     ARCHES.iter().find(|(.., ours)| *ours == word).map(|(arch, ..)| *arch)
 }
 
-/// Decides whether the host can be one of ours.
+/// Checks whether the host can be used.
 pub(super) fn check_host(
     answers: &ScriptOutput,
     user: &str,
@@ -186,25 +186,25 @@ pub(super) fn check_host(
     })
 }
 
-/// What of ours a host has.
+/// Existing installation on a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Installation {
-    /// There is anything at all.
+    /// True if there is any installation.
     pub(super) any: bool,
     /// SHA-256 of the agent's binary.
     pub(super) agent: String,
     pub(super) enrolment: Option<EnrolmentRecord>,
-    /// Sum of the files that we write.
+    /// Checksum of the files that the server writes.
     pub(super) files: String,
     pub(super) keeper: String,
     pub(super) runtime: String,
-    /// The agent runs.
+    /// True if the agent runs.
     pub(super) is_running: bool,
-    /// And it is the binary that is there.
+    /// True if it runs the installed binary.
     pub(super) is_current: bool,
 }
 
-/// The host's own note of whose it is.
+/// Owner of the host, as recorded on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct EnrolmentRecord {
     pub(super) instance_id: String,
@@ -228,7 +228,7 @@ impl Installation {
         Self {
             any: answers.text("root") == "yes",
             agent: text("agent"),
-            // One that cannot be read is nobody's.
+            // An unreadable enrolment counts as none.
             enrolment: serde_json::from_str(answers.text("enrolment")).ok(),
             files: text("files"),
             keeper: text("keeper"),
@@ -239,7 +239,7 @@ impl Installation {
     }
 }
 
-/// Makes the directories, with the rights the user needs there, and throws away uploads of other binaries.
+/// Creates the directories with the rights that the user needs, and removes uploads of other binaries.
 pub(super) fn prepare_script(host: &HostAccess, sha256: &str) -> String {
     let (uid, gid, part) = (host.uid, host.gid, &sha256[..16.min(sha256.len())]);
     format!(
@@ -250,7 +250,7 @@ pub(super) fn prepare_script(host: &HostAccess, sha256: &str) -> String {
     )
 }
 
-/// Puts an uploaded binary in its place, and sees that it can run there. Another upload may be under way.
+/// Installs an uploaded binary, after checking that it can run. Another upload may be in progress.
 pub(super) fn install_script(uploaded: &str) -> String {
     format!(
         "set -e\nchown 0:0 {uploaded}\nchmod 755 {uploaded}\n{uploaded} --version\nmv -f {uploaded} {AGENT}\n\
@@ -258,7 +258,7 @@ pub(super) fn install_script(uploaded: &str) -> String {
     )
 }
 
-/// Says to the host whose it is. A running agent takes it up at once.
+/// Enrols the host. A running agent applies it at once.
 pub(super) fn enrol_script(enrolment: &Enrolment, also: Option<&str>) -> String {
     let Enrolment { instance, credential_sha256, server_key } = enrolment;
     let also = also.map(|hash| format!(" --credential-sha256 {}", shell_quote(hash))).unwrap_or_default();
@@ -270,12 +270,12 @@ pub(super) fn enrol_script(enrolment: &Enrolment, also: Option<&str>) -> String 
     )
 }
 
-/// What the machine has, by its own agent.
+/// Prints the hardware of the host, by its agent.
 pub(super) fn describe_script() -> String {
     format!("mkdir -p {ROOT}/home\nexec {AGENT} host --data {ROOT}/home\n")
 }
 
-/// The files beside the binary: what starts it, with which variables.
+/// Files next to the binary: how it is started, and its environment variables.
 #[derive(Debug)]
 pub(super) struct Files {
     files: Vec<(&'static str, &'static str, String)>,
@@ -312,7 +312,7 @@ impl Files {
         Ok(Self { files, gone })
     }
 
-    /// Changes with any of them.
+    /// Returns a checksum of all files.
     pub(super) fn sum(&self) -> String {
         use sha2::Digest as _;
         hex::encode(sha2::Sha256::digest(format!("{self:?}")))
@@ -330,7 +330,7 @@ impl Files {
     }
 }
 
-/// Longer than a shim writes in years; the one before is kept.
+/// Head of the start script. Rotates the log at 16 MB, which a shim takes years to reach, and keeps the previous file.
 const START_HEAD: &str = r#"#!/bin/sh
 # Starts the agent of this host. Written by its server: changes here are lost.
 R=/var/lib/windlass
@@ -348,7 +348,8 @@ set -a
 set +a
 "#;
 
-/// Tasks are no part of the service: they outlive its restart. No score for the kernel to kill by: tasks would inherit it.
+/// systemd unit. Tasks are not part of the service: they survive its restart. No `OOMScoreAdjust`, because tasks would
+/// inherit it.
 const UNIT_TEXT: &str = "\
 [Unit]
 Description=windlass agent
@@ -368,7 +369,7 @@ TasksMax=infinity
 WantedBy=multi-user.target
 ";
 
-/// What starts the agent after a reboot, for people.
+/// Describes what starts the agent after a reboot, for users.
 pub(super) fn describe_keeper(keeper: &str) -> &'static str {
     match keeper {
         "systemd" => "systemd starts the agent with the host",
@@ -377,7 +378,7 @@ pub(super) fn describe_keeper(keeper: &str) -> &'static str {
     }
 }
 
-/// What `windlass-agent host` prints.
+/// Output of `windlass-agent host`.
 #[derive(Debug, Deserialize)]
 struct HostDescription {
     host: HostInfo,
@@ -406,12 +407,12 @@ pub(super) fn parse_hardware(
     })
 }
 
-/// One word for a shell, whatever is in it.
+/// Quotes a text as one argument of a shell command.
 fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// What a host said, fit for a message: one line, bounded, without control characters.
+/// Formats the output of a host for a message: one line, bounded, without control characters.
 pub(super) fn said(text: &str) -> String {
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().filter(|c| !c.is_control()).take(HOST_TEXT_MAX).collect()

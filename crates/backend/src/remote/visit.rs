@@ -1,4 +1,5 @@
-//! One visit to a host: what is done there, step by step. Every step looks first and may be repeated.
+//! Setup and removal of the agent on a host, step by step. Every step checks the present state first and may be
+//! repeated.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -17,19 +18,19 @@ use super::{
 };
 use crate::{AgentEndpoint, BackendError, BackendInstance, InstanceRequest};
 
-/// A script there takes at most this long.
+/// Timeout of a script.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(60);
-/// An agent that runs answers in this time.
+/// Timeout of a response of a running agent.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A starting agent waits up to a minute for a container engine.
 const START_TIMEOUT: Duration = Duration::from_secs(75);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// So often it is looked whether a starting agent still lives.
+/// Number of polls between two checks that a starting agent is alive.
 const POLLS_PER_LIVENESS_CHECK: u32 = 20;
-/// What tasks have to end in when their host is given back, and what that may take altogether.
+/// Grace period of tasks when their host is released, and the timeout for all of them together.
 const TASK_GRACE_SECS: u64 = 5;
 const TASKS_TIMEOUT: Duration = Duration::from_secs(60);
-/// Of the visit that ends all tasks: nobody comes after it.
+/// Epoch of the calls that end all tasks: no later call follows.
 const LAST_EPOCH: i64 = i64::MAX;
 
 pub(super) struct HostSetup<'a> {
@@ -52,7 +53,7 @@ impl<'a> HostSetup<'a> {
         Ok(Self { remote, order, site, connection })
     }
 
-    /// From a bare host to one whose agent answers.
+    /// Sets up a host until its agent responds.
     pub(super) async fn bring_up(&self) -> Result<BackendInstance, BackendError> {
         self.remote.tell(self.order, || "looking at the host".to_owned());
         let host = self.look().await?;
@@ -116,7 +117,7 @@ impl<'a> HostSetup<'a> {
         Ok(Installation::read(&ScriptOutput::read(&text)))
     }
 
-    /// Two masters would start two tasks on one GPU.
+    /// Refuses a host that is enrolled elsewhere: two servers would start two tasks on one GPU.
     fn refuse_foreign(&self, stock: &Installation) -> Result<(), BackendError> {
         let Some(enrolled) = &stock.enrolment else { return Ok(()) };
         if enrolled.instance_id == self.order.instance.to_string() {
@@ -131,7 +132,8 @@ impl<'a> HostSetup<'a> {
         Err(refused("use the host", said))
     }
 
-    /// Whether the host has a newer agent than ours: another server of the same fleet is ahead, and versions only grow.
+    /// Returns whether the host has a newer agent than this server: another server of the same fleet is ahead, and
+    /// versions only increase.
     async fn has_newer_agent(&self, host: &HostAccess, stock: &Installation) -> Result<bool, BackendError> {
         if stock.agent.is_empty() {
             return Ok(false);
@@ -143,7 +145,7 @@ impl<'a> HostSetup<'a> {
 
     async fn upload(&self, host: &HostAccess, sha256: &str) -> Result<(), BackendError> {
         self.remote.tell(self.order, || "waiting for a turn to upload the agent".to_owned());
-        // Never closed, so there is always a turn.
+        // The semaphore is never closed, so acquiring cannot fail.
         let _turn = self.remote.uploads.acquire().await;
         let binary = self.remote.load(host.arch).await?;
         let mib = binary.bytes.len() >> 20;
@@ -156,11 +158,7 @@ impl<'a> HostSetup<'a> {
             let BackendError::Unavailable { said, .. } = told else { return told };
             unavailable("upload the agent", said)
         })?;
-        tracing::debug!(
-            host = self.site.target.name(),
-            resumed_at = uploaded.resumed_at,
-            "uploaded the agent"
-        );
+        tracing::debug!(host = self.site.target.name(), resumed_at = uploaded.resumed_at, "agent uploaded");
         let installed = self.run_root_command(host, &script::install_script(&uploaded.path)).await?;
         if installed.status == Some(0) {
             return Ok(());
@@ -172,7 +170,7 @@ impl<'a> HostSetup<'a> {
         ))
     }
 
-    /// Starts the agent unless it runs, and waits until it answers through the tunnel.
+    /// Starts the agent unless it runs, and waits until it responds through the tunnel.
     async fn start(&self, host: &HostAccess) -> Result<Health, BackendError> {
         self.remote.tell(self.order, || "starting the agent".to_owned());
         self.run_root_script(host, "start the agent", script::START_AGENT).await?;
@@ -197,7 +195,7 @@ impl<'a> HostSetup<'a> {
         Err(unavailable("start the agent", "it does not answer".to_owned()))
     }
 
-    /// The agent's own sign of life.
+    /// Calls the health check of the agent.
     pub(super) async fn health(&self) -> Result<Health, BackendError> {
         let shim = self.shim("").await?;
         match timeout(RESPONSE_TIMEOUT, shim.health()).await {
@@ -228,7 +226,7 @@ impl<'a> HostSetup<'a> {
         words::to_backend_error(error, &self.site.target)
     }
 
-    /// Ends all tasks, the agent, and everything of ours. `false`: there was nothing of ours.
+    /// Ends all tasks, stops the agent and removes the installation. Returns false if there was none.
     pub(super) async fn uninstall(&self) -> Result<bool, BackendError> {
         self.remote.tell(self.order, || "leaving the host".to_owned());
         let host = self.look().await?;
@@ -244,7 +242,7 @@ impl<'a> HostSetup<'a> {
         Ok(true)
     }
 
-    /// The server's own credential is not known here, so one is made that holds as long as this visit.
+    /// Ends all tasks with a temporary credential, because the server's credential is not known here.
     async fn end_tasks(&self, host: &HostAccess) -> Result<(), BackendError> {
         let mut random = [0u8; 32];
         getrandom::fill(&mut random).map_err(|error| unavailable("draw a credential", error.to_string()))?;
@@ -274,7 +272,7 @@ impl<'a> HostSetup<'a> {
                 return Err(unavailable("end the tasks", format!("{left} of them do not end")));
             }
             for task in tasks {
-                // What one answers is seen in the next list.
+                // The result appears in the next list.
                 let _ = match task.status {
                     TaskStatus::Terminated => shim.remove(task.id, LAST_EPOCH).await,
                     TaskStatus::Queued

@@ -1,4 +1,4 @@
-//! What went wrong on the way to a host, in words with a hint, and whether another try can help.
+//! Conversion of SSH errors to backend errors: with a hint for users, and whether a retry can help.
 
 use std::{error::Error as _, io::ErrorKind};
 
@@ -6,7 +6,7 @@ use windlass_tunnel::{SshDestination, TunnelError};
 
 use crate::BackendError;
 
-/// For the caller: what to tell, and whether to try again.
+/// Converts an error, for the message and the decision to retry.
 pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> BackendError {
     let cause = error.cause();
     let (host, is_gate) = (cause.host(), cause.host() != target.name());
@@ -82,7 +82,7 @@ pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> 
             format!("a command ended with {status}: {}", super::script::said(said)),
         ),
         TunnelError::ChecksumMismatch { .. } => unavailable("upload the agent", cause.to_string()),
-        // A cause never waits.
+        // A cause is never `BackingOff`.
         TunnelError::BackingOff { .. } => unavailable("connect", cause.to_string()),
     }
 }

@@ -1,4 +1,4 @@
-//! Every backend keeps the promises of the trait.
+//! Conformance of every backend to the trait.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! From what a driver says to what a job asks for: the whole way.
+//! GPU matching from a driver's report to a job's request, end to end.
 
 use windlass_api::agent::shim::HostInfo;
 use windlass_backend::gpus_from;
@@ -33,7 +33,7 @@ fn host(vendor: &str, name: &str, memory: u64, count: u32, capability: Option<(u
     }
 }
 
-/// What does not fit, as people read it.
+/// Returns the shortfalls, as users read them.
 fn shortfall(host: &HostSpec, gpu: &str, capability: Option<(u32, u32)>) -> String {
     let mut gpu = parse_gpu(gpu).unwrap();
     gpu.compute_capability = capability;

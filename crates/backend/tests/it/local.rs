@@ -49,13 +49,13 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     wait_until(&shim, task, TaskStatus::Running).await;
     drop((shim, local));
 
-    // The next server: its stop leaves an agent with work alone.
+    // The next server: its stop leaves an agent with tasks running.
     let local = LocalBackend::new(settings(&dir));
     let home = ShimHome::new(&settings(&dir).home);
     let pid = home.pid().unwrap();
     local.rest().await.unwrap();
     assert_eq!(home.pid(), Some(pid));
-    // The agent dies; whoever looks starts it again, and the task is still there.
+    // The agent is killed; `find` starts it again, and the task is still there.
     let process = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
     while home.pid().is_some() {
@@ -68,7 +68,7 @@ async fn jobs_outlive_the_backend_and_its_agent_and_are_found_again() {
     let shim = connect(&found).await;
     wait_until(&shim, task, TaskStatus::Running).await;
 
-    // Taken back: task, agent and directory.
+    // Deleted: task, agent and directory.
     assert_eq!(local.delete(&order, Some(&found)).await.unwrap(), DeleteProgress::Gone);
     assert_eq!(home.pid(), None);
     assert!(!home.dir().exists());
@@ -88,11 +88,11 @@ async fn a_home_longer_than_the_address_of_a_socket_is_a_home_like_others() {
     let shim = connect(&machine).await;
     let task = submit(&shim, &order, 1, "none").await;
     wait_until(&shim, task, TaskStatus::Running).await;
-    // The runner has its socket far below; calls for the job go through it.
+    // The runner's socket has an even longer path; calls for the job go through it.
     shim.idle_seconds(task).await.unwrap();
     drop((shim, local));
 
-    // The next server finds it there, and takes it away with its task.
+    // The next server finds it there, and deletes it with its task.
     let local = LocalBackend::new(with);
     let InstanceState::Running(found) = local.find(&order, &machine).await.unwrap() else {
         panic!("not running")
@@ -198,7 +198,7 @@ async fn docker_runs_the_jobs_where_an_engine_answers() {
     assert_eq!(local.delete(&order, Some(&machine)).await.unwrap(), DeleteProgress::Gone);
 }
 
-/// An image of nothing but a static busybox, in the tests' engine.
+/// Builds an image with only a static busybox, in the tests' engine.
 fn image(socket: &str) -> String {
     let (dir, name) = (temp_dir("image").unwrap(), "windlass-backend/busybox:1");
     let bin = dir.path().join("bin");

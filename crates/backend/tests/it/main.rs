@@ -1,4 +1,4 @@
-//! Backends against real agents.
+//! Tests of the backends with real agents.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

@@ -1,4 +1,4 @@
-//! The mock cloud: what its script says happens.
+//! Mock cloud: behaviour as in its script.
 
 use windlass_api::agent::shim::TaskStatus;
 use windlass_backend::{

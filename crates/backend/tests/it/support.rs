@@ -1,4 +1,4 @@
-//! What the tests share: orders, agents asked directly, and the end of whatever was started.
+//! Shared test code: orders, direct calls to agents, and cleanup of started processes.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -32,12 +32,12 @@ fn key(seed: u8) -> Ed25519KeyPair {
     Ed25519KeyPair::from_seed_unchecked(&[seed; 32]).unwrap()
 }
 
-/// The agent that the tests start: built beside them.
+/// Returns the agent that the tests start, built next to them.
 pub(crate) fn agent() -> AgentProgram {
     AgentProgram::find(None).expect("build the agent first: cargo build -p windlass-agent")
 }
 
-/// An order by the server with this signing key.
+/// Creates an order by the server with this signing key.
 pub(crate) async fn order(backend: &dyn Backend, seed: u8) -> InstanceRequest {
     let offer = backend.offers().await.unwrap().remove(0);
     let instance = InstanceId(uuid());
@@ -90,7 +90,7 @@ pub(crate) async fn wait_until(shim: &ShimClient, id: SubmissionId, status: Task
     .await;
 }
 
-/// Ends whatever serves a home when the test is over, however it ends.
+/// Kills all processes of a home when the test ends, also on failure.
 pub(crate) struct StopOnDrop<'a>(pub(crate) &'a Path);
 
 impl Drop for StopOnDrop<'_> {

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Where the engine listens; `cargo xtask bench` starts a private one.
+/// Variable with the engine's socket; `cargo xtask bench` starts a private engine.
 const SOCKET_VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 const IMAGE: &str = "windlass-bench/busybox:1";
 
@@ -19,7 +19,7 @@ pub(crate) struct BenchEngine {
 }
 
 impl BenchEngine {
-    /// Makes an image of nothing but a static busybox.
+    /// Creates an image with only a static busybox.
     pub(crate) fn from_environment(scratch: &Path) -> Result<Self> {
         let socket = std::env::var_os(SOCKET_VARIABLE)
             .with_context(|| format!("{VARIABLE} names no engine's socket"))?;
@@ -42,7 +42,7 @@ impl BenchEngine {
         command
     }
 
-    /// `docker run` of one word on a network: until it was said, and until the command ended.
+    /// Runs `docker run` with `echo`: returns the time until the output, and until the command ended.
     pub(crate) fn run(&self, network: &[&str]) -> Result<(Duration, Duration)> {
         let mut command = self.docker();
         command.args(["run", "--rm", "--network"]).args(network).args([IMAGE, "echo", "hello"]);

@@ -1,4 +1,4 @@
-//! A shim in a process of its own, enrolled with a key of ours, and tasks under it.
+//! A shim in a separate process, enrolled with a test key, and its tasks.
 
 use std::{
     io::{Read, Write},
@@ -30,7 +30,7 @@ use windlass_model::id::SubmissionId;
 const CREDENTIAL: &str = "credential-of-the-benchmark";
 const EPOCH: i64 = 1;
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks whether something is there yet.
+/// Polling interval.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 pub(super) struct ShimProcess {
@@ -39,7 +39,7 @@ pub(super) struct ShimProcess {
     hosts: usize,
     instance: Uuid,
     key: Ed25519KeyPair,
-    /// From exec to the first answer.
+    /// Time from exec to the first response.
     pub(super) ready: Duration,
 }
 
@@ -62,7 +62,7 @@ impl ShimProcess {
         let started = Instant::now();
         let child = command.spawn().context("start the shim")?;
         let mut host = Self { child, home: home.to_owned(), hosts, instance, key, ready: Duration::ZERO };
-        // The last of many: then all are there.
+        // The last of many: then all are up.
         while !is_answering(&host.socket(hosts)) {
             if let Some(status) = host.child.try_wait()? {
                 bail!("the shim ended early: {status}");
@@ -95,7 +95,7 @@ impl ShimProcess {
         memory_kb(self.child.id(), "VmRSS")
     }
 
-    /// Hands a task to the shim. It starts at once.
+    /// Submits a task to the shim, which starts it immediately.
     pub(super) async fn submit(
         &self,
         shim: &ShimClient,
@@ -113,9 +113,9 @@ impl ShimProcess {
         Ok(ShimTask { shim: shim.clone(), id: SubmissionId(id) })
     }
 
-    /// The process of a task's runner, where tasks are processes.
+    /// Process of a task's runner, if tasks are processes.
     pub(super) fn runner(&self, id: SubmissionId) -> Result<RunnerProcess> {
-        // Where its directory is depends on whether it is confined.
+        // Its directory depends on the confinement.
         let dir = format!("/{id}/run");
         for entry in std::fs::read_dir("/proc")? {
             let path = entry?.path();
@@ -134,7 +134,7 @@ impl ShimProcess {
 
 impl Drop for ShimProcess {
     fn drop(&mut self) {
-        // Tasks outlive a shim; those of a benchmark that failed half way are ended by it.
+        // Tasks outlive a shim; those of a failed benchmark are ended here.
         let _ = self.clear();
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -164,14 +164,14 @@ impl ShimProcess {
     }
 }
 
-/// A task under way.
+/// An active task.
 pub(super) struct ShimTask {
     pub(super) shim: ShimClient,
     pub(super) id: SubmissionId,
 }
 
 impl ShimTask {
-    /// Gives the job to the task's runner, as soon as there is one.
+    /// Submits the job to the task's runner, as soon as it exists.
     pub(super) async fn submit_job(&self, job: &SubmitBody) -> Result<()> {
         self.wait_for_status(TaskStatus::Running).await?;
         let started = Instant::now();
@@ -192,7 +192,7 @@ impl ShimTask {
         Ok(())
     }
 
-    /// Says that everything was read, waits for the end and takes the task away.
+    /// Acknowledges the whole log, waits for the end and removes the task.
     pub(super) async fn finish(self) -> Result<()> {
         let end = loop {
             let part = self.shim.log(self.id, "job", u64::MAX, 0, TIMEOUT).await?;
@@ -200,7 +200,7 @@ impl ShimTask {
                 break part.end;
             }
         };
-        // The runner may have ended of itself by now.
+        // The runner may have ended already.
         let _ = self.shim.acknowledge_log(self.id, "job", end).await;
         self.shim.terminate(self.id, &TerminateRequest::default(), EPOCH).await?;
         self.wait_for_status(TaskStatus::Terminated).await?;
@@ -208,7 +208,7 @@ impl ShimTask {
         Ok(())
     }
 
-    /// Waits for a status, by the host's own events.
+    /// Waits for a status, using the host's events.
     async fn wait_for_status(&self, status: TaskStatus) -> Result<()> {
         let wait = async {
             let mut events = self.shim.events(None).await?;
@@ -275,7 +275,7 @@ fn is_answering(socket: &Path) -> bool {
     call_shim(socket, "GET", "/api/healthcheck").is_ok_and(|body| body.contains("service"))
 }
 
-/// One call, without anything that would take time of its own.
+/// Sends one call, with minimal overhead.
 fn call_shim(socket: &Path, method: &str, path: &str) -> Result<String> {
     let mut stream = Blocking::connect(socket)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

@@ -1,4 +1,4 @@
-//! The real agent: how fast it starts, how fast tasks start under it, how fast it keeps output, and what it takes.
+//! Benchmarks of the real agent: start time, task start time, output throughput and resource usage.
 
 pub(super) mod engine;
 mod host;
@@ -18,16 +18,16 @@ use engine::BenchEngine;
 use host::{ShimProcess, ShimTask};
 use windlass_testkit::{rng::Rng, temp_dir};
 
-/// How often short things are repeated.
+/// Number of repetitions of short measurements.
 const REPEATS: usize = 20;
-/// What a job prints to measure how fast it is kept.
+/// Output of a job, for measuring the throughput.
 const OUTPUT_BYTES: usize = 512 << 20;
 const TAILERS: usize = 2;
 const HOLLOW_HOSTS: usize = 2_000;
-/// How much of the output a tailer asks for at once.
+/// Read size of a tailer.
 const TAIL_READ_BYTES: usize = 4 << 20;
 const LOG_WAIT: Duration = Duration::from_secs(20);
-/// A shim that has just started still gives memory back.
+/// Time after which a started shim has released unused memory.
 const SETTLE_TIME: Duration = Duration::from_millis(500);
 
 /// `agent` is the `windlass-agent` binary.
@@ -40,7 +40,7 @@ pub async fn run(agent: &Path) -> Result<()> {
     measure_hollow_hosts(agent, scratch.path(), &mut out).await
 }
 
-/// From exec to the first answer.
+/// Measures the time from exec to the first response.
 async fn measure_starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let mut taken = Vec::new();
     for time in 0..REPEATS {
@@ -55,7 +55,7 @@ async fn measure_starts(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
     print_durations(out, "shim, exec to first answer", &mut taken)
 }
 
-/// From the submission of a task to its first line, beside `docker run` of the same image in the same minute.
+/// Measures the time from the submission of a task to its first line, interleaved with `docker run` of the same image.
 async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let engine = BenchEngine::from_environment(scratch)?;
     let socket = engine.socket.to_str().context("a path that is text")?.to_owned();
@@ -70,7 +70,7 @@ async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Re
     let (mut answers, mut ours) = (Vec::new(), Vec::new());
     let (mut plain_answers, mut plain) = (Vec::new(), Vec::new());
     let (mut confined_answers, mut confined) = (Vec::new(), Vec::new());
-    // The first of each is for the caches.
+    // The first repetition warms the caches.
     for time in 0..=REPEATS {
         let (line, exit) = engine.run(&["host"])?;
         let within = ProcessIsolation::Confined;
@@ -106,7 +106,7 @@ async fn measure_tasks(agent: &Path, scratch: &Path, out: &mut impl Write) -> Re
     print_durations(out, "confined task, submit to the job's first line", &mut confined)
 }
 
-/// Starts a task whose job says one word. Gives the times until its runner answered and until the word came.
+/// Starts a task whose job writes one line. Returns the times until its runner responded and until the line arrived.
 async fn measure_first_line(
     host: &ShimProcess,
     image: &str,
@@ -125,7 +125,7 @@ async fn measure_first_line(
     Ok((answered, line))
 }
 
-/// How fast output is kept, alone and while others read it.
+/// Measures the output throughput, alone and with concurrent readers.
 async fn measure_output(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let noise = scratch.join("noise");
     std::fs::write(&noise, Rng::new(1).bytes(OUTPUT_BYTES))?;
@@ -164,7 +164,7 @@ async fn measure_output(agent: &Path, scratch: &Path, out: &mut impl Write) -> R
 /// Waits until the job's output is complete.
 async fn kept(task: &ShimTask) -> Result<Instant> {
     loop {
-        // From the end on: nothing comes back but that it is complete.
+        // Reads from the end: the response only states that the log is complete.
         let part = task.shim.log(task.id, "job", OUTPUT_BYTES as u64, 0, LOG_WAIT).await?;
         if part.is_complete {
             ensure!(part.end == OUTPUT_BYTES as u64, "{} bytes were kept", part.end);
@@ -184,7 +184,7 @@ async fn tail(shim: ShimClient, id: windlass_model::id::SubmissionId) -> Result<
     }
 }
 
-/// Many hosts in one process.
+/// Measures many hosts in one process.
 async fn measure_hollow_hosts(agent: &Path, scratch: &Path, out: &mut impl Write) -> Result<()> {
     let one = ShimProcess::start(agent, &scratch.join("hollow-one"), &["--runtime", "hollow"])?;
     tokio::time::sleep(SETTLE_TIME).await;

@@ -1,4 +1,4 @@
-//! Real programs on machines that a cloud takes back.
+//! Managed jobs with real programs on machines that a cloud preempts.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use windlass_testenv::{
     stage,
 };
 
-/// Two regions, because a lost one is left.
+/// Two regions, because a job leaves the region in which it was preempted.
 const CLOUD_SCRIPT: &str = "runtime: process\noffers:\n\
     - {instance_type: small, region: east, price: 0.1, spot: true, cpus: 2, memory_gb: 4, disk_gb: 100}\n\
     - {instance_type: small, region: west, price: 0.2, spot: true, cpus: 2, memory_gb: 4, disk_gb: 100}\n";
@@ -24,7 +24,7 @@ const MACHINES: usize = 8;
 struct PreemptingCloud {
     jobs: JobsClient,
     home: PathBuf,
-    /// Where the cloud keeps its books and its machines.
+    /// Directory of the mock cloud's state and machines.
     books: PathBuf,
 }
 
@@ -61,7 +61,7 @@ pub(super) async fn run(
         cloud.measure_losses(plan, sheet).await
     };
     let measured = measured.await;
-    // Its machines outlive the server, as those of a cloud do.
+    // Its machines outlive the server, as in a real cloud.
     drop(server);
     stage::kill_processes_of(home);
     sheet.about("");
@@ -77,7 +77,7 @@ impl PreemptingCloud {
         Ok(path)
     }
 
-    /// Waits for a file that a program makes.
+    /// Waits for a file that a program creates.
     async fn wait_for_file(&self, path: &Path) -> Result<()> {
         let began = Instant::now();
         while !path.exists() {
@@ -87,7 +87,7 @@ impl PreemptingCloud {
         Ok(())
     }
 
-    /// From the last thing a program does to SUCCEEDED; and, on the way, from the launch to RUNNING.
+    /// Measures the time from the last action of a program to SUCCEEDED, and from the launch to RUNNING.
     async fn ends(&self, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
         let (mut running, mut noticed) = (Vec::new(), Vec::new());
         for time in 0..=plan.times {
@@ -105,7 +105,7 @@ impl PreemptingCloud {
             self.wait_for_file(&begun).await?;
             std::fs::write(&go, "")?;
             self.jobs.wait_until(id, "succeeded", |job| job.status == "SUCCEEDED").await?;
-            // By the time that the file system wrote when the program made its last file.
+            // By the modification time of the program's last file.
             let after = std::fs::metadata(&end)?.modified()?.elapsed()?;
             // The first one had to wait for its machine.
             if time > 0 {
@@ -117,7 +117,7 @@ impl PreemptingCloud {
         sheet.spread("end", "end of the program to SUCCEEDED", &mut noticed)
     }
 
-    /// From the moment a machine is gone to RECOVERING, and to RUNNING on another.
+    /// Measures the time from the loss of a machine to RECOVERING, and to RUNNING on another.
     async fn measure_losses(&self, plan: &JobsPlan, sheet: &mut BenchResults) -> Result<()> {
         let (mut noticed, mut again) = (Vec::new(), Vec::new());
         for _ in 0..plan.times {
@@ -149,7 +149,7 @@ impl PreemptingCloud {
         sheet.spread("again", "– spread", &mut again)
     }
 
-    /// The id of the instance that a run is on.
+    /// ID of a run's instance.
     async fn instance(&self, run: &str) -> Result<String> {
         let run = self.jobs.call("runs/get", &json!({"run_name": run})).await?;
         let submission =

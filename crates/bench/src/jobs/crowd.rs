@@ -1,4 +1,4 @@
-//! Thousands of jobs on hollow hosts.
+//! Thousands of managed jobs on hollow hosts.
 
 use std::{
     path::Path,
@@ -19,13 +19,13 @@ use crate::{
 };
 use windlass_testenv::{hosts::BLOCKS, process};
 
-/// What the peer was measured with.
+/// Number of jobs with which SkyPilot was measured.
 const PEER_BURST: usize = 100;
 const SHORT_MS: u64 = 1_000;
 const LONG_MS: u64 = 24 * 3600 * 1000;
-/// All of thousands run, or are over, by then.
+/// Time limit until thousands of jobs run, or have ended.
 const CROWD_TIMEOUT: Duration = Duration::from_secs(900);
-/// How long the server is watched while its jobs only live.
+/// Time for which the server is measured while its jobs only run.
 const WATCH_TIME: Duration = Duration::from_secs(30);
 const NOT_RUNNING_STATUSES: [&str; 3] = ["PENDING", "STARTING", "RECOVERING"];
 
@@ -35,7 +35,7 @@ pub(super) async fn run(
     plan: &JobsPlan,
     sheet: &mut BenchResults,
 ) -> Result<()> {
-    // Room for all, and a little more: nobody waits for a host.
+    // More capacity than needed, so that no job waits for a host.
     let blocks = usize::try_from(BLOCKS)?;
     let hosts = plan.most.max(plan.burst).max(PEER_BURST).div_ceil(blocks) + 16;
     let opening = ClusterOptions { hosts, history: 0, postgres: plan.postgres.as_deref() };
@@ -55,7 +55,7 @@ pub(super) async fn run(
     house.close()
 }
 
-/// A job that does nothing for so long.
+/// A job that does nothing for the given time.
 fn task_file(run_ms: u64) -> String {
     format!(
         "envs: {{HOLLOW_RUN_MS: \"{run_ms}\", HOLLOW_LOG_LINES: \"1\"}}\nresources: {{cpus: 1+}}\nrun: 'true'\n"
@@ -66,7 +66,7 @@ async fn measure_single_jobs(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut Ben
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for time in 0..=plan.times {
         let asked = Instant::now();
-        // Long enough to be seen running.
+        // Long enough to be observed as running.
         let id = *jobs.launch("alone", &task_file(50), 1).await?.first().context("no job")?;
         jobs.wait_until(id, "running", |job| matches!(job.status.as_str(), "RUNNING" | "SUCCEEDED")).await?;
         let ran = asked.elapsed();
@@ -80,7 +80,7 @@ async fn measure_single_jobs(jobs: &JobsClient, plan: &JobsPlan, sheet: &mut Ben
     sheet.times("done", "launch to SUCCEEDED, a program of 50 ms", &mut ended)
 }
 
-/// Many jobs of a second each in one call: when each of them ran, and how many ran a minute.
+/// Launches many jobs of one second in one call, and measures when each of them ran, and how many ran per minute.
 async fn measure_burst(jobs: &JobsClient, name: &str, count: usize, sheet: &mut BenchResults) -> Result<()> {
     let asked = Instant::now();
     jobs.launch(name, &task_file(SHORT_MS), count).await?;
@@ -92,7 +92,7 @@ async fn measure_burst(jobs: &JobsClient, name: &str, count: usize, sheet: &mut 
     anyhow::ensure!(bad.is_none(), "a job did not go well: {bad:?}");
     sheet.say(&format!("{count} jobs of a second, launched in one call"))?;
     sheet.figure(&format!("{name}_answered_ms"), "the call", answered.as_secs_f64() * 1e3, "ms")?;
-    // By the times that the server wrote, so that nobody's looking is part of it.
+    // Uses the times that the server recorded, so that polling does not distort them.
     let mut running: Vec<Duration> = all.iter().filter_map(|job| since_created(job, began(job))).collect();
     sheet.spread(&format!("{name}_running"), "launch to RUNNING", &mut running)?;
     let last = all.iter().filter_map(|job| since_created(job, job.end_at)).max().context("no end")?;
@@ -110,7 +110,7 @@ fn since_created(job: &ManagedJob, at: Option<Timestamp>) -> Option<Duration> {
     Some(Duration::from_micros(micros))
 }
 
-/// A population that lives: what each costs, and its end.
+/// Measures the cost of running jobs, and of their end.
 async fn measure_live_jobs(
     house: &LoadCluster,
     jobs: &JobsClient,
@@ -147,7 +147,7 @@ async fn measure_live_jobs(
     measure_cancel(jobs, plan, sheet).await
 }
 
-/// Launches these and waits until all of them run.
+/// Launches jobs and waits until all of them run.
 async fn launch_and_wait(
     jobs: &JobsClient,
     crowds: &[(&str, usize)],

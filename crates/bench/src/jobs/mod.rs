@@ -1,8 +1,8 @@
-//! Managed jobs: how soon they run, how soon an end and a loss are noticed, and what thousands of them cost.
+//! Benchmarks of managed jobs: time to run, time to detect an end and a loss, and the cost of thousands.
 //!
-//! Two houses. On a mock cloud jobs are real processes on machines that are taken back: there it is known to the
-//! millisecond when a program ended and when its machine was gone. On hollow hosts, which do everything but the work,
-//! there is room for thousands of jobs at once.
+//! There are two environments. On a mock cloud jobs are real processes on machines that are preempted: the end of a
+//! program and the loss of its machine are known to the millisecond. Hollow hosts, which do everything but the work,
+//! have capacity for thousands of jobs at once.
 
 mod cloud;
 mod crowd;
@@ -19,20 +19,20 @@ use windlass_api::managed_jobs::{LaunchResponse, ManagedJob};
 use super::{flags::Flags, open::ConnectionPool, postgres_url, runs::Binaries, sheet::BenchResults};
 use windlass_testkit::temp_dir;
 
-/// Between two looks at a job that is waited for.
+/// Polling interval for a job.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// A job that takes longer is a fault.
+/// A job that takes longer is a failure.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub struct JobsPlan {
-    /// Repeats of what is measured one at a time.
+    /// Number of repetitions of single measurements.
     pub times: usize,
-    /// Jobs of one second each that are launched at once, for the rate.
+    /// Number of jobs of one second that are launched at once, for the rate.
     pub burst: usize,
-    /// Live jobs for the memory of each: few, and many.
+    /// Numbers of running jobs for measuring the memory of each: few, and many.
     pub live: usize,
     pub most: usize,
-    /// So many of them are cancelled at once.
+    /// Number of them that are cancelled at once.
     pub cancel: usize,
     pub postgres: Option<String>,
 }
@@ -67,7 +67,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &JobsPlan) -> Result<()> {
     Ok(())
 }
 
-/// A server's managed jobs.
+/// Client for a server's managed jobs.
 struct JobsClient {
     pool: Arc<ConnectionPool>,
 }
@@ -77,7 +77,7 @@ impl JobsClient {
         self.pool.post(&format!("/api/project/main/{path}"), body).await
     }
 
-    /// Launches so many copies of a file in one call; their numbers.
+    /// Launches copies of a file in one call, and returns their numbers.
     async fn launch(&self, name: &str, text: &str, copies: usize) -> Result<Vec<i64>> {
         let answer =
             self.call("jobs/launch", &json!({"name": name, "text": text, "num_jobs": copies})).await?;
@@ -89,7 +89,7 @@ impl JobsClient {
         Ok(serde_json::from_value(self.call("jobs/get", &json!({"job_id": id})).await?)?)
     }
 
-    /// Waits until something is true of a job.
+    /// Waits until a condition holds for a job.
     async fn wait_until(
         &self,
         id: i64,
@@ -108,9 +108,9 @@ impl JobsClient {
         }
     }
 
-    /// Waits until no job of this name shows one of these statuses, or, with none given, until all are done with.
+    /// Waits until no job of this name has one of these statuses, or, without statuses, until all have ended.
     async fn wait_until_none(&self, name: &str, statuses: &[&str], within: Duration) -> Result<()> {
-        // One is asked for: a list costs the server what it shows.
+        // Requests one job, because the cost of a list depends on its length.
         let body = json!({"name": name, "statuses": statuses, "skip_finished": true, "limit": 1});
         let began = Instant::now();
         loop {
@@ -121,7 +121,7 @@ impl JobsClient {
         }
     }
 
-    /// All of this name, the newest first.
+    /// All jobs of this name, newest first.
     async fn all(&self, name: &str) -> Result<Vec<ManagedJob>> {
         let mut all: Vec<ManagedJob> = Vec::new();
         loop {

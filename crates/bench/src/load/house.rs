@@ -1,4 +1,4 @@
-//! The server and its hosts.
+//! The server and the hosts of the load benchmark.
 
 use std::{
     path::Path,
@@ -17,14 +17,14 @@ use windlass_testenv::{
 pub(crate) struct LoadCluster {
     pub(crate) server: Server,
     pub(super) hosts: HollowHosts,
-    /// From the start of the server until all hosts take jobs.
+    /// Time from the start of the server until all hosts accept jobs.
     pub(super) ready: Duration,
 }
 
-/// What is in it when it opens.
+/// Initial content.
 pub(crate) struct ClusterOptions<'a> {
     pub(crate) hosts: usize,
-    /// Finished runs in the database.
+    /// Number of finished runs in the database.
     pub(crate) history: usize,
     pub(crate) postgres: Option<&'a str>,
 }
@@ -46,7 +46,7 @@ impl LoadCluster {
             env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
             log: Some(&log),
         };
-        // The first start makes the database and its keys.
+        // The first start creates the database and its keys.
         Server::start(&options).await?.stop()?;
         create_history(&data, opening).await?;
         let (postgres, count) = (opening.postgres, opening.hosts);

@@ -1,8 +1,8 @@
-//! A full house: thousands of hollow hosts and active runs, held for minutes under a mixed open-loop load.
+//! Full load: thousands of hollow hosts and active runs, held for minutes under a mixed open-loop load.
 //!
-//! Order: hosts come up, 100,000 finished runs lie in the database; the population is submitted; then, for the time
-//! that was asked for, runs come, are looked at, listed, read and stopped at random moments; at last half of the
-//! population is cancelled at once. Nothing of the server is read but its answers and what the kernel counts.
+//! Sequence: the hosts start, with 100,000 finished runs in the database; the population is submitted; then, for the
+//! requested time, runs are submitted, read, listed and stopped at random times; finally half of the population is
+//! cancelled at once. Only the server's responses and the kernel's counters are measured.
 
 pub(crate) mod house;
 mod traffic;
@@ -24,20 +24,20 @@ use super::{api, flags::Flags, open::ConnectionPool, postgres_url, runs::Binarie
 use windlass_testenv::{hosts, process};
 use windlass_testkit::temp_dir;
 
-/// Between two looks at memory.
+/// Sampling interval of the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(500);
-/// How long hosts without work are watched.
+/// Time for which idle hosts are measured.
 const IDLE_TIME: Duration = Duration::from_secs(20);
 
 pub struct LoadPlan {
     pub hosts: usize,
     pub runs: usize,
     pub hold: Duration,
-    /// Submits per second while the house is full; the other requests follow from it.
+    /// Submissions per second at full load; the other request rates are derived from it.
     pub per_second: f64,
-    /// Submits per second while it fills.
+    /// Submissions per second while the population is built up.
     pub fill_per_second: f64,
-    /// Finished runs in the database beforehand.
+    /// Initial number of finished runs in the database.
     pub history: usize,
     pub cancel: usize,
     pub postgres: Option<String>,
@@ -94,7 +94,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &LoadPlan) -> Result<()> {
     house.close()
 }
 
-/// What hosts cost that have nothing to do.
+/// Measures the cost of idle hosts.
 async fn measure_idle(house: &LoadCluster, sheet: &mut BenchResults) -> Result<()> {
     let (server, hosts) = (house.server.pid(), house.hosts.pid());
     process::wait_until_idle(server).await?;
@@ -145,7 +145,7 @@ async fn hold(
     Ok(())
 }
 
-/// The most memory a process had while it was watched.
+/// Peak memory of a process during a measurement.
 struct MemoryWatch {
     stop: tokio::sync::oneshot::Sender<()>,
     task: JoinHandle<f64>,
@@ -172,7 +172,7 @@ impl MemoryWatch {
     }
 }
 
-/// A database with finished runs in it, for whoever starts a server on it next.
+/// Inserts finished runs into the database before a server starts on it.
 async fn create_history(data: &Path, opening: &ClusterOptions<'_>) -> Result<()> {
     let url = hosts::database_url(data, opening.postgres);
     if opening.history > 0 { api::insert_finished_runs(&url, opening.history).await } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! What clients do while the house fills, is full, and is cleared.
+//! Client behaviour during build-up, full load and cancellation.
 
 use std::{
     collections::BTreeSet,
@@ -19,31 +19,31 @@ use crate::{
 };
 use windlass_testenv::server::submission;
 
-/// Between two looks at a run that is followed. A look is a request like any other, so it is rarer the longer the run
-/// takes: one part in so many of what it took. Else those who wait would be the load.
+/// Minimum polling interval of a followed run. A poll is a request like any other, so the interval grows with the age
+/// of the run: to the age divided by the share below. Otherwise polling would dominate the load.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 const POLL_INTERVAL_SHARE: u32 = 20;
-/// One of so many submitted runs is followed, and stopped.
+/// One in this number of submitted runs is followed, and stopped.
 const FOLLOW_EVERY: usize = 5;
-/// A run that takes longer is a fault.
+/// A run that takes longer is a failure.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// All of the population runs by then.
+/// Time limit until the whole population runs.
 const FILL_TIMEOUT: Duration = Duration::from_secs(600);
-/// How long a run lasts that comes and goes by itself.
+/// Duration of a run that ends by itself.
 const SHORT_MS: u64 = 10_000;
-/// How long after its submission a followed run is stopped.
+/// Time after its submission at which a followed run is stopped.
 const STOP_AFTER: Duration = Duration::from_secs(5);
 const LONG_MS: u64 = 24 * 3600 * 1000;
 /// The population writes a line every half minute.
 const LONG_LINES: u64 = LONG_MS / 30_000;
-/// Names in one request to stop.
+/// Number of names in one stop request.
 const STOP_BATCH: usize = 100;
 const PAGE: usize = 100;
 const SEED: u64 = 20_261_115;
 
 pub(super) struct LoadTraffic {
     pool: Arc<ConnectionPool>,
-    /// The job's submission of each run of the population, for its log.
+    /// Submission of each run of the population, for its log.
     submissions: Mutex<Vec<Option<String>>>,
     tallies: TrafficTallies,
 }
@@ -115,7 +115,7 @@ impl LoadTraffic {
         }
     }
 
-    /// All kinds of requests beside each other.
+    /// Sends all kinds of requests concurrently.
     pub(super) async fn hold(self: &Arc<Self>, plan: &LoadPlan) -> Result<()> {
         let mut rng = Rng::new(SEED + 1);
         let begin = Instant::now();
@@ -153,7 +153,7 @@ impl LoadTraffic {
             return;
         }
         tallies.running.took(planned);
-        // Not before it runs, however long that took.
+        // Not before it runs, even if that took longer.
         let asked = (planned + STOP_AFTER).max(Instant::now());
         tokio::time::sleep_until(asked.into()).await;
         let body = json!({"runs_names": [name], "abort": false});
@@ -189,7 +189,7 @@ impl LoadTraffic {
         }
     }
 
-    /// Stops the oldest of the population, all at once, and waits until every one of them is over.
+    /// Stops the oldest runs of the population at once, and waits until all of them have ended.
     pub(super) async fn cancel(&self, count: usize, sheet: &mut BenchResults) -> Result<()> {
         if count == 0 {
             return Ok(());
@@ -206,7 +206,7 @@ impl LoadTraffic {
         }
         let asked = began.elapsed();
         let names: BTreeSet<String> = names.into_iter().collect();
-        // The first page tells; a complete count is for the end.
+        // The first page is enough; the complete count is done at the end.
         while self.page(&Value::Null, true).await?.iter().any(|run| is_one_of(run, &names)) {
             ensure!(began.elapsed() < FILL_TIMEOUT, "not all of {count} cancelled runs end");
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -254,7 +254,7 @@ impl LoadTraffic {
         sheet.figure("errors", "requests that failed", count as f64, "")
     }
 
-    /// Waits for one of these states.
+    /// Waits for one of these statuses.
     async fn wait_for_status(&self, name: &str, wanted: &[&str]) -> Result<()> {
         let asked = Instant::now();
         let body = json!({"run_name": name});
@@ -270,7 +270,7 @@ impl LoadTraffic {
         }
     }
 
-    /// How many runs are not over.
+    /// Number of active runs.
     pub(super) async fn active(&self) -> Result<usize> {
         Ok(self.all().await?.len())
     }

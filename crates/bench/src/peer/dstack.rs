@@ -1,4 +1,4 @@
-//! dstack's own server, from PyPI, in a home of its own.
+//! The dstack server from PyPI, in a separate home directory.
 
 use std::{
     net::Ipv4Addr,
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::shelf::FileServer;
 use windlass_testenv::server::{Client, TOKEN};
 
-/// It looks for catalogues on the network while it starts.
+/// It searches for catalogues on the network while it starts.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -20,12 +20,12 @@ pub(super) struct DstackServer {
     child: Child,
     pub(super) address: String,
     pub(super) ready: Duration,
-    /// Where hosts get their agent.
+    /// Serves the agent to hosts.
     _shelf: FileServer,
 }
 
 impl DstackServer {
-    /// Hosts see this machine as `here`, and get `agent` in the place of theirs.
+    /// Hosts reach this machine at `here`, and get `agent` instead of dstack's.
     pub(super) async fn start(venv: &Path, home: &Path, agent: &Path, here: Ipv4Addr) -> Result<Self> {
         std::fs::create_dir_all(home)?;
         let shelf = FileServer::open(agent, here).await?;
@@ -35,7 +35,7 @@ impl DstackServer {
         command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--token", TOKEN, "-n"]);
         command.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", home);
         command.env("DSTACK_SERVER_DIR", home.join("server"));
-        // Nothing of a user's own, and no question at the end of the start.
+        // No settings of the user, and no prompt at the end of the start.
         command.env("DSTACK_SERVER_CONFIG_DISABLED", "1").env("DSTACK_DO_NOT_UPDATE_DEFAULT_PROJECT", "1");
         command.env("DSTACK_SERVER_LOG_LEVEL", "ERROR");
         command.env("DSTACK_SHIM_DOWNLOAD_URL", shelf.url()).env("DSTACK_RUNNER_DOWNLOAD_URL", shelf.url());
@@ -68,7 +68,7 @@ impl DstackServer {
 
 impl Drop for DstackServer {
     fn drop(&mut self) {
-        // It ends its SSH connections, which are processes of their own.
+        // Interrupted, so that it ends its SSH connections, which are separate processes.
         let _ = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
         let told = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) && told.elapsed() < STOP_TIMEOUT {

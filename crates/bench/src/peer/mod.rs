@@ -1,8 +1,8 @@
-//! dstack and windlass side by side: the same machine, the same minutes, the same requests, the same work.
+//! Comparison of dstack and windlass: the same machine, time, requests and work.
 //!
-//! Each server has an SSH fleet of one host: a network namespace of this machine with systemd and OpenSSH. Both bring
-//! the same agent there, ours; for dstack it stands in for its own (`--compat-tcp`). Jobs are plain processes. Whatever
-//! is measured of one is measured of the other right after it.
+//! Each server has an SSH fleet of one host: a network namespace of this machine with systemd and OpenSSH. Both deploy
+//! the windlass agent; for dstack it emulates dstack's own (`--compat-tcp`). Jobs are plain processes. Each measurement
+//! of one is directly followed by that of the other.
 
 mod dstack;
 mod shelf;
@@ -30,15 +30,15 @@ use windlass_testenv::{
 use windlass_testkit::lab::{Lab, LabHost, WORKER};
 use windlass_testkit::temp_dir;
 
-/// Where the environment with dstack in it is.
+/// Variable with the environment that contains dstack.
 const VARIABLE: &str = "WINDLASS_BENCH_DSTACK";
 const ROUNDS: usize = 3;
 const SUBMITS: usize = 200;
 const CLIENTS: usize = 8;
 const DURATION: Duration = Duration::from_secs(6);
-/// dstack looks at a job every ten seconds, and brings a host up within minutes.
+/// dstack polls a job every ten seconds, and brings a host up within minutes.
 const TIMEOUT: Duration = Duration::from_secs(900);
-/// Between two looks at a run.
+/// Polling interval of a run.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
@@ -47,7 +47,7 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     let lab = Lab::with_systemd(2)?;
     let mut sheet = BenchResults::new("peer")?;
     sheet.say("dstack 0.22.5 and windlass, SQLite, one SSH host each, the same agent, jobs as processes")?;
-    // The first start makes the database, and Python compiles what it reads.
+    // The first start creates the database, and compiles the Python code.
     let (venv, home) = (Path::new(&venv), scratch.path().join("dstack"));
     drop(DstackServer::start(venv, &home, binaries.agent, lab.gateway()).await?);
     let theirs = DstackServer::start(venv, &home, binaries.agent, lab.gateway()).await?;
@@ -76,7 +76,7 @@ pub async fn run(binaries: &Binaries<'_>) -> Result<()> {
     ours.stop()
 }
 
-/// One of the two, as its clients see it.
+/// One of the two systems, as its clients see it.
 #[derive(Clone)]
 struct MeasuredSystem {
     name: &'static str,
@@ -95,7 +95,7 @@ enum BetterWhen {
     More,
 }
 
-/// The line of one figure: theirs, ours, and how many times better ours is.
+/// Records one figure of both systems, and their ratio.
 fn record_ratio(sheet: &mut BenchResults, what: &str, key: &str, better: BetterWhen) -> Result<()> {
     let theirs = sheet.read(&format!("dstack.{key}")).context("no figure of dstack")?;
     let ours = sheet.read(&format!("windlass.{key}")).context("no figure of windlass")?;
@@ -140,7 +140,7 @@ impl SystemPair {
         record_ratio(sheet, "resident after that, MB", "end_resident_mb", BetterWhen::Less)
     }
 
-    /// One life of theirs, one of ours, and so on.
+    /// Measures lifecycles of dstack and windlass alternately.
     async fn measure_lifecycles(&self, sheet: &mut BenchResults) -> Result<()> {
         for (key, what, command) in
             [("running_ms", "submit to running, ms", "sleep 1"), ("done_ms", "submit to done, ms", "true")]
@@ -196,13 +196,13 @@ impl MeasuredSystem {
         closed::run_load(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
     }
 
-    /// An SSH fleet of one host, until it takes jobs.
+    /// Creates an SSH fleet of one host, and waits until it accepts jobs.
     async fn create_fleet(&self, host: &LabHost, lab: &Lab) -> Result<()> {
         let mut client = self.client().await?;
         let (private, public) = lab.key_pair()?;
         let init = json!({"repo_id": "none", "repo_info": {"repo_type": "virtual"}, "repo_creds": null});
         client.post("/api/project/main/repos/init", &init).await?;
-        // Not root: the agent's policy lets nobody's keys into that account.
+        // Not root: the agent's policy allows no user keys in that account.
         let configuration = json!({"type": "fleet", "name": "lab", "ssh_config": {"user": WORKER, "port": 22,
             "ssh_key": {"public": public, "private": private}, "hosts": [host.addr().to_string()]}});
         let spec = json!({"configuration": configuration, "configuration_path": "fleet.yml",
@@ -271,7 +271,7 @@ impl MeasuredSystem {
         Ok((rate, all[all.len() / 2]))
     }
 
-    /// Stops them all, until none is left.
+    /// Stops all runs, and waits until none is left.
     async fn clear(&self) -> Result<Duration> {
         let mut client = self.client().await?;
         let names: Vec<String> = (0..SUBMITS).map(|n| format!("many-{n}")).collect();
@@ -291,7 +291,7 @@ impl MeasuredSystem {
     }
 }
 
-/// A run that both take.
+/// A submission that both systems accept.
 fn submission(name: &str, command: &str) -> Value {
     let configuration = json!({"type": "task", "name": name, "image": "none", "user": "root",
         "commands": [command], "resources": {"cpu": {"arch": "x86", "count": {"min": 1}}, "memory": {"min": 0.1},

@@ -1,4 +1,4 @@
-//! A file on a shelf: whatever is asked for, the agent is given.
+//! An HTTP server that answers every request with the agent.
 
 use std::{net::Ipv4Addr, path::Path, sync::Arc};
 

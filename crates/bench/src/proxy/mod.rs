@@ -1,8 +1,8 @@
-//! Our proxy and Debian's nginx, in the same minutes, in front of the same upstream.
+//! Comparison of the windlass proxy with Debian's nginx, at the same time and with the same upstream.
 //!
-//! The proxy has one core for itself; upstream and callers share the other. So it is the other core that may be full
-//! first: processor time per request says what throughput alone would hide. Both are asked in turns, and the median of
-//! the rounds counts.
+//! The proxy has a core for itself; upstream and clients share the other. The other core may therefore saturate first:
+//! CPU time per request shows what throughput alone would hide. Both are measured alternately, and the median of the
+//! rounds counts.
 
 mod node;
 mod parts;
@@ -24,13 +24,13 @@ use windlass_testenv::{
 };
 use windlass_testkit::temp_dir;
 
-/// The core of the proxy, and the one of everybody else.
+/// The core of the proxy, and that of all other processes.
 const PROXY_CORE: u32 = 0;
 const OTHER_CORE: u32 = 1;
-/// Beside those of callers and replicas.
+/// Open files in addition to those of clients and replicas.
 const EXTRA_FILES: u64 = 1_000;
 
-/// What is measured, and for how long.
+/// Measurements and their duration.
 #[derive(Clone, Copy, Debug)]
 pub struct ProxyPlan {
     rounds: usize,
@@ -53,7 +53,7 @@ impl ProxyPlan {
     }
 }
 
-/// The part of the program that another core runs: `windlass-bench WORD …`.
+/// Runs a part of the benchmark that needs another core: `windlass-bench WORD …`.
 pub fn part(word: &str, arguments: &[String]) -> Option<Result<()>> {
     match word {
         "proxy-node" => Some(node::run(arguments)),
@@ -62,7 +62,7 @@ pub fn part(word: &str, arguments: &[String]) -> Option<Result<()>> {
     }
 }
 
-/// Who is measured.
+/// The measured proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProxySystem {
     Windlass,
@@ -122,7 +122,7 @@ pub async fn run(plan: ProxyPlan) -> Result<()> {
     Ok(())
 }
 
-/// As much as goes through, on connections that stay and on a new one for each request.
+/// Measures the maximum throughput, with keep-alive connections and with a new connection for each request.
 async fn measure_throughput(
     plan: &ProxyPlan,
     upstream: &PinnedProcess,
@@ -145,7 +145,7 @@ async fn measure_throughput(
             closes,
         };
         for proxy in &proxies {
-            // Buffers grow and connections to the upstream are opened.
+            // Warm-up: buffers grow and connections to the upstream are opened.
             wrk(proxy.address, Duration::from_secs(1)).run(proxy.pid()).await?;
         }
         for _ in 0..plan.rounds {
@@ -172,7 +172,7 @@ async fn measure_throughput(
     Ok(())
 }
 
-/// The middle one of the rounds, by throughput.
+/// Records the median of the rounds, by throughput.
 fn record_median(
     sheet: &mut BenchResults,
     key: &str,
@@ -201,7 +201,7 @@ fn record_median(
     Ok(middle)
 }
 
-/// What a proxy adds for one caller who waits for each answer.
+/// Measures the latency that a proxy adds for one client with sequential requests.
 async fn measure_added_latency(
     plan: &ProxyPlan,
     upstream: &PinnedProcess,
@@ -240,7 +240,7 @@ async fn measure_added_latency(
     Ok(())
 }
 
-/// Resident memory now, after it has come to rest.
+/// Resident memory after the process has become idle.
 async fn measure_idle_memory(proxy: &PinnedProcess) -> Result<f64> {
     process::wait_until_idle(proxy.pid()).await?;
     process::resident_mb(proxy.pid())

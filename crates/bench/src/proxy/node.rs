@@ -1,4 +1,4 @@
-//! Our proxy for one service, on one thread: `proxy-node LISTEN UPSTREAM`.
+//! The windlass proxy for one service, on one thread: `proxy-node LISTEN UPSTREAM`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -12,7 +12,7 @@ use windlass_gateway::{
     serve,
 };
 
-/// nginx is not asked to check tokens either.
+/// nginx does not check tokens either.
 struct AllowAll;
 
 impl Gatekeeper for AllowAll {

@@ -1,4 +1,4 @@
-//! The programs of the benchmark: upstream, nginx, wrk. Each on its core.
+//! Programs of the benchmark, each pinned to a core: upstream, nginx, wrk.
 
 use std::{
     fmt::Write as _,
@@ -18,19 +18,19 @@ use tokio::{
 use windlass_testenv::process;
 
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
-/// What each answer holds.
+/// Size of each response.
 const BODY_BYTES: usize = 1024;
-/// Between two events of a stream.
+/// Interval between two events of a stream.
 pub(super) const EVENT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A program on one core. It ends when this is dropped.
+/// A program pinned to a core, which ends on drop.
 pub(super) struct PinnedProcess {
     child: Child,
     pub(super) address: SocketAddr,
 }
 
 impl PinnedProcess {
-    /// Once it answers at `address`.
+    /// Returns when it responds at `address`.
     pub(super) async fn start(
         core: u32,
         program: &Path,
@@ -69,19 +69,19 @@ impl Drop for PinnedProcess {
     }
 }
 
-/// So many files may be open in this process and those that it starts.
+/// Raises the limit of open files of this process and its children.
 pub(super) fn raise_file_limit(files: u64) -> Result<()> {
     let now = getrlimit(Resource::Nofile);
     if now.current.is_none_or(|most| most >= files) {
         return Ok(());
     }
-    // Only root may go beyond what is allowed at most.
+    // Only root may raise the hard limit.
     let maximum = now.maximum.map(|most| most.max(files));
     setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum })
         .with_context(|| format!("{files} files must be allowed at once; `ulimit -n {files}` allows them"))
 }
 
-/// The configuration of an nginx with one process, as our proxy has one thread.
+/// Writes the configuration of an nginx with one process, because the windlass proxy has one thread.
 pub(super) fn nginx_config(scratch: &Path, listen: SocketAddr, upstream: SocketAddr) -> Result<PathBuf> {
     let place = scratch.join(format!("nginx-{}", listen.port()));
     std::fs::create_dir_all(&place)?;
@@ -90,8 +90,8 @@ pub(super) fn nginx_config(scratch: &Path, listen: SocketAddr, upstream: SocketA
     for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
         writeln!(temporary, "  {kind}_temp_path {dir}/{kind};")?;
     }
-    // Connections are kept for as long as they are wanted, on both sides, as ours are. It says as much about the caller
-    // to the upstream as ours does.
+    // Like the windlass proxy, it keeps connections open on both sides and sends the same headers about the client to
+    // the upstream.
     let text = format!(
         "daemon off;\nmaster_process off;\nworker_processes 1;\npid {dir}/pid;\nerror_log {dir}/error.log warn;\n\
          events {{ worker_connections 20000; }}\n\
@@ -109,7 +109,7 @@ pub(super) fn nginx_config(scratch: &Path, listen: SocketAddr, upstream: SocketA
     Ok(file)
 }
 
-/// Answers as cheaply as can be: `proxy-upstream LISTEN`. At `/sse` it tells the time.
+/// Responds with minimal cost: `proxy-upstream LISTEN`. `/sse` streams events.
 pub(super) fn upstream(arguments: &[String]) -> Result<()> {
     let [listen] = arguments else { bail!("want LISTEN") };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -119,7 +119,7 @@ pub(super) fn upstream(arguments: &[String]) -> Result<()> {
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
             tokio::spawn(async move {
-                // Who hangs up is gone.
+                // A closed connection is not an error.
                 let _ = serve_requests(stream).await;
             });
         }
@@ -161,18 +161,18 @@ pub(super) struct WrkRun {
     pub(super) address: SocketAddr,
     pub(super) connections: u32,
     pub(super) lasts: Duration,
-    /// Each request on a connection of its own.
+    /// Uses a separate connection for each request.
     pub(super) closes: bool,
 }
 
-/// What it said, and what the proxy took meanwhile.
+/// Output of wrk, and the usage of the proxy meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct WrkSample {
     pub(super) per_second: f64,
     pub(super) p50_ms: f64,
     pub(super) p99_ms: f64,
     pub(super) errors: f64,
-    /// Processor time of the proxy for one request.
+    /// CPU time of the proxy per request.
     pub(super) cpu_us: f64,
 }
 
@@ -196,7 +196,7 @@ impl WrkRun {
     }
 }
 
-/// A sample without the proxy's part, and how many requests there were.
+/// Parses a sample without the proxy's part, and the number of requests.
 fn parse_sample(text: &str) -> Result<(WrkSample, f64)> {
     let after = |word: &str| text.lines().find_map(|line| line.trim().strip_prefix(word)).map(str::trim);
     let per_second: f64 = after("Requests/sec:").context("no rate")?.parse()?;
@@ -218,7 +218,7 @@ fn parse_sample(text: &str) -> Result<(WrkSample, f64)> {
     Ok((sample, count))
 }
 
-/// `812.00us`, `3.20ms`, `1.04s`.
+/// Parses `812.00us`, `3.20ms`, `1.04s`.
 fn parse_milliseconds(text: &str) -> Result<f64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Many streams of events at once: what each costs the proxy, and whether all of them get their events.
+//! Many concurrent event streams: the cost of each for the proxy, and whether all of them receive their events.
 
 use std::{
     net::SocketAddr,
@@ -23,7 +23,7 @@ use super::{
 use crate::sheet::BenchResults;
 use windlass_testenv::process;
 
-/// Streams that are being opened at once.
+/// Number of streams that are opened concurrently.
 const OPENING_MAX: usize = 64;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 const EVENT: &[u8] = b"data: event\n\n";
@@ -35,7 +35,7 @@ pub(super) async fn measure_streams(
 ) -> Result<()> {
     let before = measure_idle_memory(proxy).await?;
     let began = Instant::now();
-    // Events that came, of all of them together.
+    // Number of events of all streams.
     let events = Arc::new(AtomicUsize::new(0));
     let mut readers = JoinSet::new();
     let mut open = 0;
@@ -54,7 +54,7 @@ pub(super) async fn measure_streams(
     let took = began.elapsed();
     let (resident, busy) = (process::resident_mb(proxy.pid())?, process::cpu_secs(proxy.pid())?);
     let (counted, since) = (events.load(Ordering::Relaxed), Instant::now());
-    // Each gets an event in this time.
+    // Each stream receives an event in this time.
     tokio::time::sleep(EVENT_INTERVAL + Duration::from_secs(2)).await;
     let came = events.load(Ordering::Relaxed) - counted;
     let busy = (process::cpu_secs(proxy.pid())? - busy) / since.elapsed().as_secs_f64();
@@ -70,7 +70,7 @@ pub(super) async fn measure_streams(
     sheet.say(&format!("  {lost} without an event"))
 }
 
-/// A stream that has told its first event.
+/// Opens a stream and waits for its first event.
 async fn open_stream(address: SocketAddr) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(address).await.context("connect")?;
     stream.write_all(b"GET /sse HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n").await?;
@@ -86,7 +86,7 @@ async fn count_events(mut stream: TcpStream, events: Arc<AtomicUsize>) -> Result
     loop {
         let count = stream.read(&mut piece).await?;
         ensure!(count > 0, "the stream ended");
-        // An event is small and comes alone.
+        // An event is small and arrives alone.
         if piece[..count].windows(EVENT.len()).any(|part| part == EVENT) {
             events.fetch_add(1, Ordering::Relaxed);
         }

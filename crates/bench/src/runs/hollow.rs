@@ -1,4 +1,4 @@
-//! Runs on hollow hosts: everything but the work. What is measured is the control plane alone.
+//! Runs on hollow hosts, which do everything but the work: measures only the control plane.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ use windlass_testenv::{
 const HOSTS: usize = 200;
 const REPEATS: usize = 20;
 const AT_ONCE: usize = 16;
-/// Whole lives for the throughput.
+/// Number of whole lifecycles for the throughput.
 const THROUGHPUT_RUNS: usize = 4_000;
 const SUBMITTERS: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -46,7 +46,7 @@ pub(super) async fn run(
         env: vec![("WINDLASS_AGENT", binaries.agent.to_owned())],
         log: None,
     };
-    // The first start makes the database and its keys.
+    // The first start creates the database and its keys.
     drop(Server::start(&options).await?);
     let _hosts = HollowHosts::start(binaries.agent, &home.join("hosts"), &data, postgres, HOSTS).await?;
     let server = Server::start(&options).await?;
@@ -70,7 +70,7 @@ async fn measure_single_runs(server: &Server, sheet: &mut BenchResults) -> Resul
     let (mut running, mut ended) = (Vec::new(), Vec::new());
     for time in 0..=REPEATS {
         let mut job = empty_job(&format!("alone-{time}"));
-        // Long enough to be seen running.
+        // Long enough to be observed as running.
         job["env"]["HOLLOW_RUN_MS"] = "30".into();
         let seen = measure_run(&mut client, &job).await?;
         let nothing = measure_run(&mut client, &empty_job(&format!("empty-{time}"))).await?;
@@ -120,7 +120,7 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
         done??;
     }
     let submitted = started.elapsed();
-    // The first one has been idle for longer than the server keeps such connections.
+    // The first connection has been idle for longer than the server keeps such connections.
     let mut client = server.client().await?;
     while has_active_run(&mut client).await? {
         ensure!(started.elapsed() < TIMEOUT, "not all of {LIVES} runs end");
@@ -142,7 +142,7 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
     Ok(())
 }
 
-/// Rows that each pipeline has claimed since the server was started.
+/// Rows that each pipeline has claimed since the start of the server.
 async fn claims_by_pipeline(client: &mut Client) -> Result<BTreeMap<String, f64>> {
     let pipelines = client.post("/api/server/pipelines", &json!({})).await?;
     let all = pipelines.as_array().context("no list of pipelines")?.iter();

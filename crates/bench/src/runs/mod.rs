@@ -1,6 +1,7 @@
 //! Whole runs through the real server: on hollow hosts, as processes of this machine, in containers.
 //!
-//! What is compared stands in one run: hollow on SQLite and on Postgres, containers beside `docker run`.
+//! Figures that are compared are measured in one run: hollow hosts on SQLite and on Postgres, containers and `docker
+//! run`.
 
 mod hollow;
 mod real;
@@ -17,21 +18,21 @@ use super::sheet::BenchResults;
 use windlass_testenv::server::{Client, Server, submission};
 use windlass_testkit::temp_dir;
 
-/// A run that takes longer is not a figure, it is a fault.
+/// A run that takes longer is a failure, not a figure.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two looks at a run. Each look costs the server some 50 µs.
+/// Polling interval of a run. Each poll costs the server about 50 µs.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Between two looks at a whole fleet, which shows every host.
+/// Polling interval of a whole fleet, whose response contains every host.
 const HOSTS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The binaries that are measured.
+/// The measured binaries.
 pub struct Binaries<'a> {
     pub windlass: &'a Path,
     pub agent: &'a Path,
 }
 
-/// `postgres` is the url of an empty database.
+/// `postgres` is the URL of an empty database.
 pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()> {
     let scratch = temp_dir("runs")?;
     let mut sheet = BenchResults::new("runs")?;
@@ -47,7 +48,7 @@ pub async fn run(binaries: &Binaries<'_>, postgres: Option<String>) -> Result<()
     Ok(())
 }
 
-/// What it costs that plain processes are confined.
+/// Measures the cost of confining plain processes.
 pub async fn measure_isolation(binaries: &Binaries<'_>) -> Result<()> {
     let scratch = temp_dir("isolation")?;
     let mut sheet = BenchResults::new("isolation")?;
@@ -56,14 +57,14 @@ pub async fn measure_isolation(binaries: &Binaries<'_>) -> Result<()> {
     Ok(())
 }
 
-/// How long after its submission a run was seen in each state.
+/// Times after its submission at which a run was observed in each state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunTimes {
     pub(super) running: Option<Duration>,
     pub(super) ended: Duration,
 }
 
-/// Submits a run and watches it to its end.
+/// Submits a run and follows it to its end.
 pub(super) async fn measure_run(client: &mut Client, configuration: &Value) -> Result<RunTimes> {
     let name = configuration["name"].as_str().context("a run without a name")?.to_owned();
     let asked = Instant::now();
@@ -85,7 +86,7 @@ pub(super) async fn measure_run(client: &mut Client, configuration: &Value) -> R
     }
 }
 
-/// Whether a run of the project is not over. One is asked for: a list costs the server what it shows.
+/// Returns whether the project has an active run. Requests one run, because the cost of a list depends on its length.
 async fn has_active_run(client: &mut Client) -> Result<bool> {
     let body = json!({"project_name": "main", "only_active": true, "limit": 1, "job_submissions_limit": 1});
     let list = client.post("/api/runs/list", &body).await?;
@@ -97,7 +98,7 @@ fn median(taken: &mut [Duration]) -> Duration {
     taken[taken.len() / 2]
 }
 
-/// Waits until the project's fleet has so many hosts that take jobs.
+/// Waits until the project's fleet has the given number of hosts that accept jobs.
 pub(super) async fn wait_for_hosts(server: &Server, fleet: &str, hosts: usize) -> Result<()> {
     let mut client = server.client().await?;
     let started = Instant::now();

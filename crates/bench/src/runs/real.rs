@@ -1,4 +1,4 @@
-//! Runs that do something: processes of this machine, and containers beside `docker run` of the same image.
+//! Runs that do something: processes of this machine, and containers compared with `docker run` of the same image.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,7 +23,7 @@ pub(super) async fn run(binaries: &Binaries<'_>, home: &Path, sheet: &mut BenchR
     measure_containers(binaries, &home.join("docker"), &engine, sheet).await
 }
 
-/// Plain processes with the server's own rights and confined ones, in turns: what the borders cost.
+/// Alternates plain processes with the server's privileges and confined ones, to measure the cost of confinement.
 pub(super) async fn measure_isolation(
     binaries: &Binaries<'_>,
     home: &Path,
@@ -63,7 +63,7 @@ async fn start_server_with(
     processes: &str,
 ) -> Result<Server> {
     std::fs::create_dir_all(data)?;
-    // A socket that is not there: then jobs are processes, whatever this machine has.
+    // This socket does not exist, so that jobs are processes on any machine.
     let engine = engine.map_or_else(|| data.join("no-engine.sock"), Path::to_owned);
     let server = Server::start(&ServerOptions {
         binary: binaries.windlass,
@@ -112,11 +112,11 @@ async fn processes(binaries: &Binaries<'_>, data: &Path, sheet: &mut BenchResult
     sheet.times("done", "submit to done, `true`", &mut ends)?;
     sheet.times("exit", "exit of the job to finished run", &mut exits)?;
     sheet.times("stop", "stop asked to signal in the job", &mut stops)?;
-    // Its agent on this machine goes with it.
+    // Its agent on this machine ends with it.
     server.stop()
 }
 
-/// How a job's container is on the network, in the words of `docker run`.
+/// Network of a job's container, as arguments of `docker run`.
 const JOB_NETWORK_ARGS: [&str; 3] = ["windlass", "--publish", "127.0.0.1::10022"];
 
 async fn measure_containers(
@@ -149,7 +149,7 @@ async fn measure_containers(
     server.stop()
 }
 
-/// From the submission until the word can be read from the server.
+/// Measures the time from the submission until the server returns the output.
 async fn measure_first_line(client: &mut Client, configuration: &Value) -> Result<Duration> {
     let asked = Instant::now();
     let run = client.post("/api/project/main/runs/apply", &submission(configuration)).await?;
@@ -186,7 +186,7 @@ async fn wait_end(client: &mut Client, name: &str) -> Result<()> {
     }
 }
 
-/// The job's last act is to remove a file; from that moment on until the run is done.
+/// Measures the time from the job's last action, the removal of a file, until the run is done.
 async fn measure_exit_to_finished(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
     let (go, flag) = (scratch.join(format!("{name}.go")), scratch.join(format!("{name}.flag")));
     std::fs::write(&flag, "")?;
@@ -206,7 +206,7 @@ async fn measure_exit_to_finished(client: &mut Client, name: &str, scratch: &Pat
     Ok(gone.elapsed())
 }
 
-/// From the request to stop until the job's own trap has written a file.
+/// Measures the time from the stop request until the job's trap has written a file.
 async fn measure_stop_to_signal(client: &mut Client, name: &str, scratch: &Path) -> Result<Duration> {
     let (ready, flag) = (scratch.join(format!("{name}.ready")), scratch.join(format!("{name}.flag")));
     let command = format!(

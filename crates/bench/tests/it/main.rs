@@ -1,3 +1,3 @@
-//! The benchmarks' own tests.
+//! Tests of the benchmarks.
 
 mod performance;

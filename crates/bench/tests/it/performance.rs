@@ -1,4 +1,4 @@
-//! The page about performance.
+//! Test of the performance page.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! `windlass attach RUN`: its ports here, `ssh RUN`, and its output if wanted.
+//! `windlass attach RUN`: forwards the ports of a run, enables `ssh RUN`, and shows its output if requested.
 
 use std::{net::IpAddr, path::PathBuf};
 
@@ -33,37 +33,37 @@ in WINDLASS_HOME/ssh, which ~/.ssh/config includes, so editors find it too.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run
+    /// Run to attach to
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
-    /// Follow the output too
+    /// Follow the output as well
     #[arg(long)]
     pub(crate) logs: bool,
-    /// Only what was written since then: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
+    /// Show output written since this time: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
     #[arg(long, value_name = "WHEN", requires = "logs")]
     pub(crate) since: Option<String>,
-    /// On a terminal, let the job's output drive it
+    /// Pass escape sequences in the job's output to the terminal
     #[arg(long, requires = "logs")]
     pub(crate) raw: bool,
-    /// Forward a port of the job: `8000`, `LOCAL:8000` or `*:8000`; beside those of its configuration
+    /// Port of the job to forward: `8000`, `LOCAL:8000` or `*:8000`; in addition to those of its configuration
     #[arg(short, long = "port", value_name = "MAPPING", value_parser = PortMapping::parse)]
     pub(crate) port: Vec<PortMapping>,
-    /// Address of this machine at which ports are forwarded
+    /// Local address on which ports are forwarded
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
-    /// Which replica of a service; any that runs, if not given
+    /// Replica of a service; defaults to any running replica
     #[arg(long, value_name = "N")]
     pub(crate) replica: Option<i64>,
-    /// Which job of the replica: the rank of the node
+    /// Job of the replica: the rank of the node
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) job: i64,
-    /// Private key for `ssh`, instead of the one that the server keeps for you
+    /// Private key for `ssh`, instead of the one that the server stores for you
     #[arg(long, value_name = "FILE")]
     pub(crate) ssh_identity: Option<PathBuf>,
-    /// Carry standard input and output to the job's SSH server; for OpenSSH
+    /// Connect standard input and output to the job's SSH server; for OpenSSH
     #[arg(long, hide = true)]
     pub(crate) stdio: bool,
-    /// How to reach the server; for OpenSSH
+    /// File that describes how to reach the server; for OpenSSH
     #[arg(long, value_name = "FILE", hide = true)]
     pub(crate) door: Option<PathBuf>,
     #[command(flatten)]
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     attached.map_err(CliError::ours)
 }
 
-/// The job that is meant. Of replicas that nobody named, the first that runs.
+/// Selects a job. Without a replica number, selects the first running replica.
 pub(super) fn place(run: &Run, replica: Option<i64>, rank: i64) -> LoginTarget {
     let all = job_progress(run);
     let of_rank = |job: &&JobProgress| job.job == rank;
@@ -123,7 +123,8 @@ fn find_job_spec(run: &Run, place: LoginTarget) -> serde_json::Value {
         .unwrap_or_default()
 }
 
-/// OpenSSH's end of the way to the job's SSH server. It ends when the job's end does.
+/// Relays stdin and stdout of an OpenSSH `ProxyCommand` to the job's SSH server. Ends when the job closes the
+/// connection.
 async fn carry(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let run = cx.run(&args.name).await?;
     let place = place(&run, args.replica, args.job);

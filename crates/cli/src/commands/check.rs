@@ -1,7 +1,7 @@
-//! `windlass check FILE…`: every problem of every file, without a server.
+//! `windlass check FILE…`: reports every problem of every file, without a server.
 //!
-//! Configurations of `windlass apply`, profiles and task files of `windlass jobs launch` are told apart by what they say,
-//! and get the verdict that those commands would give.
+//! Configurations of `windlass apply`, profiles and task files of `windlass jobs launch` are distinguished by their
+//! content, and get the same result as from those commands.
 
 mod images;
 
@@ -47,13 +47,13 @@ pub(crate) struct Args {
     /// Files to validate; `-` is standard input
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Set a variable, as `apply` and `jobs launch` do
+    /// Variable to set, as in `apply` and `jobs launch`
     #[arg(short, long = "env", value_name = "K=V", value_parser = assignment)]
     pub(crate) env: Vec<(String, String)>,
-    /// Set a secret of a task file, as `jobs launch` does
+    /// Secret of a task file to set, as in `jobs launch`
     #[arg(long = "secret", value_name = "K=V", value_parser = assignment)]
     pub(crate) secret: Vec<(String, String)>,
-    /// Ask registries whether the images of configurations exist, and for which platforms
+    /// Query registries for the images of configurations and their platforms
     #[arg(long)]
     pub(crate) images: bool,
     #[command(flatten)]
@@ -67,13 +67,13 @@ fn parse_assignment(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// The language that a file is written in.
+/// File format.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Dialect {
-    /// What `windlass apply` takes.
+    /// Configurations for `windlass apply`.
     Windlass,
     Profiles,
-    /// What `windlass jobs launch` takes.
+    /// Task files for `windlass jobs launch`.
     Skypilot,
 }
 
@@ -86,7 +86,7 @@ impl Dialect {
         }
     }
 
-    /// Profiles are known by the name of their file, task files by their fields.
+    /// Detects profiles by their file name and task files by their fields.
     fn detect(file: &Path, source: &str) -> Self {
         if file.file_stem().is_some_and(|stem| stem == "profiles") {
             Self::Profiles
@@ -98,22 +98,22 @@ impl Dialect {
     }
 }
 
-/// A file that is right.
+/// A valid file.
 struct ValidFile {
     kind: &'static str,
-    /// The same for people.
+    /// Description for people.
     described: String,
-    /// Taken from where `apply` runs, and not set here.
+    /// Variables that `apply` would read from the environment and that are not set here.
     unset: Vec<String>,
-    /// What has no effect.
+    /// Settings without an effect.
     warnings: Vec<Diagnosis>,
-    /// Why it cannot be launched on windlass, though it is right.
+    /// Reasons why windlass cannot launch the file although it is valid.
     refusals: Vec<Diagnosis>,
-    /// The registry's answer, with `--images`.
+    /// The registry's response, with `--images`.
     image: Option<ImageReport>,
 }
 
-/// The verdict on one file.
+/// The result for one file.
 enum CheckResult {
     ValidFile { dialect: Dialect, source: String, valid: Box<ValidFile> },
     Invalid { dialect: Dialect, source: String, problems: Vec<Diagnosis> },
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Format::Table | Format::Wide => checked.iter().for_each(|(file, checked)| tell(file, checked)),
         Format::Json => output::print_json_array(&documents())?,
         Format::Jsonl => output::print_jsonl(&documents())?,
-        // The names of files that are no good, for `xargs`.
+        // Names of invalid files, for `xargs`.
         Format::Name => {
             checked.iter().filter(|(_, checked)| !checked.is_ok()).for_each(|(file, _)| output::data(file))
         }
@@ -178,7 +178,7 @@ fn valid(kind: &'static str, unset: Vec<String>) -> ValidFile {
     }
 }
 
-/// What `jobs launch` would find.
+/// Runs the checks of `jobs launch`.
 fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis>> {
     let envs: BTreeMap<String, String> = args.env.iter().cloned().collect();
     let secrets =
@@ -203,8 +203,8 @@ fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis
     })
 }
 
-/// What `apply` would do with references and variables. A variable that is taken from the environment need
-/// not be set where a file is only checked.
+/// Resolves references and variables as `apply` does. A variable that comes from the environment may be unset while a
+/// file is only checked.
 fn resolved(
     mut parsed: config::ParsedConfiguration,
     env: &[(String, String)],

@@ -1,4 +1,4 @@
-//! `windlass completion SHELL`: the few lines that teach a shell to ask this program.
+//! `windlass completion SHELL`: prints the script that makes a shell query this program for completions.
 
 use clap_complete::env::Shells;
 
@@ -17,7 +17,7 @@ Names of runs, fleets, projects and the like are asked of the server, if one run
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Which shell
+    /// Shell to generate the script for
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let shell =
         shells.completer(name).ok_or_else(|| CliError::new(format!("write completion for {name}")))?;
     let mut script = Vec::new();
-    // By name, not by path: whichever `windlass` is first in the path answers, also after an update.
+    // The script calls the program by name, so that it uses the first `windlass` in `PATH`, also after an update.
     shell
         .write_registration(complete::COMPLETE_VARIABLE, "windlass", "windlass", "windlass", &mut script)
         .map_err(|error| CliError::from_error("write the script", &error))?;

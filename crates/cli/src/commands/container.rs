@@ -1,4 +1,4 @@
-//! `windlass container`: the container queue, for people.
+//! `windlass container`: commands on the container queue.
 
 use serde_json::{Value, json};
 use windlass_api::queue::{QueueError, QueueHttpClient, percent_encode};
@@ -37,44 +37,44 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// List containers of the queue
+    /// List queued containers
     #[command(after_help = "Examples:\n  windlass container list --all")]
     List {
-        /// Those that ended too
+        /// Include finished containers
         #[arg(short, long)]
         all: bool,
     },
-    /// Show one container, and what dispatchers said about it
+    /// Show a container and the messages of dispatchers about it
     #[command(after_help = format!("Examples:\n  windlass container show {UUID}"))]
     Show {
-        /// The container
+        /// UUID of the container
         #[arg(value_name = "CONTAINER")]
         uuid: String,
     },
-    /// Print what a container wrote
+    /// Print the output of a container
     #[command(after_help = format!("Examples:\n  windlass container logs --stderr {UUID}"))]
     Logs {
-        /// The container
+        /// UUID of the container
         #[arg(value_name = "CONTAINER")]
         uuid: String,
-        /// Print stderr
+        /// Print stderr instead of stdout
         #[arg(long)]
         stderr: bool,
     },
-    /// Take back every request for a container: it is stopped if it runs
+    /// Cancel all requests for a container; a running container is stopped
     #[command(after_help = format!("Examples:\n  windlass container cancel {UUID}"))]
     Cancel {
-        /// The container
+        /// UUID of the container
         #[arg(value_name = "CONTAINER")]
         uuid: String,
     },
-    /// Change the priority of a container: 0 holds or stops it, 1000 comes first
+    /// Set the priority of a container: 0 holds or stops it, 1000 is the highest
     #[command(after_help = format!("Examples:\n  windlass container priority {UUID} 900"))]
     Priority {
-        /// The container
+        /// UUID of the container
         #[arg(value_name = "CONTAINER")]
         uuid: String,
-        /// 0 to 1000
+        /// Priority from 0 to 1000
         priority: u64,
     },
 }
@@ -188,7 +188,7 @@ async fn show(client: &QueueHttpClient, uuid: &str, format: crate::cli::Format) 
     Ok(Exit::Done)
 }
 
-/// `cpu 1.2s, memory 36 MB, time 3.0s`, of which it says what is known.
+/// `cpu 1.2s, memory 36 MB, time 3.0s`, without the parts that are unknown.
 fn format_usage(usage: &Value) -> String {
     let seconds = |name: &str| usage[name].as_f64().map(|us| us / 1e6);
     let cpu = seconds("cpu_us").map(|secs| format!("cpu {secs:.1} s"));
@@ -211,7 +211,7 @@ async fn logs(client: &QueueHttpClient, uuid: &str, stderr: bool) -> Result<Exit
     }
 }
 
-/// The priority of a container is that of its requests.
+/// Sets the priority of all requests for a container, which determines the priority of the container.
 async fn set_priority(client: &QueueHttpClient, uuid: &str, priority: u64) -> Result<Exit, CliError> {
     let filters =
         percent_encode(&json!([["container_uuid", "=", uuid], ["state", "=", "Committed"]]).to_string());

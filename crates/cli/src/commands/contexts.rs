@@ -1,4 +1,4 @@
-//! `windlass context` and `windlass logout`: the servers that this user has logged in to.
+//! `windlass context` and `windlass logout`: the servers that the user has logged in to.
 
 use serde::Serialize;
 
@@ -44,17 +44,17 @@ pub(crate) enum Action {
     /// List servers
     #[command(after_help = "Examples:\n  windlass context list -o json")]
     ListView,
-    /// Choose the server that commands talk to
+    /// Select the server that commands use
     #[command(after_help = "Examples:\n  windlass context use lab\n  windlass context use local")]
     Use {
-        /// The name that `windlass login` gave it; `local` is the server on this machine
+        /// Context name from `windlass login`; `local` is the server on this machine
         #[arg(value_name = "NAME")]
         name: String,
     },
-    /// Forget a server and its token
+    /// Delete a server and its token from the list
     #[command(after_help = "Examples:\n  windlass context delete old")]
     Delete {
-        /// The name that `windlass login` gave it
+        /// Context name from `windlass login`
         #[arg(value_name = "NAME")]
         name: String,
     },
@@ -63,12 +63,12 @@ pub(crate) enum Action {
 #[derive(Debug, clap::Args)]
 #[command(after_help = LOGOUT_EXAMPLES)]
 pub(crate) struct LogoutArgs {
-    /// The name that `windlass login` gave it; the server in use, if not given
+    /// Context name from `windlass login`; defaults to the current server
     #[arg(value_name = "NAME")]
     pub(crate) name: Option<String>,
 }
 
-/// A row of the list. The token is not shown.
+/// A row of the list, without the token.
 #[derive(Serialize)]
 struct ContextRow {
     name: String,
@@ -106,7 +106,7 @@ pub(crate) fn logout(args: &LogoutArgs) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// Those that were logged in to, and the server on this machine.
+/// Returns the stored contexts, and the server on this machine.
 fn list_contexts(home: &Home) -> Result<Vec<ContextRow>, CliError> {
     let current = Login::read(home)?.map(|login| login.context_name());
     let local = ContextRow {

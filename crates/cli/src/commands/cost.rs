@@ -1,4 +1,4 @@
-//! `windlass cost`: price by time, over a period.
+//! `windlass cost`: the cost of a period, from prices and durations.
 
 use clap::ValueEnum;
 use windlass_api::{
@@ -33,16 +33,16 @@ quarter. By fleet it is what the instances cost while they existed, idle time in
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What to add up by
+    /// Grouping of the costs
     #[arg(long, value_enum, default_value_t = Group::Run, value_name = "WHAT")]
     pub(crate) by: Group,
-    /// From then on: `7d` ago, or a time such as `2026-11-01T00:00:00Z`
+    /// Start of the period: `7d` ago, or a time such as `2026-11-01T00:00:00Z`
     #[arg(long, value_name = "WHEN", default_value = "30d")]
     pub(crate) since: String,
-    /// Until then; until now if not given
+    /// End of the period; defaults to now
     #[arg(long, value_name = "WHEN")]
     pub(crate) until: Option<String>,
-    /// The N most expensive; the total is of all
+    /// Number of rows, most expensive first; the total includes all
     #[arg(short = 'n', long, value_name = "N", default_value_t = 100,
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) last: u16,
@@ -138,7 +138,7 @@ fn hours(hours: f64) -> String {
     format!("{hours:.2}")
 }
 
-/// Cents, and less where there are none.
+/// Rounds to cents; amounts below one cent keep their digits.
 fn format_money(dollars: f64) -> String {
     if dollars == 0.0 || dollars >= 0.01 { format!("${dollars:.2}") } else { words::price(dollars) }
 }

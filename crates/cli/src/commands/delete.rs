@@ -1,7 +1,7 @@
-//! `windlass delete RUN…` and `windlass delete -f FILE`: finished runs, or what a file describes.
+//! `windlass delete RUN…` and `windlass delete -f FILE`: deletes finished runs, or the resource that a file describes.
 //!
-//! A deleted run is no longer listed and its name is free. What happened to it stays in the events; its output is kept for
-//! as long as the server keeps that of deleted runs.
+//! A deleted run is no longer listed and its name is free. Its events remain; its output is retained as long as the
+//! server is configured to retain the output of deleted runs.
 
 use std::{
     path::{Path, PathBuf},
@@ -37,16 +37,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The runs; they have to be finished
+    /// Runs to delete; they must be finished
     #[arg(value_name = "RUN", required_unless_present = "file", conflicts_with = "file")]
     pub(crate) names: Vec<String>,
-    /// Delete what this configuration describes; `-` is standard input
+    /// Configuration file that describes the resource to delete; `-` is standard input
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Do not ask
+    /// Skip the confirmation prompt
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Return when it is gone, not when the server knows that it shall be
+    /// Wait until the deletion is complete
     #[arg(short, long)]
     pub(crate) wait: bool,
     #[command(flatten)]
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     }
 }
 
-/// All of them are there and finished, or nothing is deleted.
+/// Deletes finished runs. Deletes nothing if one of them is missing or active.
 async fn finished(cx: &Context, names: &[String], yes: bool) -> Result<Exit, CliError> {
     let mut active = Vec::new();
     for name in names {
@@ -125,7 +125,7 @@ fn delete_from_file(args: &Args, file: &Path) -> Result<Exit, CliError> {
     })
 }
 
-/// The run of a file, which is stopped if it has to be.
+/// Deletes the run of a file. Stops it first if it is active.
 async fn active(cx: &Context, args: &Args, name: &str) -> Result<Exit, CliError> {
     let run = cx.run(name).await?;
     let is_over = is_finished(&run.status);
@@ -171,7 +171,7 @@ async fn delete_gateway(cx: &Context, args: &Args, name: &str) -> Result<Exit, C
     Ok(exit)
 }
 
-/// Until the server has no such thing.
+/// Waits until the server no longer has the resource.
 async fn wait_until_deleted<O: Operation>(cx: &Context, request: &O::Request) -> Result<(), CliError> {
     loop {
         match cx.try_call::<O>(request).await {

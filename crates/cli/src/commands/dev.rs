@@ -1,4 +1,4 @@
-//! `windlass dev`: a server in the foreground with everything in a directory that goes away at the end.
+//! `windlass dev`: runs a server in the foreground, with all data in a directory that is deleted at exit.
 
 use std::{
     os::unix::fs::DirBuilderExt as _,
@@ -31,31 +31,31 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Port to listen on; 0 lets the system choose
+    /// Port to listen on; 0 selects a free port
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(crate) port: u16,
-    /// Keep everything in this directory; without it, a temporary one that goes away at the end
+    /// Data directory to keep; defaults to a temporary one that is deleted at exit
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// The program `windlass-agent`, if it is not beside this one
+    /// Path of the `windlass-agent` binary; defaults to the directory of this binary
     #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
-    /// What jobs run in on this machine: `any`, `docker` or `process`; `any` where a container engine answers
+    /// Runtime of jobs on this machine: `any`, `docker` or `process`; defaults to `any` if a container engine responds
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
-    /// Rights of plain processes on this machine: `confined`, `own` (the server's own) or `refused`
+    /// Privileges of plain processes on this machine: `confined`, `own` (those of the server) or `refused`
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_PROCESSES", value_name = "MODE")]
     pub(crate) local_processes: Option<String>,
-    /// How much to log
+    /// Log level
     #[arg(long, env = "WINDLASS_LOG", value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
 }
 
-/// How long runs get to end with the server they belong to.
+/// Time limit for stopping all runs at exit.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A directory that goes away with its guard, unless somebody named it.
+/// A directory that is deleted with its guard, unless the user named it.
 struct DataDir {
     path: PathBuf,
     kept: bool,
@@ -68,7 +68,7 @@ impl DataDir {
         }
         let name = format!("windlass-dev-{}-{}", std::process::id(), &local::generate_token()?[..8]);
         let path = std::env::temp_dir().join(name);
-        // It must be new: in a shared /tmp somebody else may have put something there.
+        // The directory must be new: in a shared `/tmp` another user may have created it.
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// Runs on this machine would go on without their server; here nothing shall.
+/// Stops all runs at exit. Runs on this machine would otherwise continue without their server.
 pub(super) async fn stop_runs(url: &str, token: &str) {
     match tokio::time::timeout(STOP_TIMEOUT, try_stop_runs(url, token)).await {
         Ok(Ok(())) => {}

@@ -1,4 +1,4 @@
-//! `windlass dispatch`: takes containers from the queue and has them run, here or by Slurm.
+//! `windlass dispatch`: claims containers from the queue and runs them on this machine or through Slurm.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -29,7 +29,7 @@ Examples:
   windlass dispatch local --server http://127.0.0.1:3000 --token-file /etc/windlass/dispatch.token
   windlass dispatch slurm --server https://windlass:3443 --server-cert cert.pem --token-file dispatch.token";
 
-/// News that come thick and fast are gathered for this long at most.
+/// Maximum time for which frequent queue events are coalesced.
 const COALESCE_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
@@ -41,72 +41,73 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CommonArgs {
-    /// Where the server is
+    /// URL of the server
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", default_value = "http://127.0.0.1:3000")]
     pub(crate) server: String,
-    /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given. Executors are
-    /// given it too
+    /// Certificate of an `https` server, in PEM format; defaults to the trust store of this machine. Also passed to
+    /// executors
     #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
     pub(crate) server_cert: Option<String>,
-    /// File with the dispatcher's token; `windlass dispatch token` makes one
+    /// File with the dispatcher's token; `windlass dispatch token` creates one
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: PathBuf,
-    /// Seconds between two looks at the queue when there is no news
+    /// Polling interval in seconds when there are no queue events
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub(crate) poll: f64,
-    /// Seconds after which a container without a job is given up; a scheduler that is slow to show jobs needs more
+    /// Seconds after which a container without a job is considered lost; increase it for a scheduler that shows jobs
+    /// late
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub(crate) lost_after: u32,
-    /// Seconds after which another process with the same token takes over from this one when it is not heard of
+    /// Seconds without a report from this process after which another process with the same token takes over
     #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) lease: u64,
-    /// Write figures to this file after every look, in the text format of Prometheus
+    /// File for metrics in the Prometheus text format, written after every poll
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics_file: Option<PathBuf>,
-    /// Look at once when somebody knocks at this socket: `windlass dispatch knock FILE` does, from a hook of the
-    /// scheduler
+    /// Socket on which the dispatcher accepts requests to poll immediately: `windlass dispatch knock FILE` sends one
+    /// from a hook of the scheduler
     #[arg(long, value_name = "FILE")]
     pub(crate) hook_socket: Option<PathBuf>,
-    /// Look once, do what there is to do, and end
+    /// Poll once, process the result and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// What runs containers that have an image: `auto` takes Docker, Podman or Apptainer, whichever the node has;
-    /// `process` ignores images, and needs `--allow-process`
+    /// Runtime of containers with an image: `auto` uses Docker, Podman or Apptainer, whichever the node has; `process`
+    /// ignores images and needs `--allow-process`
     #[arg(long, value_name = "RUNTIME", default_value = "auto",
           value_parser = ["auto", "process", "docker", "podman", "apptainer"])]
     pub(crate) runtime: String,
-    /// Run containers without an image (`none`) as plain processes. Each has a user of its own where executors are root;
-    /// elsewhere it can do what their user can, and read what that user can read
+    /// Run containers without an image (`none`) as plain processes. If executors run as root, each process has a
+    /// separate user; otherwise it has all rights of the executor's user, including read access to its files
     #[arg(long)]
     pub(crate) allow_process: bool,
-    /// Users that plain processes have, one each, where executors are root; nobody else may have these numbers
+    /// Range of user IDs for plain processes, one each, if executors run as root; no other user may have these IDs
     #[arg(long, value_name = "FIRST-LAST", default_value = "1900100000-1900165535")]
     pub(crate) process_users: String,
-    /// Network of containers with an image: `bridge` is one of their own, `host` that of the machine, where its policy
-    /// allows it. Apptainer knows that of the machine only
+    /// Network of containers with an image: `bridge` is a separate network, `host` is that of the machine, where its
+    /// policy allows it. Apptainer supports only `host`
     #[arg(long, value_name = "NETWORK", default_value = "bridge", value_parser = ["bridge", "host"])]
     pub(crate) network: String,
-    /// Keep what containers leave in their `output_path` below this directory, which nodes must see under the same name;
-    /// it is not kept, if not given
+    /// Directory in which the `output_path` content of containers is stored; nodes must mount it under the same path.
+    /// Not stored by default
     #[arg(long, value_name = "DIR")]
     pub(crate) outputs: Option<PathBuf>,
-    /// The program `windlass-agent`; the one beside this program, if not given
+    /// Path of the `windlass-agent` binary; defaults to the directory of this binary
     #[arg(long, env = "WINDLASS_AGENT", value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// Make a token for a dispatcher and print it, this once
+    /// Create a token for a dispatcher and print it once
     #[command(after_help = "Examples:\n  (umask 077; windlass dispatch token > dispatch.token)")]
     Token {
         #[command(flatten)]
         at: ServerArgs,
     },
-    /// Make a dispatcher look at once; for a hook that runs when a job ends
+    /// Make a dispatcher poll immediately; for a hook that runs when a job ends
     #[command(after_help = "Examples:\n  windlass dispatch knock /run/windlass/dispatch.sock")]
     Knock {
-        /// What the dispatcher was given as `--hook-socket`
+        /// Path that was passed to the dispatcher as `--hook-socket`
         #[arg(value_name = "FILE")]
         socket: PathBuf,
     },
@@ -117,10 +118,10 @@ pub(crate) enum Action {
     LocalScheduler {
         #[command(flatten)]
         common: CommonArgs,
-        /// Where attempts are kept, so that a dispatcher that comes back finds them
+        /// Directory for the state of attempts, so that a restarted dispatcher finds them
         #[arg(long, value_name = "DIR", default_value = "/var/lib/windlass/containers")]
         dir: PathBuf,
-        /// How many GPUs containers may use, numbered from 0; those that the kernel shows, if not given
+        /// Number of GPUs that containers may use, numbered from 0; defaults to those that the kernel reports
         #[arg(long, value_name = "COUNT")]
         gpus: Option<u32>,
     },
@@ -131,25 +132,25 @@ pub(crate) enum Action {
     Slurm {
         #[command(flatten)]
         common: CommonArgs,
-        /// Slurm's configuration, where it is not the usual one
+        /// Slurm configuration file, if it is not in the default location
         #[arg(long, env = "SLURM_CONF", value_name = "FILE")]
         slurm_conf: Option<PathBuf>,
-        /// Marks the jobs of this dispatcher; others are never touched
+        /// Tag for the jobs of this dispatcher; other jobs are never touched
         #[arg(long, value_name = "TAG", default_value = "windlass")]
         tag: String,
-        /// What people call this cluster: fleets with `backend: slurm` choose it by this name
+        /// Name of this cluster, by which fleets with `backend: slurm` select it
         #[arg(long, value_name = "NAME", default_value = "slurm")]
         name: String,
-        /// Partition for containers that name none
+        /// Partition for containers that specify none
         #[arg(long, value_name = "PARTITION")]
         partition: Option<String>,
         /// Account that jobs are charged to
         #[arg(long, value_name = "ACCOUNT")]
         account: Option<String>,
-        /// Quality of service for containers that may be preempted
+        /// QOS for preemptible containers
         #[arg(long, value_name = "QOS")]
         preemptible_qos: Option<String>,
-        /// Hand jobs over through the `slurmrestd` at this socket, which is faster than a program for each
+        /// Socket of a `slurmrestd` through which jobs are submitted, which is faster than starting `sbatch` for each
         #[arg(long, value_name = "FILE")]
         rest_socket: Option<PathBuf>,
     },
@@ -190,7 +191,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
     }
 }
 
-/// What cannot be meant, before anything is started.
+/// Rejects contradictory flags before anything is started.
 fn check_flags(common: &CommonArgs) -> Result<(), CliError> {
     if common.runtime == "process" && !common.allow_process {
         return Err(CliError::usage("`--runtime process` runs every container as a plain process")
@@ -237,14 +238,14 @@ fn absolute(path: &std::path::Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Plain processes are what people must know of who run this as somebody else than root.
+/// Logs the isolation of plain processes, which matters to operators who do not run executors as root.
 fn log_process_isolation(is_here: bool) {
     if is_here && rustix::process::geteuid().is_root() {
-        tracing::info!("containers without an image run as plain processes, each with a user of its own");
+        tracing::info!("containers without an image run as plain processes, each with a separate user");
     } else {
         tracing::warn!(
-            "containers without an image run as plain processes: unless executors are root, whoever may use the queue \
-             can do what their user can, and read this dispatcher's token and other containers' files"
+            "containers without an image run as plain processes: unless executors run as root, every user of the queue \
+             has the rights of the executors' user, and can read this dispatcher's token and other containers' files"
         );
     }
 }
@@ -272,11 +273,11 @@ async fn serve(
         match QueueClient::open(client.clone()).await {
             Ok(door) => break door.named(name),
             Err(error) if common.once || error.is_refusal() => return Err(error.into()),
-            Err(error) => tracing::warn!(error = %chain(&error), "reach the queue"),
+            Err(error) => tracing::warn!(error = %chain(&error), "failed to reach the queue"),
         }
         tokio::time::sleep(pause).await;
     };
-    tracing::info!(token = %door.token_uuid, "dispatching");
+    tracing::info!(token = %door.token_uuid, "dispatcher started");
     let mut environment = vec![
         ("WINDLASS_EXEC_RUNTIME".to_owned(), common.runtime.clone()),
         ("WINDLASS_EXEC_NETWORK".to_owned(), common.network.clone()),
@@ -290,14 +291,14 @@ async fn serve(
             hidden.into_iter().flatten().map(|path| absolute(path).display().to_string()).collect();
         environment.push(("WINDLASS_EXEC_HIDE".to_owned(), hidden.join(":")));
     }
-    // Where this machine's policy is, for those that have it elsewhere.
+    // Pass on a non-default location of this machine's policy.
     let policy = std::env::var("WINDLASS_AGENT_POLICY").ok();
     environment.extend(policy.map(|file| ("WINDLASS_AGENT_POLICY".to_owned(), file)));
     let outputs = common.outputs.as_ref().map(|dir| dir.display().to_string());
     environment.extend(outputs.map(|dir| ("WINDLASS_EXEC_OUTPUTS".to_owned(), dir)));
-    // On a node there is no file of this machine.
+    // Nodes cannot read files of this machine, so the certificate is passed by value.
     environment.extend(certificate.map(|text| ("WINDLASS_CERT".to_owned(), text)));
-    // Where the engine is, for those that are told so as the whole world is.
+    // Pass on the address of the container engine, which users conventionally set in `DOCKER_HOST`.
     environment.extend(std::env::var("DOCKER_HOST").ok().map(|host| ("DOCKER_HOST".to_owned(), host)));
     let settings = Settings {
         begun,
@@ -313,7 +314,7 @@ async fn serve(
         let done = match dispatcher.round().await {
             Ok(done) => {
                 if waits_for.take().is_some() {
-                    tracing::info!("the other dispatcher is gone: this one works now");
+                    tracing::info!("took over from the previous dispatcher");
                 }
                 Some(done)
             }
@@ -327,7 +328,7 @@ async fn serve(
                 None
             }
             Err(error) => {
-                tracing::warn!(error = %chain(&error), "look");
+                tracing::warn!(error = %chain(&error), "failed to poll the queue");
                 None
             }
         };
@@ -351,7 +352,7 @@ async fn serve(
             }
             tokio::time::sleep_until(rested).await;
         };
-        // What runs goes on without a dispatcher, and the next one finds it.
+        // Running containers continue without a dispatcher, and the next dispatcher finds them.
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             () = woken => {}

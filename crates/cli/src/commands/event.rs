@@ -1,4 +1,4 @@
-//! `windlass event`: what happened, to what, by whom; oldest first.
+//! `windlass event`: events with their targets and actors, oldest first.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,11 +28,11 @@ use crate::{
 };
 
 const PAGE: i64 = 100;
-/// What `--since` shows at most.
+/// Maximum number of events that `--since` shows.
 const SINCE_MAX: usize = 10_000;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Transactions end in another order than their events are dated: so far back is looked again, and what was shown is
-/// not shown again.
+/// Transactions do not commit in the order of their event times. Each poll therefore overlaps the previous one by this
+/// span, and skips events that were already shown.
 const OVERLAP: Span = Span::secs(5);
 
 const EXAMPLES: &str = "\
@@ -47,22 +47,22 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// What every other noun can be told as well
+    /// `list`, accepted for consistency with the other nouns
     #[arg(hide = true, value_parser = ["list"])]
     verb: Option<String>,
-    /// Go on with what happens
+    /// Follow new events
     #[arg(short, long, visible_short_alias = 'w')]
     pub(crate) follow: bool,
-    /// From then on: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
+    /// Start time: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
     #[arg(long, value_name = "WHEN")]
     pub(crate) since: Option<String>,
-    /// The newest N
+    /// Number of events, newest
     #[arg(short = 'n', long, value_name = "N", default_value_t = 50, conflicts_with = "since",
           value_parser = clap::value_parser!(u16).range(0..=100))]
     pub(crate) last: u16,
     #[command(flatten)]
     pub(crate) about: TargetArgs,
-    /// Only events that name things of this type, such as `job` or `instance`; may be repeated
+    /// Type of a target to filter by, such as `job` or `instance`; may be repeated
     #[arg(long, value_name = "TYPE")]
     pub(crate) include_target_type: Vec<String>,
     #[command(flatten)]
@@ -71,32 +71,32 @@ pub(crate) struct Args {
     pub(crate) output: OutputArgs,
 }
 
-/// What events are about.
+/// Filters by target.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct TargetArgs {
-    /// About this run; may be repeated, as all of these
+    /// Events about this run; like the other filters, may be repeated
     #[arg(long, value_name = "RUN", help_heading = "About")]
     pub(crate) target_run: Vec<String>,
-    /// About this fleet
+    /// Events about this fleet
     #[arg(long, value_name = "FLEET", help_heading = "About")]
     pub(crate) target_fleet: Vec<String>,
-    /// About this instance
+    /// Events about this instance
     #[arg(long, value_name = "INSTANCE", help_heading = "About")]
     pub(crate) target_instance: Vec<String>,
-    /// About this volume
+    /// Events about this volume
     #[arg(long, value_name = "VOLUME", help_heading = "About")]
     pub(crate) target_volume: Vec<String>,
-    /// About this gateway
+    /// Events about this gateway
     #[arg(long, value_name = "GATEWAY", help_heading = "About")]
     pub(crate) target_gateway: Vec<String>,
-    /// About this secret
+    /// Events about this secret
     #[arg(long, value_name = "SECRET", help_heading = "About")]
     pub(crate) target_secret: Vec<String>,
-    /// About this run and its jobs
+    /// Events about this run and its jobs
     #[arg(long, value_name = "RUN", help_heading = "About")]
     pub(crate) within_run: Vec<String>,
-    /// About this fleet and its instances
+    /// Events about this fleet and its instances
     #[arg(long, value_name = "FLEET", help_heading = "About")]
     pub(crate) within_fleet: Vec<String>,
 }
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             return Ok(Exit::Done);
         }
         print_events(&events, args.output.format)?;
-        // To begin after the last one, it has to be known even if it is not shown.
+        // The feed starts after the last event, so fetch it even if it is not shown.
         let last = if events.is_empty() { newest(cx, &asked, 1).await? } else { events };
         let mut feed = EventFeed::after(asked, &last);
         loop {
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// The question, with names turned into ids.
+/// Builds the request; resolves names to IDs.
 async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
     let about = &args.about;
     let mut request = ListRequest { limit: PAGE, ..ListRequest::default() };
@@ -166,7 +166,7 @@ async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
     for name in &about.target_secret {
         request.target_secrets.get_or_insert_default().push(secret::find(cx, name).await?.id);
     }
-    // Within one project, unless it is within something in it.
+    // Limit to the project, unless a run or a fleet of the project limits it already.
     if request.within_runs.is_none() && request.within_fleets.is_none() {
         request.within_projects = Some(vec![cx.call::<ReadProject>(&EmptyRequest {}).await?.project_id]);
     }
@@ -175,7 +175,7 @@ async fn asked(cx: &Context, args: &Args) -> Result<ListRequest, CliError> {
     Ok(request)
 }
 
-/// The project's events, all of them.
+/// Request for all events of the project.
 pub(crate) async fn project_request(cx: &Context) -> Result<ListRequest, CliError> {
     let project = cx.call::<ReadProject>(&EmptyRequest {}).await?.project_id;
     Ok(ListRequest { within_projects: Some(vec![project]), limit: PAGE, ..ListRequest::default() })
@@ -190,7 +190,7 @@ pub(crate) async fn newest(cx: &Context, asked: &ListRequest, count: i64) -> Res
     Ok(events)
 }
 
-/// From a moment on, page by page.
+/// Returns the events from a time on, page by page.
 async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec<Event>, CliError> {
     let mut request = ListRequest { ascending: true, prev_recorded_at: Some(from), ..asked.clone() };
     let mut all: Vec<Event> = Vec::new();
@@ -209,16 +209,16 @@ async fn after(cx: &Context, asked: &ListRequest, from: Timestamp) -> Result<Vec
     }
 }
 
-/// Events as they come, each once.
+/// Stream of new events, each returned once.
 pub(crate) struct EventFeed {
     asked: ListRequest,
     from: Timestamp,
-    /// When each of the last ones was dated.
+    /// Times of the recently shown events.
     shown: BTreeMap<Uuid, Timestamp>,
 }
 
 impl EventFeed {
-    /// From the last of these on. Without any, from the beginning: there was nothing before.
+    /// Starts at the last of these events, or at the beginning if there are none.
     pub(crate) fn after(asked: ListRequest, events: &[Event]) -> Self {
         let mut feed = Self { asked, from: Timestamp(0), shown: BTreeMap::new() };
         feed.mark_shown(events);
@@ -230,12 +230,12 @@ impl EventFeed {
             self.from = self.from.max(newest - OVERLAP);
         }
         self.shown.extend(events.iter().map(|event| (event.id, event.recorded_at)));
-        // At the very moment itself nothing is asked for again.
+        // Events at exactly this time are not requested again.
         let from = self.from;
         self.shown.retain(|_, at| *at > from);
     }
 
-    /// What is new. A server that restarts is waited for.
+    /// Returns new events. Waits for a server that restarts.
     pub(crate) async fn look(&mut self, cx: &Context) -> Result<Vec<Event>, CliError> {
         let mut events = after(cx, &self.asked, self.from).await?;
         let known: BTreeSet<Uuid> = self.shown.keys().copied().collect();
@@ -260,7 +260,7 @@ pub(crate) fn actor_name(event: &Event) -> &str {
     event.actor_user.as_deref().unwrap_or("system")
 }
 
-/// One after the other: nobody knows how wide the next will be.
+/// Prints line by line, without column widths: the width of later events is unknown.
 fn print_events(events: &[Event], format: Format) -> Result<(), CliError> {
     let style = Style::stdout();
     match format {
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn what_comes_late_is_still_found_and_what_was_shown_is_known() {
         let mut feed = EventFeed::after(ListRequest::default(), &[event(1, 90), event(2, 100)]);
-        // So far back it looks again, and no further.
+        // The overlap reaches back this far and no further.
         assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 1));
         feed.mark_shown(&[event(3, 97)]);
         assert_eq!((feed.from, feed.shown.len()), (Timestamp::from_secs(95), 2));

@@ -1,4 +1,4 @@
-//! `windlass explain CODE`: what an error means, without a server or a network.
+//! `windlass explain CODE`: the meaning of an error, without a server or a network.
 
 use serde::Serialize;
 
@@ -18,14 +18,14 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The code, as it is printed: `W010`, `C011`; all of them, if not given
+    /// Error code, such as `W010` or `C011`; defaults to all codes
     #[arg(value_name = "CODE")]
     code: Option<String>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// The pages of `docs/errors`, in the program.
+/// The pages of `docs/errors`, compiled into the program.
 macro_rules! pages {
     ($($code:literal)*) => {
         [$(Page { code: $code, text: include_str!(concat!("../../../../docs/errors/", $code, ".md")) }),*]
@@ -45,13 +45,13 @@ struct Page {
 }
 
 impl Page {
-    /// `unreachable`, of the heading `# W010: unreachable`.
+    /// `unreachable`, from the heading `# W010: unreachable`.
     fn name(&self) -> &'static str {
         let heading = self.text.lines().next().unwrap_or_default();
         heading.split_once(": ").map_or("", |(_, name)| name)
     }
 
-    /// The first sentence under the first heading.
+    /// First sentence under the first heading.
     fn summary(&self) -> String {
         let body = self.text.split_once("## What happened\n\n").map_or("", |(_, body)| body);
         let paragraph = body.split("\n\n").next().unwrap_or_default().replace('\n', " ");

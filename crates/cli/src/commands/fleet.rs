@@ -1,4 +1,4 @@
-//! `windlass fleet`: fleets and their instances.
+//! `windlass fleet`: commands on fleets and their instances.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -52,41 +52,41 @@ pub(crate) enum Action {
     /// List fleets and their instances
     #[command(after_help = "Examples:\n  windlass fleet list -w")]
     ListView(WatchArgs),
-    /// Show one fleet
+    /// Show a fleet
     #[command(after_help = "Examples:\n  windlass fleet get rack -o json")]
     Get {
-        /// The fleet
+        /// Name of the fleet
         #[arg(value_name = "FLEET")]
         name: String,
     },
-    /// Bring back the fleet of the machine that the server runs on
+    /// Create the fleet of the machine that the server runs on again
     #[command(after_help = "Examples:\n  windlass fleet add -y local")]
     Add {
-        /// `local`; other fleets are made by `windlass apply -f FILE`
+        /// `local`; create other fleets with `windlass apply -f FILE`
         #[arg(value_name = "NAME", value_parser = ["local"])]
         name: String,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
-    /// Delete fleets, or single instances of one
+    /// Delete fleets, or instances of a fleet
     #[command(
         after_help = "Examples:\n  windlass fleet delete -y --wait rack\n  windlass fleet delete -i 2 rack"
     )]
     Delete {
-        /// The fleets
+        /// Names of the fleets
         #[arg(required = true, value_name = "FLEET")]
         names: Vec<String>,
-        /// Only this instance of the fleet; may be repeated
+        /// Number of an instance to delete, instead of the whole fleet; may be repeated
         #[arg(short, long, value_name = "NUM")]
         instance: Vec<i64>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
-        /// Do not wait for SSH hosts that do not answer: let them go as they are
+        /// Delete SSH hosts that do not respond without cleaning them up
         #[arg(long, conflicts_with = "instance")]
         force: bool,
-        /// Return when they are gone, not when the server knows that they shall be
+        /// Wait until the deletion is complete
         #[arg(short, long)]
         wait: bool,
     },
@@ -94,7 +94,7 @@ pub(crate) enum Action {
 
 const NO_FLEETS: &str = "No fleets. `windlass apply -f FILE` makes one.";
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// The fleet of the machine that the server runs on.
+/// Name of the fleet of the machine that the server runs on.
 const LOCAL_FLEET: &str = "local";
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -120,19 +120,19 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::Delete { names, instance, yes, force, wait }) => {
             delete_and_wait(cx, names, instance, DeleteOptions { yes: *yes, force: *force }, *wait).await
         }
-        // It is applied, and was done above.
+        // Unreachable in practice: `add` is handled above.
         Some(Action::Add { .. }) => Ok(Exit::Done),
     })
 }
 
-/// What needs no question, and no answer of a host.
+/// Options for skipping the confirmation and the cleanup of hosts.
 #[derive(Clone, Copy)]
 pub(super) struct DeleteOptions {
     pub(super) yes: bool,
     pub(super) force: bool,
 }
 
-/// Deletes fleets, or single instances of one.
+/// Deletes fleets, or instances of a fleet.
 pub(super) async fn delete_and_wait(
     cx: &Context,
     names: &[String],
@@ -154,7 +154,7 @@ pub(super) async fn delete_and_wait(
     Ok(Exit::Done)
 }
 
-/// The fleet that a server makes at its first start, and only then.
+/// Applies the fleet that a server creates only at its first start.
 fn add_local(args: &Args, name: &str, yes: bool) -> Result<Exit, CliError> {
     let document = json!({
         "type": "fleet", "name": name, "backends": ["local"], "nodes": { "min": 1, "max": 1 },
@@ -184,7 +184,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Fleet, CliError> {
     }
 }
 
-/// The fleets that it asked the server for; none when the user does not want it.
+/// Requests the deletion and returns the affected fleets; none if the user declines.
 async fn request_delete(
     cx: &Context,
     names: &[String],
@@ -218,7 +218,7 @@ async fn request_delete(
     Ok(fleets)
 }
 
-/// Until the fleets, or those instances of the one, are no longer listed as alive.
+/// Waits until the fleets, or the given instances of the fleet, are no longer listed as alive.
 async fn wait_for_end(cx: &Context, fleets: &[Uuid], nums: &[i64]) -> Result<(), CliError> {
     loop {
         let listed = list(cx).await?;
@@ -246,7 +246,7 @@ pub(crate) fn show(fleets: &[Fleet], format: Format) {
     }
 }
 
-/// Why an instance cannot be used, in a line of its own: it is longer than a column.
+/// Reason why an instance cannot be used, on a separate line because it is longer than a column.
 fn format_unusable_reason(instance: &Instance) -> Option<String> {
     let is_hindered = instance.unreachable
         || matches!(instance.status.as_str(), "pending" | "provisioning" | "terminating");
@@ -337,7 +337,7 @@ fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Time
     row
 }
 
-/// `2/8 busy` when it is shared, and what is wrong with it.
+/// `2/8 busy` for a shared instance, followed by its problems.
 pub(crate) fn status(instance: &Instance) -> String {
     let mut text = match instance.total_blocks {
         Some(total) if total > 1 && instance.status == "busy" => {

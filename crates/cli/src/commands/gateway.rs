@@ -1,4 +1,4 @@
-//! `windlass gateway`: gateways of the project.
+//! `windlass gateway`: commands on gateways of the project.
 
 mod install;
 mod serve;
@@ -51,49 +51,49 @@ pub(crate) enum Action {
     /// List gateways
     #[command(after_help = "Examples:\n  windlass gateway list")]
     ListView(WatchArgs),
-    /// Show one gateway
+    /// Show a gateway
     #[command(after_help = "Examples:\n  windlass gateway get entry")]
     Get {
-        /// The gateway
+        /// Name of the gateway
         #[arg(value_name = "GATEWAY")]
         name: String,
     },
-    /// Change a gateway
+    /// Update a gateway
     #[command(after_help = "Examples:\n  windlass gateway update entry --domain example.org --set-default")]
     Update {
-        /// The gateway
+        /// Name of the gateway
         #[arg(value_name = "GATEWAY")]
         name: String,
-        /// Services use it unless they say otherwise
+        /// Make it the default gateway of services
         #[arg(long)]
         set_default: bool,
-        /// The domain under which services appear
+        /// Domain of the services
         #[arg(long, value_name = "DOMAIN")]
         domain: Option<String>,
     },
-    /// Make a token for the processes of a gateway and print it, this once; the old one dies
+    /// Create a token for the processes of a gateway and print it once; revokes the previous token
     #[command(after_help = "Examples:\n  windlass gateway token entry > entry.token")]
     Token {
-        /// The gateway
+        /// Name of the gateway
         #[arg(value_name = "GATEWAY")]
         name: String,
     },
-    /// Be a process of a gateway, on this host; a second one with the same state takes over without a gap
+    /// Run a gateway process on this host; a second process with the same state directory takes over without downtime
     #[command(after_help = serve::EXAMPLES)]
     Serve(Box<serve::Args>),
-    /// Put a process of a gateway on hosts, over SSH, and keep it there; again, it is updated without a gap
+    /// Install a gateway process on hosts over SSH, or update it without downtime
     #[command(after_help = install::EXAMPLES)]
     Install(Box<install::Args>),
-    /// Take the process of a gateway away from hosts
+    /// Remove the gateway process from hosts
     #[command(after_help = "Examples:\n  windlass gateway uninstall entry root@edge")]
     Uninstall(install::HostArgs),
     /// Delete gateways
     #[command(after_help = "Examples:\n  windlass gateway delete -y entry")]
     Delete {
-        /// The gateways
+        /// Names of the gateways
         #[arg(required = true, value_name = "GATEWAY")]
         names: Vec<String>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             Ok(Exit::Done)
         }
         Some(Action::Install(install)) => install::install(cx, install).await,
-        // They need no login, and were done above.
+        // These need no login and are handled above.
         Some(Action::Serve(_) | Action::Uninstall(_)) => Ok(Exit::Done),
         Some(Action::Delete { names, yes }) => {
             let request = DeleteRequest { names: names.clone() };

@@ -1,4 +1,4 @@
-//! `windlass help`: a command's flags, or a topic that belongs to no command.
+//! `windlass help`: the help of a command, or of a general topic.
 
 use clap::CommandFactory as _;
 
@@ -74,7 +74,7 @@ sequences other than colours are taken out or shown, unless the command has `--r
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A command, or a topic
+    /// Command or topic
     #[arg(value_name = "COMMAND")]
     words: Vec<String>,
 }
@@ -87,14 +87,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         return Ok(Exit::Done);
     }
     let mut root = Cli::command();
-    // Building tells each command its whole name.
+    // Building sets the full name of each command.
     root.build();
     let mut command = &mut root;
     for word in &args.words {
         let names: Vec<String> = command.get_subcommands().map(|one| one.get_name().to_owned()).collect();
         command = command.find_subcommand_mut(word).ok_or_else(|| unknown(word, &names))?;
     }
-    // A reader that went away is no error.
+    // A closed stdout is not an error.
     let _ = command.print_long_help();
     Ok(Exit::Done)
 }

@@ -1,4 +1,4 @@
-//! `windlass instance`: machines of the project, how they are and what they do.
+//! `windlass instance`: instances of the project, with their state and their jobs.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -46,13 +46,13 @@ pub(crate) struct Args {
     pub(crate) output: OutputArgs,
 }
 
-/// What to list, and how often.
+/// Filters and repetition of the list.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
-    /// Terminated ones too
+    /// Include terminated instances
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Only those of this fleet; may be repeated
+    /// Fleet to filter by; may be repeated
     #[arg(long, value_name = "FLEET")]
     pub(crate) fleet: Vec<String>,
     #[command(flatten)]
@@ -64,10 +64,10 @@ pub(crate) enum Action {
     /// List instances
     #[command(after_help = "Examples:\n  windlass instance list -a")]
     ListView(ListArgs),
-    /// Show one instance, by name or id
+    /// Show an instance by name or ID
     #[command(after_help = "Examples:\n  windlass instance get rack-0")]
     Get {
-        /// The instance
+        /// Name or ID of the instance
         #[arg(value_name = "INSTANCE")]
         name: String,
     },
@@ -102,7 +102,7 @@ async fn chosen(cx: &Context, asked: &ListArgs) -> Result<Vec<Instance>, CliErro
     list(cx, !asked.all, (!fleets.is_empty()).then_some(fleets)).await
 }
 
-/// Of the project; one page, which is more than a screen of them.
+/// Returns one page of the project's instances, which is more than a screen.
 pub(crate) async fn list(
     cx: &Context,
     only_active: bool,
@@ -118,7 +118,7 @@ pub(crate) async fn list(
     cx.call::<ListInstances>(&request).await
 }
 
-/// By name, or by id. A live one before one that is gone.
+/// Finds an instance by name or ID. Prefers an active one to a terminated one.
 pub(crate) async fn find(cx: &Context, name: &str) -> Result<Instance, CliError> {
     if let Ok(id) = name.parse::<Uuid>() {
         match cx.try_call::<ReadInstance>(&ReadRequest { id }).await {
@@ -148,7 +148,7 @@ pub(crate) fn resources(instance: &Instance) -> String {
     words::resources(&kind(instance)["resources"])
 }
 
-/// `2/8`; nothing of an instance that is not divided.
+/// `2/8`; empty for an instance that is not divided.
 fn format_blocks(instance: &Instance) -> String {
     match instance.total_blocks {
         Some(total) if total > 1 => format!("{}/{total}", instance.busy_blocks),
@@ -156,19 +156,19 @@ fn format_blocks(instance: &Instance) -> String {
     }
 }
 
-/// What is wrong with it, or why it ended.
+/// Problem of an instance, or the reason why it ended.
 pub(crate) fn status_reason(instance: &Instance) -> String {
     let ended = instance.termination_reason_message.clone().or_else(|| instance.termination_reason.clone());
     let engine = || engine_away(instance).map(|why| format!("its container engine is away: {why}"));
     ended.or_else(|| instance.status_message.clone()).or_else(engine).unwrap_or_default()
 }
 
-/// Why its container engine does not answer.
+/// Reason why its container engine does not respond.
 pub(crate) fn engine_away(instance: &Instance) -> Option<String> {
     kind(instance)["engine_away"].as_str().map(str::to_owned)
 }
 
-/// What it does with plain processes; `None` where its agent has not said that.
+/// Isolation of plain processes on an instance; `None` if its agent has not reported it.
 pub(crate) fn processes(instance: &Instance) -> Option<ProcessSupport> {
     let kind = kind(instance);
     if kind["runtime"] == "docker" {

@@ -1,4 +1,4 @@
-//! `windlass login`: nothing is written before the server has accepted the token.
+//! `windlass login`: stores the login only after the server has accepted the token.
 
 use std::io::Read as _;
 
@@ -34,22 +34,22 @@ Nothing is written before the server has accepted the token. `windlass logout` i
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Address of the server
+    /// URL of the server
     #[arg(long, value_name = "URL", required_unless_present = "show_token")]
     pub(crate) url: Option<String>,
-    /// Print the token that commands use now, for `curl` and other programs; nothing is written
+    /// Print the current token, for `curl` and other programs, and exit
     #[arg(long, conflicts_with_all = ["url", "project"])]
     pub(crate) show_token: bool,
-    /// Your token; `-` reads it from standard input, and without it a terminal is asked
+    /// Your token; `-` reads it from standard input. Prompts for it by default
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
-    /// Project to work in; the only one, or `main`, if not given
+    /// Project to use; defaults to `main`, or to the only project
     #[arg(long, value_name = "PROJECT")]
     pub(crate) project: Option<String>,
-    /// Certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
+    /// Certificate of an `https` server, in PEM format; defaults to the trust store of this machine
     #[arg(long, env = "WINDLASS_CERT", value_name = "FILE", hide_env_values = true)]
     pub(crate) server_cert: Option<String>,
-    /// What `windlass context` calls the server; made of its address, if not given
+    /// Name of the server in `windlass context`; derived from its URL by default
     #[arg(long, value_name = "NAME", conflicts_with = "show_token")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
@@ -88,14 +88,14 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         login.0.project.as_deref().unwrap_or(DEFAULT_PROJECT),
         home.login_file().display()
     ));
-    // The token stays where it was written.
+    // The token is not printed.
     let document = json!({ "url": login.0.url, "user": login.1, "project": login.0.project });
     let project = login.0.project.as_deref().unwrap_or(DEFAULT_PROJECT);
     output::print_one(args.output.format, &document, project, |_| {})?;
     Ok(Exit::Done)
 }
 
-/// On the command line others can see it: `-` reads it from standard input.
+/// Reads the token from standard input if it is `-`, because other users can see command lines.
 fn token(given: &str) -> Result<String, CliError> {
     let mut token = given.to_owned();
     if given == "-" {
@@ -121,7 +121,7 @@ async fn check_token(args: &Args, url: String, token: String) -> Result<(Login, 
     let user = context.call::<ReadMyUser>(&EmptyRequest {}).await?;
     let project = match &args.project {
         Some(name) => {
-            // Refused with the names that there are.
+            // The error lists the existing projects.
             context.call::<ReadProject>(&EmptyRequest {}).await?;
             Some(name.clone())
         }
@@ -130,7 +130,7 @@ async fn check_token(args: &Args, url: String, token: String) -> Result<(Login, 
     Ok((Login { url, token, project, certificate, name: args.name.clone() }, user.username))
 }
 
-/// `main` if there is one, else the only project, else none: commands then want `--project`.
+/// Returns `main` if it exists, else the only project, else none: commands then require `--project`.
 async fn default_project(client: &ApiClient) -> Result<Option<String>, CallError> {
     let request = projects::ListRequest { include_not_joined: false, ..projects::ListRequest::default() };
     let all = match client.call::<ListProjects>(&[], &request).await? {

@@ -1,4 +1,4 @@
-//! `windlass logs RUN`: what its jobs wrote, to the byte.
+//! `windlass logs RUN`: the output of its jobs, byte for byte.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -42,47 +42,47 @@ sequences other than colours are taken out unless `--raw` is given.";
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run, or one of its jobs: RUN-RANK-REPLICA
+    /// Run, or one of its jobs: RUN-RANK-REPLICA
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
-    /// Go on until the run ends
+    /// Follow the output until the run ends
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only the last N lines of each job
+    /// Number of lines to show from the end of each job's output
     #[arg(long, value_name = "N")]
     pub(crate) tail: Option<usize>,
-    /// Only what was written since then: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
+    /// Show output written since this time: `10s`, `5m`, `1d` ago, or a time such as `2026-11-20T09:00:00Z`
     #[arg(long, value_name = "WHEN")]
     pub(crate) since: Option<String>,
-    /// Only what was written until then
+    /// Show output written until this time
     #[arg(long, value_name = "WHEN", conflicts_with = "follow")]
     pub(crate) until: Option<String>,
-    /// Only lines that match this regular expression
+    /// Regular expression; only matching lines are shown
     #[arg(long, value_name = "PATTERN")]
     pub(crate) grep: Option<String>,
-    /// Which replica of a service; all, if not given
+    /// Replica of a service; defaults to all
     #[arg(long, value_name = "N")]
     pub(crate) replica: Option<i64>,
-    /// Which job of the replica: the rank of the node; all, if not given
+    /// Job of the replica: the rank of the node; defaults to all
     #[arg(long, value_name = "N")]
     pub(crate) job: Option<i64>,
-    /// What the attempt before the newest wrote
+    /// Show the output of the attempt before the newest
     #[arg(long, conflicts_with = "follow")]
     pub(crate) previous: bool,
-    /// Put the time in front of each line at which it was written
+    /// Prefix each line with the time at which it was written
     #[arg(short, long)]
     pub(crate) timestamps: bool,
-    /// Every byte as the job wrote it, also to a terminal, which it can then drive
+    /// Print the output unmodified, including escape sequences, also to a terminal
     #[arg(long)]
     pub(crate) raw: bool,
-    /// What the agent wrote about the job, instead of what the job wrote
+    /// Show the agent's log about the job instead of the job's output
     #[arg(long)]
     pub(crate) diagnose: bool,
     #[command(flatten)]
     pub(crate) at: ServerArgs,
 }
 
-/// What is wanted, understood.
+/// Parsed arguments.
 struct LogQuery<'a> {
     args: &'a Args,
     since: Option<Timestamp>,
@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     context::with_context(&args.at, async |cx| wanted.print(cx).await)
 }
 
-/// What the jobs of one run wrote: all there is, or until its end.
+/// Prints the output of a run's jobs: what exists, or everything until its end.
 pub(crate) async fn print_run_logs(
     cx: &Context,
     at: &ServerArgs,
@@ -130,7 +130,7 @@ pub(crate) async fn print_run_logs(
     LogQuery { args: &args, since: None, until: None, grep: None }.print(cx).await
 }
 
-/// A length of time ago, or a moment.
+/// Parses a time: a duration ago, or a timestamp.
 pub(crate) fn since(text: &str) -> Result<Timestamp, CliError> {
     if let Ok(secs) = parse_duration(text) {
         return Ok(words::now() - Span::secs(secs));
@@ -147,7 +147,7 @@ impl LogQuery<'_> {
             Ok(run) => return self.print_run(cx, run).await,
             Err(problem) => problem,
         };
-        // Perhaps it is the name of a job.
+        // The name may be that of a job.
         let Some((name, place)) = parse_job_name(&self.args.name) else { return Err(unknown) };
         let Ok(run) = cx.run(name).await else { return Err(unknown) };
         let args = Args {
@@ -169,7 +169,7 @@ impl LogQuery<'_> {
         run.jobs.iter().filter_map(|job| self.part(job)).collect()
     }
 
-    /// The part of a job's log that is wanted, but for `--tail`.
+    /// Returns the requested part of a job's log, ignoring `--tail`.
     fn part(&self, job: &Job) -> Option<((i64, i64), LogRange)> {
         let spec = job.job_spec.value().unwrap_or_default();
         let number = |name: &str| spec[name].as_i64().unwrap_or(0);
@@ -183,7 +183,7 @@ impl LogQuery<'_> {
         Some((place, part))
     }
 
-    /// With `--tail`, only the end of it.
+    /// Applies `--tail` to a range.
     async fn apply_tail(&self, cx: &Context, mut part: LogRange) -> Result<LogRange, CliError> {
         if let Some(lines) = self.args.tail
             && let Some(offset) = find_last_lines(cx, &part, lines).await?
@@ -193,7 +193,7 @@ impl LogQuery<'_> {
         Ok(part)
     }
 
-    /// All there is, in the order it was written.
+    /// Prints the existing output in the order in which it was written.
     async fn print_existing(&self, cx: &Context, run: &Run) -> Result<Exit, CliError> {
         let parts = self.parts(run);
         if parts.is_empty() {
@@ -207,7 +207,7 @@ impl LogQuery<'_> {
             let part = self.apply_tail(cx, part).await?;
             sources.push(JobLog { pages: LogPages::new(&part), pieces: Vec::new().into_iter(), place });
         }
-        // The oldest piece of all is next.
+        // Merge by time: the oldest chunk is next.
         let mut heads: BinaryHeap<Reverse<(Timestamp, usize, LogChunk)>> = BinaryHeap::new();
         for (index, source) in sources.iter_mut().enumerate() {
             heads.extend(source.next(cx).await?.map(|piece| Reverse((piece.at, index, piece))));
@@ -226,7 +226,7 @@ impl LogQuery<'_> {
         Ok(Exit::Done)
     }
 
-    /// Of a run that has not started there is nothing to read, and that is no error.
+    /// Prints a note for a run that has not started: having no output yet is not an error.
     fn print_not_started(&self, run: &Run) {
         let mut submissions = run.jobs.iter().flat_map(|job| &job.job_submissions);
         let is_early = |status: &str| matches!(status, "submitted" | "provisioning" | "pulling");
@@ -244,7 +244,7 @@ impl LogQuery<'_> {
 
     async fn follow(&self, cx: &Context, mut run: Run) -> Result<Exit, CliError> {
         let request = ReadRequest { run_name: None, id: Some(run.id) };
-        // There is nothing to draw; whoever only reads logs knows that it runs.
+        // No progress is drawn: the user only requested logs.
         let mut tree = ProgressTree::new(&self.args.name);
         let voices =
             LogPrinter::new(self.args.raw, false, self.grep.clone()).with_timestamps(self.args.timestamps);
@@ -261,7 +261,7 @@ impl LogQuery<'_> {
                 match chorus.submission_of(place) {
                     Some(known) if known == part.submission => continue,
                     Some(_) => {
-                        // First all of the attempt before.
+                        // First print the rest of the previous attempt.
                         if !chorus.remove(place, &mut tree).await? {
                             return Ok(Exit::Done);
                         }
@@ -310,7 +310,7 @@ impl LogQuery<'_> {
     }
 }
 
-/// One job's log, piece by piece.
+/// The log of one job, chunk by chunk.
 struct JobLog {
     place: (i64, i64),
     pages: LogPages,

@@ -1,4 +1,4 @@
-//! `windlass metrics RUN`: what each of its jobs used during the last hour, or what a service was asked lately.
+//! `windlass metrics RUN`: the resource usage of its jobs during the last hour, or the recent requests of a service.
 
 use serde::Serialize;
 use windlass_api::{
@@ -16,9 +16,9 @@ use crate::{
     problem::CliError,
 };
 
-/// What the server keeps of a job that runs.
+/// Retention of the server for running jobs.
 const PERIOD: Span = Span::hours(1);
-/// As many points as that may hold.
+/// Maximum number of points in that period.
 const POINTS_MAX: i64 = 1000;
 const CHART_WIDTH: usize = 30;
 
@@ -35,19 +35,19 @@ CPU is of all that the job has. A point is taken every ten seconds; the charts s
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run
+    /// Name of the run
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
-    /// Only this replica
+    /// Replica to show
     #[arg(long, value_name = "N")]
     pub(crate) replica: Option<i64>,
-    /// Only this job of each replica: the rank of the node
+    /// Job of each replica to show: the rank of the node
     #[arg(long, value_name = "N")]
     pub(crate) job: Option<i64>,
-    /// What a service was asked during the last minute, over all servers and gateways
+    /// Show the requests of a service during the last minute, over all servers and gateways
     #[arg(long, conflicts_with_all = ["replica", "job"])]
     pub(crate) requests: bool,
-    /// Show it again whenever it changes
+    /// Update the output when it changes
     #[arg(short, long)]
     pub(crate) watch: bool,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     pub(crate) output: OutputArgs,
 }
 
-/// Of one job; newest first.
+/// Metrics of one job; newest first.
 #[derive(Serialize)]
 struct JobUsage {
     run: String,
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// The service as a whole.
+/// Prints the metrics of the service as a whole.
 async fn show_requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let query = ServiceQuery { seconds: 60 };
     let ask = async || match cx.client.call::<ReadServiceMetrics>(&[&cx.project, &args.name], &query).await {
@@ -147,7 +147,7 @@ fn requests_table(name: &str, asked: &ServiceMetrics) -> Table {
     table
 }
 
-/// Replica and number of those that are asked for.
+/// Replica and job numbers of the selected jobs.
 fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, CliError> {
     let number = |spec: &serde_json::Value, key: &str| spec[key].as_i64().unwrap_or(0);
     let all = run.jobs.iter().map(|job| {
@@ -180,7 +180,7 @@ async fn used(cx: &Context, args: &Args, jobs: &[(i64, i64)]) -> Result<Vec<JobU
     Ok(all)
 }
 
-/// The hour that ends with the newest point: of a run that is over it is its last.
+/// The hour that ends with the newest point: for a finished run, its last hour.
 fn period(used: &[JobUsage], now: Timestamp) -> (i64, i64) {
     let newest =
         used.iter().flat_map(|one| &one.metrics).filter_map(|metric| metric.timestamps.first()).max();
@@ -196,14 +196,14 @@ fn latest_value(metrics: &[Metric], name: &str) -> Option<f64> {
     series(metrics, name)?.values.first()?.as_f64()
 }
 
-/// A chart of one series against what there is of it.
+/// Chart of one series relative to its full scale.
 fn chart(metric: &Metric, full: f64, (from, until): (i64, i64)) -> String {
     let points = metric.timestamps.iter().zip(&metric.values);
     let points: Vec<(i64, f64)> = points.filter_map(|(at, value)| Some((at.0, value.as_f64()?))).collect();
     spark::sparkline(&points, from, until, CHART_WIDTH, full)
 }
 
-/// Against the most there was, where nobody knows how much there is.
+/// Maximum of the series, as the scale if the capacity is unknown.
 fn max_value(metric: &Metric) -> f64 {
     metric.values.iter().filter_map(serde_json::Value::as_f64).fold(0.0, f64::max)
 }
@@ -225,7 +225,7 @@ fn table(used: &[JobUsage], now: Timestamp) -> Table {
     for one in used {
         let metrics = &one.metrics;
         let name = format!("{}-{}-{}", one.run, one.job_num, one.replica_num);
-        // Of one processor, as it is stored.
+        // Stored as a percentage of one CPU.
         let cpus = latest_value(metrics, "cpus_detected_num").filter(|cpus| *cpus > 0.0).unwrap_or(1.0);
         let cpu = series(metrics, "cpu_usage_percent").map(|metric| {
             let now = metric.values.first().and_then(serde_json::Value::as_f64).unwrap_or(0.0) / cpus;

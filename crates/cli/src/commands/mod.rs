@@ -1,4 +1,4 @@
-//! One verb per file.
+//! One module per command.
 
 pub(crate) mod apply;
 pub(crate) mod attach;

@@ -1,4 +1,4 @@
-//! `windlass offer`: which machines there are for what one wants, at which price, and why not others.
+//! `windlass offer`: offers that match the requirements, with prices, and why others do not match.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ use crate::{
     problem::CliError,
 };
 
-/// Places that are named when nothing fits.
+/// Maximum number of locations listed when nothing fits.
 const REFUSALS_MAX: usize = 10;
 
 const EXAMPLES: &str = "\
@@ -42,10 +42,10 @@ When nothing fits, every place is named with what it lacks.";
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) wants: ResourceArgs,
-    /// A line for each GPU instead of each offer: `gpu`, and with it `backend`, `region` (of a backend) and `count`
+    /// Group offers by GPU: `gpu`, optionally with `backend`, `region` (of a backend) and `count`
     #[arg(long, value_name = "WHAT", value_delimiter = ',')]
     pub(crate) group_by: Vec<String>,
-    /// How many to show
+    /// Maximum number of offers
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(crate) max_offers: u16,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// A task that wants nothing but what the flags say. All that is wrong with them is found here.
+/// Builds a task with only the requirements of the flags. Reports all invalid flags.
 fn spec(wants: &ResourceArgs) -> Result<Document, CliError> {
     let mut configuration = json!({
         "type": "task", "image": "scratch", "user": "root", "commands": [":"],
@@ -79,7 +79,7 @@ fn spec(wants: &ResourceArgs) -> Result<Document, CliError> {
     Document::new(&spec).map_err(|error| CliError::from_error("write the question", &error))
 }
 
-/// `gpu` has to be among them, as what a line is about.
+/// Validates the grouping, which must include `gpu`.
 fn group_by(words: &[String]) -> Result<Option<Vec<String>>, CliError> {
     if words.is_empty() {
         return Ok(None);
@@ -107,7 +107,7 @@ struct OfferDocument<'a> {
     requirements: Value,
     offers: &'a [Offer],
     total_offers: i64,
-    /// Why nothing would start at once, if nothing would.
+    /// Reasons why nothing could start immediately, if so.
     why: Option<Value>,
 }
 
@@ -154,7 +154,7 @@ async fn offers(cx: &Context, args: &Args, run_spec: Document) -> Result<Exit, C
     Ok(Exit::Done)
 }
 
-/// Beside the table: how many there are, and why nothing starts at once.
+/// Prints the total number of offers, and why nothing could start immediately.
 fn print_notes(job: &JobPlan, why: Option<&Value>) {
     let (shown, total) = (job.offers.len(), usize::try_from(job.total_offers).unwrap_or(usize::MAX));
     if shown < total {
@@ -175,7 +175,7 @@ fn print_notes(job: &JobPlan, why: Option<&Value>) {
     }
 }
 
-/// What is free is green; what is not says so.
+/// Colours available offers green.
 fn format_availability(word: &str) -> Cell {
     let colour = match word {
         "idle" | "available" => Colour::Green,
@@ -238,7 +238,7 @@ async fn show_groups(
     Ok(Exit::Done)
 }
 
-/// A word, or all of them.
+/// Formats a single value or a list.
 fn format_words(value: &Value, one: &str, many: &str) -> String {
     let list = |value: &Value| -> Vec<String> {
         value
@@ -252,7 +252,7 @@ fn format_words(value: &Value, one: &str, many: &str) -> String {
     value[one].as_str().map_or_else(|| list(&value[many]).join(", "), str::to_owned)
 }
 
-/// Machines of one's own are told apart by where they are, if that is one place.
+/// SSH hosts and local machines are distinguished by their region, if there is only one.
 fn format_backends(gpu: &Value) -> String {
     let region = format_words(gpu, "region", "regions");
     let names = format_words(gpu, "backend", "backends");

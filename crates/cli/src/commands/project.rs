@@ -1,4 +1,4 @@
-//! `windlass project`: projects of the server, who is in them, and which one commands work in.
+//! `windlass project`: projects of the server, their members, and the default project of commands.
 
 use windlass_api::{
     backends::GrantRequest,
@@ -56,78 +56,78 @@ pub(crate) enum Action {
     /// List projects
     #[command(after_help = "Examples:\n  windlass project list -o wide")]
     ListView,
-    /// Show one project
+    /// Show a project
     #[command(after_help = "Examples:\n  windlass project get lab")]
     Get {
-        /// The project
+        /// Name of the project
         #[arg(value_name = "PROJECT")]
         name: String,
     },
-    /// Add a project
+    /// Create a project
     #[command(after_help = "Examples:\n  windlass project add lab")]
     Add {
-        /// The project
+        /// Name of the project
         #[arg(value_name = "PROJECT")]
         name: String,
-        /// Everyone on the server may see it and join
+        /// Let all users of the server see and join the project
         #[arg(long)]
         public: bool,
     },
-    /// Choose the project that commands work in
+    /// Set the default project of commands
     #[command(after_help = "Examples:\n  windlass project set-default lab")]
     SetDefault {
-        /// The project
+        /// Name of the project
         #[arg(value_name = "PROJECT")]
         name: String,
     },
-    /// List the members of a project, or change them
+    /// List or change the members of a project
     #[command(
         after_help = "Examples:\n  windlass project members lab\n  windlass project members lab --set ada=manager --remove bob"
     )]
     Members {
-        /// The project; the one that commands work in if not given
+        /// Name of the project; defaults to the current project
         #[arg(value_name = "PROJECT")]
         name: Option<String>,
-        /// Give this user this role (user, manager or admin); may be repeated
+        /// Assign a role (`user`, `manager` or `admin`) to a user; may be repeated
         #[arg(long, value_name = "USER=ROLE", value_parser = setting)]
         set: Vec<(String, ProjectRole)>,
-        /// Take this user out; may be repeated
+        /// Remove a user from the project; may be repeated
         #[arg(long, value_name = "USER")]
         remove: Vec<String>,
         /// Let this member manage SSH fleets, as global admins do; may be repeated
         #[arg(long, value_name = "USER")]
         allow_ssh_fleets: Vec<String>,
-        /// No longer let this member manage SSH fleets; may be repeated
+        /// Stop letting this member manage SSH fleets; may be repeated
         #[arg(long, value_name = "USER")]
         deny_ssh_fleets: Vec<String>,
     },
     /// Let a project use a backend of the server
     #[command(after_help = "Examples:\n  windlass project grant-backend lab local")]
     GrantBackend {
-        /// The project
+        /// Name of the project
         #[arg(value_name = "PROJECT")]
         name: String,
-        /// The backend: `local` is the server's own machine, `slurm` the clusters of its dispatchers
+        /// Backend: `local` is the machine of the server, `slurm` the clusters of its dispatchers
         #[arg(value_name = "BACKEND")]
         backend: String,
     },
-    /// No longer let a project use a backend; instances that it has there stay
+    /// Stop letting a project use a backend; its existing instances stay
     #[command(after_help = "Examples:\n  windlass project revoke-backend lab local")]
     RevokeBackend {
-        /// The project
+        /// Name of the project
         #[arg(value_name = "PROJECT")]
         name: String,
-        /// The backend
+        /// Name of the backend
         #[arg(value_name = "BACKEND")]
         backend: String,
     },
     /// Delete projects
     #[command(after_help = "Examples:\n  windlass project delete -y lab")]
     Delete {
-        /// The projects
+        /// Names of the projects
         #[arg(required = true, value_name = "PROJECT")]
         names: Vec<String>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
@@ -228,7 +228,7 @@ async fn list(cx: &Context) -> Result<Vec<Project>, CliError> {
     })
 }
 
-/// The same way to the server, in another project. Names that there are not are said there.
+/// Reads another project. The error lists the existing projects.
 async fn find(cx: &Context, name: &str) -> Result<Project, CliError> {
     cx.in_project(name).call::<ReadProject>(&EmptyRequest {}).await
 }
@@ -248,7 +248,7 @@ async fn change(
             project_role: *role,
         };
         project = if set.iter().any(|(user, _)| is_member(user)) {
-            // A new role of a member is a new list of members.
+            // The API replaces the whole list of members.
             let kept =
                 project.members.iter().filter(|old| !set.iter().any(|(user, _)| *user == old.user.username));
             let kept = kept.map(|old| MemberSetting {

@@ -38,23 +38,23 @@ starts next are columns of their own when some run has them.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Only runs of these names, finished or not; `*` stands for any letters, `?` for one
+    /// Names of runs, finished or not; `*` matches any characters, `?` one
     #[arg(value_name = "RUN")]
     pub(crate) names: Vec<String>,
-    /// Finished runs too
+    /// Include finished runs
     #[arg(short, long)]
     pub(crate) all: bool,
-    /// Show it again whenever it changes
+    /// Update the output when it changes
     #[arg(short, long)]
     pub(crate) watch: bool,
-    /// The newest N, finished or not
+    /// Number of runs, newest first, finished or not
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) last: Option<u32>,
-    /// Only runs of this status; may be repeated
+    /// Status to filter by; may be repeated
     #[arg(long, value_name = "STATUS", value_parser = [
         "pending", "submitted", "provisioning", "running", "terminating", "terminated", "failed", "done"])]
     pub(crate) status: Vec<String>,
-    /// Only runs of this user
+    /// User to filter by
     #[arg(long, value_name = "USER")]
     pub(crate) user: Option<String>,
     #[command(flatten)]
@@ -64,7 +64,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Finished runs are not asked for.
+    /// Returns whether finished runs are excluded.
     fn only_active(&self) -> bool {
         let asks = self.all || self.last.is_some() || !self.names.is_empty();
         !asks && !self.status.iter().any(|status| is_finished(status))
@@ -81,7 +81,7 @@ impl Args {
     }
 }
 
-/// Whether a name is as the pattern says.
+/// Returns whether a name matches a pattern.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut letters = pattern.chars();
     match letters.next() {
@@ -99,7 +99,7 @@ fn matches(pattern: &str, name: &str) -> bool {
 }
 
 const PAGE: i64 = 100;
-/// `-a` shows at most so many; whoever wants more says `-n`.
+/// Maximum number of runs with `-a`; `-n` allows more.
 const ALL_MAX: usize = 1000;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 async fn print_once(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     let runs = list(cx, args).await?;
     if runs.is_empty() {
-        // The list of a project that does not exist is empty too.
+        // The list of a nonexistent project would be empty as well.
         cx.call::<ReadProject>(&EmptyRequest {}).await?;
     }
     let none = if args.is_filtered() {
@@ -141,7 +141,7 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         let runs = list(cx, args).await?;
         let table = table(&runs, wide, &cx.url);
         let lines = if wide { table.whole().screen() } else { table.screen() };
-        // Ages grow all the time; in a pipe that is no news.
+        // Ages change continuously; in a pipe that alone does not print the table again.
         let news = if is_live { lines.clone() } else { runs.iter().flat_map(change_key).collect() };
         if before.as_ref() != Some(&news) {
             if is_live {
@@ -158,14 +158,14 @@ async fn watch(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     }
 }
 
-/// What of a run is news.
+/// The parts of a run whose change updates the output.
 fn change_key(run: &Run) -> Vec<String> {
     let jobs = run.jobs.iter().filter_map(|job| job.job_submissions.last());
     let jobs = jobs.map(|last| format!("{} {}", last.id, last.status_message));
     std::iter::once(format!("{} {}", run.id, run.status_message)).chain(jobs).collect()
 }
 
-/// Over what was there, line by line: a screen that is cleared first would flicker.
+/// Overwrites the screen line by line, because clearing it first would flicker.
 fn draw(lines: &[String]) {
     let room = rustix::termios::tcgetwinsize(std::io::stdout()).map_or(usize::MAX, |size| size.ws_row.into());
     let mut screen = String::from("\x1b[H");
@@ -179,7 +179,7 @@ fn draw(lines: &[String]) {
     output::raw(screen.as_bytes());
 }
 
-/// Page by page: a server gives at most a hundred at a time.
+/// Lists page by page: a server returns at most a hundred runs at once.
 async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, CliError> {
     let wanted = args.last.map_or(ALL_MAX, |last| usize::try_from(last).unwrap_or(ALL_MAX));
     let mut request = ListRequest {
@@ -187,7 +187,7 @@ async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, CliError> {
         username: args.user.clone(),
         only_active: args.only_active(),
         job_submissions_limit: Some(1),
-        // Of those that are filtered here, a page may hold none.
+        // With client-side filters, a page may contain no match.
         limit: if args.is_filtered() { PAGE } else { PAGE.min(i64::try_from(wanted).unwrap_or(PAGE)) },
         ..ListRequest::default()
     };
@@ -205,10 +205,10 @@ async fn list(cx: &Context, args: &Args) -> Result<Vec<Run>, CliError> {
     }
 }
 
-/// Which columns a table has.
+/// Columns of a table.
 struct Columns {
     wide: bool,
-    /// Of those that only some runs have: whether one of these runs does.
+    /// Optional columns, true if one of the runs has a value.
     url: bool,
     next_start: bool,
     message: bool,
@@ -255,14 +255,14 @@ impl Columns {
     }
 }
 
-/// Of a service that is not over.
+/// URL of a service that has not ended.
 fn url(run: &Run, server: &str) -> Option<String> {
     rollout::url(run, server).filter(|_| !is_finished(&run.status))
 }
 
-/// The status of a run or of one of its jobs, and what there is to say about it.
+/// Status of a run or of one of its jobs, with its message.
 fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
-    // A run of one job is what its job is; with several, each says its own.
+    // A run with one job shows the status of the job; with several, each job has its own.
     let is_its_own = run.status_message.contains("retry") || run.status == "pending";
     let latest = job.and_then(|job| job.job_submissions.last());
     match latest.filter(|_| run.jobs.len() != 1 || !is_its_own) {
@@ -293,7 +293,7 @@ fn table(runs: &[Run], wide: bool, server: &str) -> Table {
     table
 }
 
-/// What the rows of one run are made of.
+/// Data for the rows of one run.
 struct RunRows<'a> {
     run: &'a Run,
     columns: &'a Columns,
@@ -349,7 +349,7 @@ fn provisioned(submission: &JobSubmission) -> Option<Value> {
     submission.job_provisioning_data.as_ref()?.value().ok()
 }
 
-/// The most precise thing that was said.
+/// Returns the most specific error message.
 fn error_message(run: &Run, latest: Option<&JobSubmission>) -> String {
     let job =
         latest.and_then(|latest| latest.termination_reason_message.clone().or_else(|| latest.error.clone()));

@@ -1,4 +1,4 @@
-//! `windlass secret`: secrets of the project. Values come from standard input or a prompt that does not echo.
+//! `windlass secret`: secrets of the project. Values are read from standard input or from a prompt without echo.
 
 use std::io::{IsTerminal as _, Read as _};
 
@@ -17,7 +17,7 @@ use crate::{
     problem::CliError,
 };
 
-/// More than any server takes.
+/// Upper limit for reading a value, larger than any server accepts.
 const VALUE_BYTES_MAX: u64 = 1 << 20;
 
 const EXAMPLES: &str = "\
@@ -44,13 +44,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// List names of secrets
+    /// List the names of secrets
     #[command(after_help = "Examples:\n  windlass secret list -o name")]
     ListView,
     /// Print the value of a secret
     #[command(after_help = "Examples:\n  windlass secret get TOKEN > token.txt")]
     Get {
-        /// The secret
+        /// Name of the secret
         #[arg(value_name = "SECRET")]
         name: String,
     },
@@ -59,31 +59,30 @@ pub(crate) enum Action {
         after_help = "Examples:\n  windlass secret set TOKEN < token.txt\n  windlass secret set TOKEN --for ada,bob < token.txt"
     )]
     Set {
-        /// The secret
+        /// Name of the secret
         #[arg(value_name = "SECRET")]
         name: String,
-        /// The value. Others on this machine can see it here: leave it out to be asked, or to give it on
-        /// standard input
+        /// Value. Other users of this machine can see it here: omit it to be prompted, or to pass it on standard input
         #[arg(value_name = "VALUE")]
         value: Option<String>,
-        /// Whose runs may use it: `everyone` in the project, `managers`, or members by name; as it was if not given, and
-        /// everyone for a new secret
+        /// Users whose runs may use it: `everyone` in the project, `managers`, or members by name. Defaults to the
+        /// current setting, and to `everyone` for a new secret
         #[arg(long = "for", value_name = "USER,…|managers|everyone", value_parser = users)]
         users: Option<SecretUsers>,
     },
     /// Delete secrets
     #[command(after_help = "Examples:\n  windlass secret delete -y TOKEN")]
     Delete {
-        /// The secrets
+        /// Names of the secrets
         #[arg(required = true, value_name = "SECRET")]
         names: Vec<String>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
 }
 
-/// A secret as it is listed.
+/// A row of the list.
 #[derive(Serialize)]
 struct SecretRow {
     id: uuid::Uuid,
@@ -109,7 +108,7 @@ fn users(text: &str) -> Result<SecretUsers, String> {
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     let format = args.output.format;
-    // Nobody is asked for a value that cannot be sent.
+    // Read the value before connecting, so that the prompt is not shown for a value that cannot be sent.
     let given = match &args.action {
         Some(Action::Set { name, value, .. }) => Some(read_value(name, value.as_deref())?),
         _ => None,
@@ -131,7 +130,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         Some(Action::Get { name }) => {
             let secret = find(cx, name).await?;
             let value = secret.value.clone().unwrap_or_default();
-            // What people stored is theirs: it comes back as it is, and a line for a terminal.
+            // The stored value is printed unmodified, with a line break.
             output::print_one(format, &secret, name, |_| output::data(&value))?;
             Ok(Exit::Done)
         }
@@ -186,7 +185,7 @@ fn read_value(name: &str, given: Option<&str>) -> Result<String, CliError> {
             let mut text = String::new();
             let read = std::io::stdin().lock().take(VALUE_BYTES_MAX).read_to_string(&mut text);
             read.map_err(|error| CliError::from_error("read the value from standard input", &error))?;
-            // `echo` and files end with a line break that nobody means.
+            // `echo` and text editors append a line break that is not part of the value.
             text.strip_suffix('\n')
                 .map(|line| line.strip_suffix('\r').unwrap_or(line).to_owned())
                 .unwrap_or(text)

@@ -1,4 +1,4 @@
-//! `windlass server`: the control plane, until it is told to stop.
+//! `windlass server`: runs the control plane until it is stopped.
 
 mod copies;
 mod limits;
@@ -50,13 +50,13 @@ pub(crate) struct Args {
     /// Address to listen on
     #[arg(long, env = "WINDLASS_SERVER_HOST", global = true, value_name = "HOST")]
     pub(crate) host: Option<String>,
-    /// Port to listen on; 0 lets the system choose
+    /// Port to listen on; 0 selects a free port
     #[arg(long, env = "WINDLASS_SERVER_PORT", global = true, value_name = "PORT")]
     pub(crate) port: Option<u16>,
-    /// Where the server keeps its files
+    /// Directory for the files of the server
     #[arg(long, env = "WINDLASS_SERVER_DATA_DIR", global = true, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// `sqlite:PATH` or `postgres://…`
+    /// Database: `sqlite:PATH` or `postgres://…`
     #[arg(
         long,
         env = "WINDLASS_SERVER_DATABASE_URL",
@@ -65,8 +65,8 @@ pub(crate) struct Args {
         hide_env_values = true
     )]
     pub(crate) database_url: Option<String>,
-    /// Token of the user `admin`; drawn at the first start if not given. Better in a file: a command line stays in the
-    /// history of the shell
+    /// Token of the user `admin`; generated at the first start by default. Prefer a file: command lines stay in the
+    /// shell history
     #[arg(
         long,
         env = "WINDLASS_SERVER_ADMIN_TOKEN",
@@ -84,91 +84,91 @@ pub(crate) struct Args {
         conflicts_with = "admin_token"
     )]
     pub(crate) admin_token_file: Option<PathBuf>,
-    /// After how many days tokens expire that are made for users: `90d`, or `off` for never
+    /// Expiry of tokens created for users, in days: `90d`, or `off` for never
     #[arg(long, env = "WINDLASS_SERVER_TOKEN_EXPIRY", global = true, value_name = "DAYS")]
     pub(crate) token_expiry: Option<String>,
-    /// Whether values of secrets are replaced by asterisks in the logs of jobs: yes, if not given
+    /// Replace the values of secrets with asterisks in the logs of jobs; enabled by default
     #[arg(long, env = "WINDLASS_SERVER_MASK_SECRETS", global = true, value_name = "BOOL")]
     pub(crate) mask_secrets: Option<bool>,
-    /// File with the keys that seal secrets; the same on every replica
+    /// File with the encryption keys of secrets; the same on every replica
     #[arg(long, env = "WINDLASS_SERVER_KEY_FILE", global = true, value_name = "FILE")]
     pub(crate) key_file: Option<PathBuf>,
-    /// Leave the terminal; said by the command that starts a server for itself
+    /// Detach from the terminal; set by commands that start a server
     #[arg(long, hide = true)]
     pub(crate) background: bool,
-    /// The port of a server in the background that was given none: this one, or any where it is taken
+    /// Preferred port of a background server without `--port`; any free port if it is in use
     #[arg(long, hide = true, global = true)]
     pub(crate) usual_port: Option<u16>,
     /// Do not offer this machine as fleet `local`
     #[arg(long, global = true)]
     pub(crate) no_local: bool,
-    /// The program `windlass-agent`, if it is not beside this one
+    /// Path of the `windlass-agent` binary; defaults to the directory of this binary
     #[arg(long, env = "WINDLASS_AGENT", global = true, value_name = "FILE")]
     pub(crate) agent: Option<PathBuf>,
-    /// What jobs run in on this machine: `any` (containers for jobs with an image, plain processes for the others),
-    /// `docker` or `process`; `any` where a container engine answers or once did, if not given
+    /// Runtime of jobs on this machine: `any` (containers for jobs with an image, plain processes for others), `docker`
+    /// or `process`. Defaults to `any` if a container engine responds or once did
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_RUNTIME", global = true, value_name = "RUNTIME")]
     pub(crate) local_runtime: Option<String>,
-    /// Rights of plain processes on this machine: `confined` (each sees nothing of other tasks and of the server), `own`
-    /// (the server's own, while it has one user) or `refused`; `confined`, if not given
+    /// Privileges of plain processes on this machine: `confined` (default; isolated from other tasks and from the
+    /// server), `own` (those of the server, while it has one user) or `refused`
     #[arg(long, env = "WINDLASS_SERVER_LOCAL_PROCESSES", global = true, value_name = "MODE")]
     pub(crate) local_processes: Option<String>,
-    /// Socket of this machine's container engine; `DOCKER_HOST` or the usual places, if not given
+    /// Socket of this machine's container engine; defaults to `DOCKER_HOST` or the usual paths
     #[arg(long, env = "WINDLASS_SERVER_DOCKER_SOCKET", global = true, value_name = "PATH")]
     pub(crate) docker_socket: Option<PathBuf>,
-    /// Image of jobs that name none, on machines that run containers only
+    /// Image of jobs that specify none, on instances that run only containers
     #[arg(long, env = "WINDLASS_SERVER_DEFAULT_IMAGE", global = true, value_name = "IMAGE")]
     pub(crate) default_image: Option<String>,
     /// Image with the CUDA compiler, for jobs with `nvcc: true`
     #[arg(long, env = "WINDLASS_SERVER_NVCC_IMAGE", global = true, value_name = "IMAGE")]
     pub(crate) nvcc_image: Option<String>,
-    /// Image with Docker and `start-dockerd` inside, for jobs with `docker: true`
+    /// Image with Docker and `start-dockerd`, for jobs with `docker: true`
     #[arg(long, env = "WINDLASS_SERVER_DOCKER_IMAGE", global = true, value_name = "IMAGE")]
     pub(crate) docker_image: Option<String>,
-    /// Where logs of jobs are kept: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`
+    /// Storage for logs of jobs: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL`
     #[arg(long, env = "WINDLASS_SERVER_LOG_STORE", global = true, value_name = "PLACE")]
     pub(crate) log_store: Option<String>,
-    /// How long logs of jobs are kept after the end of their run: `30d`, or `off` for ever
+    /// Retention of job logs after the end of their run: `30d`, or `off` for no limit
     #[arg(long, env = "WINDLASS_SERVER_KEEP_LOGS", global = true, value_name = "DAYS")]
     pub(crate) keep_logs: Option<String>,
-    /// How long a host may be silent before its jobs are lost, and may be retried elsewhere: `2m`
+    /// Time without contact to a host after which its jobs are lost and may be retried elsewhere: `2m`
     #[arg(long, env = "WINDLASS_SERVER_LOST_AFTER", global = true, value_name = "TIME")]
     pub(crate) lost_after: Option<String>,
-    /// How long a run waits before its first retry, and later ones in proportion: `15s`
+    /// Delay before the first retry of a run; later delays are multiples of it: `15s`
     #[arg(long, env = "WINDLASS_SERVER_RETRY_DELAY", global = true, value_name = "TIME")]
     pub(crate) retry_delay: Option<String>,
-    /// How long work of a replica that died waits before another one takes it over: `30s`, or `5s` at least
+    /// Time after which another replica takes over the work of one that died: `30s`, at least `5s`
     #[arg(long, env = "WINDLASS_SERVER_LOCK_TIMEOUT", global = true, value_name = "TIME")]
     pub(crate) lock_timeout: Option<String>,
-    /// How many managed jobs may be launched at once, over all replicas
+    /// Maximum number of managed jobs that are launching, over all replicas
     #[arg(long, env = "WINDLASS_SERVER_JOBS_LAUNCHING_MAX", global = true, value_name = "N")]
     pub(crate) jobs_launching_max: Option<u32>,
-    /// How many managed jobs may be alive at once, over all replicas
+    /// Maximum number of managed jobs that are alive, over all replicas
     #[arg(long, env = "WINDLASS_SERVER_JOBS_ALIVE_MAX", global = true, value_name = "N")]
     pub(crate) jobs_alive_max: Option<u32>,
-    /// A second port for HTTPS, with a certificate of its own making unless one is given
+    /// Port for HTTPS, in addition to HTTP; uses a self-signed certificate unless `--tls-cert` is set
     #[arg(long, env = "WINDLASS_SERVER_TLS_PORT", global = true, value_name = "PORT")]
     pub(crate) tls_port: Option<u16>,
-    /// Certificate for HTTPS, as PEM
+    /// Certificate for HTTPS, in PEM format
     #[arg(long, env = "WINDLASS_SERVER_TLS_CERT", global = true, value_name = "FILE")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key, as PEM
+    /// Private key of the certificate, in PEM format
     #[arg(long, env = "WINDLASS_SERVER_TLS_KEY", global = true, value_name = "FILE")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Let every user ask for containers of the queue, not only those who were granted it
+    /// Let every user request containers of the queue, not only users with the `queue` right
     #[arg(long, env = "WINDLASS_SERVER_QUEUE_FOR_EVERYONE", global = true)]
     pub(crate) queue_for_everyone: bool,
-    /// How long tokens live that users make for the queue's API: `14d` if not given, or `off`. They end with the user's
-    /// own token in any case
+    /// Lifetime of tokens that users create for the queue's API: `14d` by default, or `off`. They also end with the
+    /// user's own token
     #[arg(long, env = "WINDLASS_SERVER_QUEUE_TOKEN_LIFE", global = true, value_name = "DAYS")]
     pub(crate) queue_token_life: Option<String>,
-    /// Networks in which SSH hosts may be although they are this machine's own, link-local or the like: `127.0.0.0/8`
+    /// Networks in which SSH hosts are allowed although they are loopback, link-local or similar: `127.0.0.0/8`
     #[arg(long, env = "WINDLASS_SERVER_ALLOW_HOST_NETWORKS", global = true, value_name = "CIDR,…")]
     pub(crate) allow_host_networks: Option<String>,
-    /// How much to log
+    /// Log level
     #[arg(long, env = "WINDLASS_LOG", global = true, value_enum, default_value_t = LogLevel::Info)]
     pub(crate) log_level: LogLevel,
-    /// How to write the log; `auto` is text on a terminal and JSON elsewhere
+    /// Log format; `auto` is text on a terminal and JSON elsewhere
     #[arg(long, env = "WINDLASS_LOG_FORMAT", global = true, value_enum, default_value_t = LogFormat::Auto)]
     pub(crate) log_format: LogFormat,
     #[command(flatten)]
@@ -179,32 +179,32 @@ pub(crate) struct Args {
 
 #[derive(Clone, Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// Start the server of this machine in the background, unless it runs
+    /// Start the server of this machine in the background, unless it is running
     #[command(
         after_help = "Examples:\n  windlass server start    as the first command does when no server is configured"
     )]
     StartMode,
-    /// Make a new sealing key, seal everything with it and forget the old ones
+    /// Create a new encryption key, re-encrypt all secrets with it and delete the old keys
     #[command(after_help = "Examples:\n  windlass server stop && windlass server rotate-keys")]
     RotateKeys,
-    /// Stop the server that runs with this data directory
+    /// Stop the server that uses this data directory
     #[command(
         after_help = "Examples:\n  windlass server stop\n  windlass server stop --data-dir /var/lib/windlass"
     )]
     Stop,
-    /// Say whether a server runs with this data directory, and where
+    /// Show whether a server is running with this data directory, and its URL
     #[command(after_help = STATUS)]
     Status,
-    /// Copy the database to a new file, also while the server runs
+    /// Back up the database to a new file, also while the server runs
     #[command(after_help = copies::BACKUP)]
     Backup {
-        /// Where to; it must not exist
+        /// Target file; it must not exist
         file: PathBuf,
     },
-    /// Put a copy in the place of the database
+    /// Replace the database with a backup
     #[command(after_help = copies::RESTORE)]
     Restore {
-        /// What `windlass server backup` wrote
+        /// File written by `windlass server backup`
         file: PathBuf,
     },
 }
@@ -225,17 +225,17 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Where the token is written that the first start drew.
+/// Name of the file with the token that the first start generated.
 const FIRST_TOKEN_FILE: &str = "first-admin-token";
-/// Of a token on the command line.
+/// Maximum size of a token on the command line.
 const TOKEN_BYTES_MAX: usize = 4096;
 
-/// Enough for the work between database and network; the rest of the machine belongs to jobs.
+/// Enough for database and network I/O; the rest of the machine belongs to jobs.
 const WORKERS_MAX: usize = 4;
 
 pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
     if args.background {
-        // A new session has no terminal: neither Ctrl-C nor a closed window reaches it.
+        // A new session has no terminal: Ctrl-C and a closed window do not affect it.
         rustix::process::setsid().map_err(|error| CliError::from_error("leave the terminal", &error))?;
     }
     let (action, format) = (args.action.take(), args.output.format);
@@ -260,7 +260,7 @@ pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
     Ok(Exit::Done)
 }
 
-/// On a runtime of its own, to the end.
+/// Runs a future to completion on a separate runtime.
 pub(crate) fn block_on_workers<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let workers = std::thread::available_parallelism().map_or(2, usize::from).clamp(2, WORKERS_MAX);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -271,7 +271,7 @@ pub(crate) fn block_on_workers<T>(work: impl Future<Output = anyhow::Result<T>>)
     runtime.block_on(work)
 }
 
-/// The words of a command line without the token; nothing when it has none.
+/// Returns the arguments of a command line without the token, or `None` if they contain none.
 fn strip_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
     let before = words.len();
     let mut words = words.into_iter();
@@ -286,8 +286,8 @@ fn strip_token(words: Vec<OsString>) -> Option<Vec<OsString>> {
     (left.len() < before).then_some(left)
 }
 
-/// Everybody on the machine can read the command line of a process for as long as it lives. So this one becomes the
-/// same program without the token there, which it reads from a pipe. Returns only when that fails.
+/// Replaces this process with the same program without the token in its arguments, because all users of the machine can
+/// read the command line of a process. The new program reads the token from a pipe. Returns only on failure.
 fn reexec_without_token(mut words: Vec<OsString>, token: &str) -> CliError {
     let failed =
         |error: &dyn std::error::Error| CliError::from_error("take the token off the command line", error);
@@ -295,7 +295,7 @@ fn reexec_without_token(mut words: Vec<OsString>, token: &str) -> CliError {
         Ok(pipe) => pipe,
         Err(error) => return failed(&error),
     };
-    // Less than what a pipe holds, so nobody waits for a reader.
+    // Smaller than the buffer of a pipe, so the write does not wait for a reader.
     if token.len() > TOKEN_BYTES_MAX {
         return CliError::usage(format!("the token is longer than {TOKEN_BYTES_MAX} bytes"));
     }
@@ -349,14 +349,14 @@ fn start(args: &Args, format: Format) -> Result<Exit, CliError> {
     status(&home.server_dir(), format)
 }
 
-/// What of the command line of `server start` the server itself is to have.
+/// Returns the flags of `server start` that are passed on to the server.
 fn flags(words: Vec<OsString>) -> Vec<OsString> {
     let mut flags = Vec::new();
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
         match word.to_str() {
             Some("server" | "start") => {}
-            // How the command answers; and the token goes another way.
+            // Flags for the output of this command; the token is passed separately.
             Some("-o" | "--output" | "--admin-token" | "--admin-token-file" | "--data-dir") => {
                 drop(words.next());
             }
@@ -378,7 +378,7 @@ fn stop(data_dir: &Path) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Fails when none runs, so that a script can ask.
+/// Fails if no server is running, so that scripts can check it.
 fn status(data_dir: &Path, format: Format) -> Result<Exit, CliError> {
     let running = ServerProcess::find(data_dir);
     let log = local::log_file(data_dir);
@@ -435,10 +435,10 @@ fn settings(args: Args) -> anyhow::Result<Settings> {
     Ok(Settings::new(given, Home::path().as_deref())?)
 }
 
-/// Who starts the server, and so what it says.
+/// The command that starts the server, which determines its messages.
 pub(crate) enum StartMode {
     Plain,
-    /// `windlass dev`: the token was drawn for it.
+    /// `windlass dev`, with the token generated for it.
     Dev {
         token: String,
         kept: bool,
@@ -446,7 +446,7 @@ pub(crate) enum StartMode {
 }
 
 pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Result<()> {
-    // Asked for before anything else, so that a signal during start ends it in good order too.
+    // Registered first, so that a signal during the start also shuts down cleanly.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
     crate::open_files::raise_limit();
@@ -457,7 +457,7 @@ pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Resul
     if let Some(token) = server.first_token() {
         show_first_token(token.text(), &data_dir).context("write the token of user `admin`")?;
     }
-    // The socket listens already: whoever reads the file may connect.
+    // The socket is already listening: readers of the file can connect.
     let running = ServerProcess::this(&url);
     if let Some(running) = &running {
         running.write(&data_dir).context("write down where the server is")?;
@@ -488,8 +488,8 @@ pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Resul
     Ok(())
 }
 
-/// The token that the first start drew goes into a file of its owner's. It is shown as well where a person sees it, and
-/// nowhere else: what a service manager is told stays in its journal.
+/// Writes the token that the first start generated to a file that only its owner can read. Prints it only to a
+/// terminal: a service manager would store it in its journal.
 fn show_first_token(token: &str, data_dir: &Path) -> std::io::Result<()> {
     let file = data_dir.join(FIRST_TOKEN_FILE);
     crate::home::write_private(&file, &format!("{token}\n"))?;
@@ -515,7 +515,7 @@ fn print_dev_help(url: &str, token: &str, data_dir: &Path, kept: bool) {
 }
 
 async fn rotate_keys(mut settings: Settings) -> anyhow::Result<()> {
-    // Nobody should reach it meanwhile: any free port of this machine.
+    // The server must not be reachable meanwhile: use any free loopback port.
     settings.address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
     settings.address.set_port(0);
     let server = Server::start(settings).await?;
@@ -534,7 +534,8 @@ pub(crate) fn log(level: LogLevel, format: LogFormat) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let terminal = std::io::stderr().is_terminal();
-    // A line that cannot be written, on a full disk, is lost; to tell of it the same way would panic.
+    // A line that cannot be written, such as on a full disk, is dropped; reporting that through the same writer would
+    // panic.
     let builder = tracing_subscriber::fmt().with_max_level(level).log_internal_errors(false);
     let builder = builder.with_writer(std::io::stderr);
     let json = match format {

@@ -1,4 +1,4 @@
-//! `windlass show RUN`: what was submitted, its jobs, where they run, and how they ended.
+//! `windlass show RUN`: the submitted configuration, the jobs, their instances and results.
 
 use serde_json::Value;
 use windlass_api::runs::{Job, JobSubmission, Run};
@@ -27,7 +27,7 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run
+    /// Name of the run
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
     #[command(flatten)]
@@ -94,13 +94,13 @@ fn lines(value: &Value) -> String {
     all.join("\n")
 }
 
-/// Only their names: values may be secrets.
+/// Formats only the names: values may be secrets.
 fn format_variables(env: &Value) -> String {
     let names: Vec<&str> = env.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
     names.join(", ")
 }
 
-/// The newest submission of each job, or with `wide` all of them.
+/// Lists the newest submission of each job, or all submissions if `wide` is set.
 fn jobs(run: &Run, wide: bool) -> Table {
     let mut head = vec!["JOB", "STATUS", "INSTANCE", "BACKEND", "RESOURCES", "SUBMITTED", "ENDED", "MESSAGE"];
     if wide {

@@ -1,6 +1,7 @@
-//! `windlass ssh RUN [CMD…]` and `windlass exec RUN -- CMD…`: a shell or a program inside a job that runs.
+//! `windlass ssh RUN [CMD…]` and `windlass exec RUN -- CMD…`: a shell or a program inside a running job.
 //!
-//! Both become OpenSSH, with the entry that `attach` writes: the exit code is that of the program.
+//! Both replace the process with OpenSSH, using the host entry that `attach` writes: the exit code is that of the
+//! program.
 
 use std::{io::IsTerminal as _, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
 
@@ -39,19 +40,19 @@ Examples:
 
 The exit code is that of the program; 255 is OpenSSH's own.";
 
-/// Which job of a run.
+/// Flags that select a job of a run.
 #[derive(Debug, clap::Args)]
 pub(crate) struct JobArgs {
-    /// The run, or one of its jobs: RUN-RANK-REPLICA
+    /// Run, or one of its jobs: RUN-RANK-REPLICA
     #[arg(value_name = "RUN")]
     pub(crate) name: String,
-    /// Which replica of a service; any that runs, if not given
+    /// Replica of a service; defaults to any running replica
     #[arg(long, value_name = "N")]
     pub(crate) replica: Option<i64>,
-    /// Which job of the replica: the rank of the node
+    /// Job of the replica: the rank of the node
     #[arg(long, value_name = "N")]
     pub(crate) job: Option<i64>,
-    /// Private key, instead of the one that the server keeps for you
+    /// Private key, instead of the one that the server stores for you
     #[arg(long, value_name = "FILE")]
     pub(crate) ssh_identity: Option<PathBuf>,
 }
@@ -61,7 +62,7 @@ pub(crate) struct JobArgs {
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) which: JobArgs,
-    /// A command for the shell there, instead of a session
+    /// Command for the remote shell, instead of an interactive session
     #[arg(value_name = "CMD", trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
     #[command(flatten)]
@@ -73,19 +74,19 @@ pub(crate) struct Args {
 pub(crate) struct ExecArgs {
     #[command(flatten)]
     pub(crate) which: JobArgs,
-    /// Give it a terminal
+    /// Allocate a terminal
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// The program and its arguments
+    /// Program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
     #[command(flatten)]
     pub(crate) at: ServerArgs,
 }
 
-/// As `ssh` does: the words become one line for the shell there.
+/// Joins the arguments into one line for the remote shell, as `ssh` does.
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    // A shell wants a terminal, and a command gets one where there is one.
+    // A shell needs a terminal; a command gets one if there is one.
     let tty = args.command.is_empty() || (std::io::stdin().is_terminal() && std::io::stdout().is_terminal());
     let line = (!args.command.is_empty()).then(|| args.command.join(" "));
     exec_ssh(&args.which, &args.at, tty && std::io::stdin().is_terminal(), line)
@@ -96,7 +97,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<Exit, CliError> {
     exec_ssh(&args.which, &args.at, args.tty, Some(line))
 }
 
-/// This process becomes OpenSSH.
+/// Replaces this process with OpenSSH.
 fn exec_ssh(which: &JobArgs, at: &ServerArgs, tty: bool, line: Option<String>) -> Result<Exit, CliError> {
     let host = context::with_context(at, async |cx| host(cx, at, which).await)?;
     let config = Home::find()?.ssh_dir().join("config");
@@ -112,7 +113,7 @@ fn exec_ssh(which: &JobArgs, at: &ServerArgs, tty: bool, line: Option<String>) -
     })
 }
 
-/// The name under which OpenSSH finds the job.
+/// Returns the host name of the job in the OpenSSH configuration.
 async fn host(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, CliError> {
     let (run, name, place) = find_job(cx, which).await?;
     if !job_progress(&run).iter().any(|job| place.matches(job) && job.status == "running") {
@@ -126,7 +127,7 @@ async fn host(cx: &Context, at: &ServerArgs, which: &JobArgs) -> Result<String, 
     ssh::write_entry(cx, at, &run, &name, place, &which.ssh_identity).await
 }
 
-/// A run by its name, or a job by its own.
+/// Finds a run by its name, or a job by its job name.
 async fn find_job(cx: &Context, which: &JobArgs) -> Result<(Run, String, LoginTarget), CliError> {
     let unknown = match cx.run(&which.name).await {
         Ok(run) => {

@@ -1,4 +1,4 @@
-//! `windlass stop RUN…`: returns when the server has written it down, or with `--wait` when they have ended.
+//! `windlass stop RUN…`: returns when the server has recorded the request, or with `--wait` when the runs have ended.
 
 use std::time::Duration;
 
@@ -24,16 +24,16 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The runs
+    /// Names of the runs
     #[arg(required = true, value_name = "RUN")]
     pub(crate) names: Vec<String>,
-    /// At once, without a chance to end in good order
+    /// Kill the jobs immediately, without a grace period
     #[arg(short = 'x', long)]
     pub(crate) abort: bool,
-    /// Do not ask
+    /// Skip the confirmation prompt
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Return when they have ended, not when the server knows that they shall
+    /// Wait until the runs have ended
     #[arg(short, long)]
     pub(crate) wait: bool,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 async fn stop(cx: &Context, args: &Args) -> Result<Exit, CliError> {
-    // Every name is looked at first: a typo stops nothing.
+    // All names are checked first, so that a typo stops nothing.
     let (mut runs, mut active) = (Vec::new(), Vec::new());
     for name in &args.names {
         let run = cx.run(name).await.map_err(|problem| problem.why("nothing was stopped"))?;

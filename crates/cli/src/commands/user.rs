@@ -1,4 +1,4 @@
-//! `windlass user`: people who may use the server.
+//! `windlass user`: users of the server.
 
 use windlass_api::{
     operations::{
@@ -50,84 +50,84 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Action {
-    /// List users: everyone for an admin, else yourself
+    /// List users: all for an admin, else yourself
     #[command(after_help = "Examples:\n  windlass user list -o wide")]
     ListView,
-    /// Show one user
+    /// Show a user
     #[command(after_help = "Examples:\n  windlass user get ada")]
     Get {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
     },
-    /// Add a user and print their token
+    /// Create a user and print their token
     #[command(after_help = "Examples:\n  windlass user create ada --email ada@example.org > token.txt")]
     Create {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
-        /// May do everything on this server
+        /// Make the user a global admin
         #[arg(long)]
         admin: bool,
-        /// Where they get mail
+        /// Email address
         #[arg(long, value_name = "ADDRESS")]
         email: Option<String>,
-        /// May ask for containers of the queue
+        /// Let the user request containers of the queue
         #[arg(long)]
         queue: bool,
     },
-    /// Give a user a right
+    /// Grant a right to a user
     #[command(after_help = "Examples:\n  windlass user grant ada queue")]
     Grant {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
-        /// The right
+        /// Right to grant
         #[arg(value_enum, value_name = "RIGHT")]
         right: Right,
     },
-    /// Take a right from a user
+    /// Revoke a right of a user
     #[command(after_help = "Examples:\n  windlass user revoke ada queue")]
     Revoke {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
-        /// The right
+        /// Right to revoke
         #[arg(value_enum, value_name = "RIGHT")]
         right: Right,
     },
-    /// Your own further tokens, each with a name, a scope and an expiry
+    /// Manage your additional tokens, each with a name, a scope and an expiry
     #[command(after_help = TOKENS)]
     Token {
         #[command(subcommand)]
         action: Option<TokenAction>,
     },
-    /// Replace all tokens of a user by a new one and print it
+    /// Replace all tokens of a user with a new one and print it
     #[command(after_help = "Examples:\n  windlass user refresh-token -y ada > token.txt")]
     RefreshToken {
-        /// The user
+        /// Name of the user
         #[arg(value_name = "USER")]
         name: String,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
-    /// Remove users
+    /// Delete users
     #[command(after_help = "Examples:\n  windlass user delete -y ada")]
     Delete {
-        /// The users
+        /// Names of the users
         #[arg(required = true, value_name = "USER")]
         names: Vec<String>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
 }
 
-/// What an admin gives to users one by one.
+/// A right that an admin grants to individual users.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum Right {
-    /// Ask for containers of the queue
+    /// Request containers of the queue
     Queue,
 }
 
@@ -143,31 +143,31 @@ open with a token end when it is revoked.";
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum TokenAction {
-    /// List your tokens beside the first one
+    /// List your additional tokens
     #[command(after_help = "Examples:\n  windlass user token list -o json")]
     ListView,
-    /// Make a token and print it
+    /// Create a token and print it
     #[command(
         after_help = "Examples:\n  windlass user token create ci --scope read --expires 30d > ci.token"
     )]
     Create {
-        /// What it is called
+        /// Name of the token
         #[arg(value_name = "NAME")]
         name: String,
-        /// What it is good for
+        /// Scope of the token
         #[arg(long, value_enum, default_value_t = ScopeArg::All)]
         scope: ScopeArg,
-        /// After which time it expires, such as `12h` or `30d`; as the server is set, if not given
+        /// Lifetime, such as `12h` or `30d`; defaults to the setting of the server
         #[arg(long, value_name = "TIME", value_parser = expires)]
         expires: Option<i64>,
     },
-    /// End tokens
+    /// Revoke tokens
     #[command(after_help = "Examples:\n  windlass user token revoke -y ci")]
     Revoke {
-        /// The tokens
+        /// Names of the tokens
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
@@ -319,7 +319,7 @@ async fn list(cx: &Context) -> Result<Vec<User>, CliError> {
     })
 }
 
-/// Without credentials: those are for whoever asks for a new one.
+/// Returns a user without credentials, which only `create` and `refresh-token` print.
 async fn shown(cx: &Context, name: &str) -> Result<User, CliError> {
     match cx.try_call::<ReadUser>(&NameRequest { username: name.to_owned() }).await {
         Ok(UserWithCreds {
@@ -346,7 +346,7 @@ async fn shown(cx: &Context, name: &str) -> Result<User, CliError> {
     }
 }
 
-/// Gives or takes a right, and leaves the rest of the user as it is.
+/// Grants or revokes a right; other attributes of the user stay unchanged.
 async fn change(
     cx: &Context,
     format: Format,
@@ -375,7 +375,7 @@ async fn change(
     Ok(Exit::Done)
 }
 
-/// The token alone is data: `windlass user create ada > token` is what one wants.
+/// Prints only the token to stdout, for `windlass user create ada > token`.
 fn token(format: Format, user: &UserWithCreds, done: &str) -> Result<Exit, CliError> {
     let name = &user.username;
     output::print_message(&if format == Format::Name {

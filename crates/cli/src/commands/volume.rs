@@ -1,4 +1,4 @@
-//! `windlass volume`: volumes of the project.
+//! `windlass volume`: commands on volumes of the project.
 
 use windlass_api::{
     operations::{DeleteVolumes, ListProjectVolumes, ReadVolume},
@@ -44,20 +44,20 @@ pub(crate) enum Action {
     /// List volumes
     #[command(after_help = "Examples:\n  windlass volume list -o wide")]
     ListView(WatchArgs),
-    /// Show one volume
+    /// Show a volume
     #[command(after_help = "Examples:\n  windlass volume get checkpoints")]
     Get {
-        /// The volume
+        /// Name of the volume
         #[arg(value_name = "VOLUME")]
         name: String,
     },
     /// Delete volumes
     #[command(after_help = "Examples:\n  windlass volume delete -y checkpoints")]
     Delete {
-        /// The volumes
+        /// Names of the volumes
         #[arg(required = true, value_name = "VOLUME")]
         names: Vec<String>,
-        /// Do not ask
+        /// Skip the confirmation prompt
         #[arg(short, long)]
         yes: bool,
     },
@@ -104,7 +104,7 @@ pub(crate) async fn find(cx: &Context, name: &str) -> Result<Volume, CliError> {
     }
 }
 
-/// The instances that have it.
+/// Names of the instances to which it is attached.
 fn attached_instances(volume: &Volume) -> String {
     let names: Vec<&str> =
         volume.attachments.iter().flatten().map(|one| one.instance.name.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Flags that say what machines are wanted and how a run uses them: the same for all commands that look for machines.
+//! Flags for required resources and run policies, shared by all commands that select instances.
 
 use serde_json::{Value, json};
 use windlass_model::config::{Configuration, error::Diagnosis};
@@ -7,7 +7,7 @@ use crate::problem::CliError;
 
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct ResourceArgs {
-    /// Processors: `8`, `4..`, `arm:8..`
+    /// CPUs: `8`, `4..`, `arm:8..`
     #[arg(long, value_name = "SPEC", help_heading = "Resources")]
     pub(crate) cpu: Option<String>,
     /// GPUs: `1`, `H100`, `A100:80GB:8`, `amd:2..`
@@ -19,36 +19,36 @@ pub(crate) struct ResourceArgs {
     /// Disk: `100GB..`
     #[arg(long, value_name = "RANGE", help_heading = "Resources")]
     pub(crate) disk: Option<String>,
-    /// The highest price per hour, in dollars
+    /// Maximum price per hour, in dollars
     #[arg(long, value_name = "PRICE", help_heading = "Machines")]
     pub(crate) max_price: Option<f64>,
-    /// Only of this backend; may be repeated
+    /// Backend to use; may be repeated
     #[arg(short, long, value_name = "NAME", help_heading = "Machines")]
     pub(crate) backend: Vec<String>,
-    /// Only in this region; may be repeated
+    /// Region to use; may be repeated
     #[arg(short, long, value_name = "NAME", help_heading = "Machines")]
     pub(crate) region: Vec<String>,
-    /// Only of this instance type; may be repeated
+    /// Instance type to use; may be repeated
     #[arg(long, value_name = "NAME", help_heading = "Machines")]
     pub(crate) instance_type: Vec<String>,
-    /// Only in this fleet; may be repeated
+    /// Fleet to use; may be repeated
     #[arg(long, value_name = "FLEET", help_heading = "Machines")]
     pub(crate) fleet: Vec<String>,
-    /// Only machines that are there already
+    /// Use only existing instances
     #[arg(short = 'R', long, help_heading = "Machines")]
     pub(crate) reuse: bool,
-    /// Only spot machines, which may be taken away
+    /// Use only spot instances, which may be preempted
     #[arg(long, help_heading = "Machines", conflicts_with_all = ["on_demand", "spot_auto"])]
     pub(crate) spot: bool,
-    /// Only machines that are not taken away
+    /// Use only on-demand instances
     #[arg(long, help_heading = "Machines", conflicts_with = "spot_auto")]
     pub(crate) on_demand: bool,
-    /// Either kind
+    /// Use spot or on-demand instances
     #[arg(long, help_heading = "Machines")]
     pub(crate) spot_auto: bool,
 }
 
-/// A flag that was given, the field that it sets, and what is written there.
+/// A flag, the field that it sets, and the value.
 struct FlagSetting {
     flag: &'static str,
     field: &'static str,
@@ -109,38 +109,38 @@ impl ResourceArgs {
         all
     }
 
-    /// Writes what was said into a configuration of a run; what was not said stays as it is.
+    /// Writes the given flags into a configuration of a run; other fields stay unchanged.
     pub(crate) fn write_to(&self, configuration: &mut Value) {
         self.settings().iter().for_each(|setting| setting.write(configuration));
     }
 }
 
-/// How a run uses its machines.
+/// Flags for the lifetime and the retries of a run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct RunPolicyArgs {
-    /// The longest it may run: `2h`, or `off`
+    /// Maximum duration: `2h`, or `off`
     #[arg(long, value_name = "DURATION", help_heading = "Run")]
     pub(crate) max_duration: Option<String>,
-    /// Try again after an error, an interruption or a lack of machines
+    /// Retry after an error, an interruption or a lack of capacity
     #[arg(long, help_heading = "Run", conflicts_with_all = ["no_retry", "retry_duration"])]
     pub(crate) retry: bool,
-    /// Do not try again
+    /// Do not retry
     #[arg(long, help_heading = "Run", conflicts_with = "retry_duration")]
     pub(crate) no_retry: bool,
-    /// Try again for so long, counted from the first failure: `1h`
+    /// Retry for this duration, counted from the first failure: `1h`
     #[arg(long, value_name = "DURATION", help_heading = "Run")]
     pub(crate) retry_duration: Option<String>,
-    /// Whether new machines may be created for it
+    /// Policy for the creation of instances: `reuse` uses only existing ones
     #[arg(long, value_name = "POLICY", help_heading = "Machines", conflicts_with = "reuse",
           value_parser = ["reuse", "reuse-or-create"])]
     pub(crate) creation_policy: Option<String>,
-    /// Keep a machine that was created for it for so long when it is idle: `1h`, or `off` for ever
+    /// Idle time after which an instance that was created for the run is deleted: `1h`, or `off` for never
     #[arg(long, value_name = "DURATION", help_heading = "Machines")]
     pub(crate) idle_duration: Option<String>,
 }
 
 impl RunPolicyArgs {
-    /// `configuration` is what the file says: events that it names stay.
+    /// `configuration` is the content of the file: retry events that it lists are kept.
     fn settings(&self, configuration: &Value) -> Vec<FlagSetting> {
         let mut all = Vec::new();
         all.extend(
@@ -176,7 +176,7 @@ impl RunPolicyArgs {
     }
 }
 
-/// A number alone is seconds.
+/// Parses a duration; a plain number is seconds.
 fn parse_duration(text: &str) -> Value {
     text.parse::<i64>().map_or_else(|_| json!(text), |seconds| json!(seconds))
 }
@@ -191,7 +191,7 @@ pub(crate) struct Overrides {
 }
 
 impl Overrides {
-    /// Puts the flags in the place of what the file says. Refused for what has no such fields.
+    /// Replaces the fields of the file with the flags. Fails for configurations without such fields.
     pub(crate) fn apply(&self, configuration: &mut Configuration) -> Result<(), CliError> {
         let mut document = serde_json::to_value(&*configuration)
             .map_err(|error| CliError::from_error("complete the configuration", &error))?;
@@ -223,7 +223,7 @@ impl Overrides {
     }
 }
 
-/// Which flag is wrong, and why.
+/// Maps problems of the configuration to the flags that caused them.
 fn wrong(settings: &[FlagSetting], problems: &[Diagnosis]) -> CliError {
     let is_of = |problem: &Diagnosis, setting: &FlagSetting| problem.path.starts_with(setting.field);
     let all: Vec<String> = problems

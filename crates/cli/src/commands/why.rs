@@ -1,4 +1,4 @@
-//! `windlass why RUN|JOB`: why a run or a managed job waits, failed or ended, in words.
+//! `windlass why RUN|JOB`: explains why a run or a managed job is waiting, failed or ended.
 
 use serde_json::{Value, json};
 use windlass_api::{
@@ -22,13 +22,13 @@ Examples:
   windlass why 12                 the same of a managed job, by its number or name
   windlass why train -o json      the same for programs";
 
-/// Places for which the way to fit is spelled out.
+/// Maximum number of locations for which fixes are listed.
 const FIXES_MAX: usize = 3;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The run; or a managed job, by its number or name
+    /// Name of a run, or number or name of a managed job
     #[arg(value_name = "RUN|JOB")]
     pub(crate) name: String,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// `None`: there is no run of that name.
+/// Returns `None` if there is no run of that name.
 async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, CliError> {
     let request = ReadRequest { run_name: Some(name.to_owned()), id: None };
     match cx.try_call::<ReadRun>(&request).await {
@@ -77,12 +77,12 @@ async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, CliError> {
     }
 }
 
-/// One that waits for its schedule or for a request wants no place.
+/// Returns whether the run waits for its schedule or for a request, and so needs no capacity.
 fn needs_no_capacity(run: &Run) -> bool {
     rollout::is_scaled_to_zero(run) || (run.status == "pending" && run.next_triggered_at.is_some())
 }
 
-/// Only a question about capacity is worth a look at what is on offer.
+/// Returns whether the run waits for capacity; only then are offers requested.
 fn waits_for_capacity(run: &Run) -> bool {
     if needs_no_capacity(run) {
         return false;
@@ -92,7 +92,7 @@ fn waits_for_capacity(run: &Run) -> bool {
         || latest.any(|last| last.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity"))
 }
 
-/// How a submission ended, in words.
+/// Describes how a submission ended.
 fn ended(last: &JobSubmission) -> Option<String> {
     match (last.termination_reason.as_deref()?, last.exit_status) {
         ("done_by_runner", code) => Some(format!("finished, exit code {}", code.unwrap_or(0))),
@@ -101,7 +101,7 @@ fn ended(last: &JobSubmission) -> Option<String> {
     }
 }
 
-/// What was noted when a place was last looked for, of each job that has none: its name, and the refusals.
+/// Returns the result of the last placement attempt for each job without an instance: its name and the refusals.
 fn shortfalls(run: &Run) -> Vec<Value> {
     let of_job = |job: &Job| {
         let why = job.job_submissions.last()?.why.as_ref()?.value().ok()?;
@@ -162,7 +162,7 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
         for job in &plan.job_plans {
             let spec = job.job_spec.value().unwrap_or_default();
             output::data(&format!("  wants: {}", apply::resources(&spec["requirements"]["resources"])));
-            // What was noted is the same, a moment older.
+            // The recorded refusals are the same, slightly older.
             match job.why.as_ref().filter(|_| noted.is_empty()) {
                 Some(why) => print_refusals("no place for it now", &why.value().unwrap_or_default()),
                 None if noted.is_empty() => {
@@ -180,13 +180,13 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
         output::data("  to make it fit:");
         cures.iter().for_each(|line| output::data(&output::printable(&format!("    {line}"))));
     }
-    // Who asked already need not be told to ask.
+    // Skip hints to run this command.
     if let Some(hint) = follow::hint(run, &name).filter(|hint| !hint.contains("windlass why")) {
         output::data(&format!("  hint: {hint}"));
     }
 }
 
-/// Each job of several, and of a run that has not ended.
+/// Prints each job of a run with several jobs, and of an active run.
 fn print_jobs(run: &Run) {
     for job in &run.jobs {
         let Some(latest) =
@@ -211,7 +211,7 @@ fn print_jobs(run: &Run) {
     }
 }
 
-/// What a job runs in, and as whom once that is known.
+/// Runtime of a job, and its user if known.
 fn runs_in(submission: &JobSubmission) -> Option<String> {
     let runtime = submission.job_runtime_data.as_ref()?.value().ok()?;
     let runs_in = runtime["runs_in"].as_str()?;
@@ -219,7 +219,7 @@ fn runs_in(submission: &JobSubmission) -> Option<String> {
     Some(format!("{runs_in}{user}"))
 }
 
-/// What to change so that it fits, for the places where that is all it takes.
+/// Lists the changes after which the job would fit, for locations where no other obstacle remains.
 pub(super) fn cures(why: &Value) -> Vec<String> {
     let refusals = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
     let cure = |refusal: &Value| {

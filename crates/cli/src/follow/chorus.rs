@@ -1,4 +1,4 @@
-//! The output of all jobs of a run at once, as it grows.
+//! Merged live output of all jobs of a run.
 
 use std::{future::poll_fn, task::Poll, time::Duration};
 
@@ -16,33 +16,33 @@ use super::{
 };
 use crate::{context::Context, problem::CliError};
 
-/// When a job has ended, the rest of its output comes by then.
+/// Time limit for the remaining output of a finished job.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
-/// Without a stream, the page after the end is the last; one may have been asked for before.
+/// Without a stream, the first page after the end is the last; one page may have been requested before.
 const EMPTY_PAGES_MAX: u32 = 2;
 
-/// Why listening stopped.
+/// Reason why pumping stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PumpEnd {
-    /// It is time.
+    /// The deadline passed.
     DeadlineReached,
-    /// One of them has said all.
+    /// One of the logs is complete.
     Over,
-    /// Nobody reads what we write.
+    /// The reader closed stdout.
     OutputClosed,
 }
 
-/// How output is written.
+/// Output format.
 pub(crate) enum OutputMode {
     Text(LogPrinter),
-    /// As events for machines.
+    /// JSON events for machines.
     EventWriter,
 }
 
 pub(crate) struct LogMux<'a> {
     manner: OutputMode,
     tails: Vec<(JobIndex, LogTail<'a>)>,
-    /// Whose turn it is, so that one who shouts does not drown the others.
+    /// Round-robin index, for fairness between streams.
     turn: usize,
 }
 
@@ -55,7 +55,7 @@ impl<'a> LogMux<'a> {
         self.tails.is_empty()
     }
 
-    /// Ends with half a line.
+    /// Returns whether the output ends within a line.
     pub(super) fn mid_line(&self) -> bool {
         match &self.manner {
             OutputMode::Text(voices) => voices.mid_line,
@@ -63,12 +63,12 @@ impl<'a> LogMux<'a> {
         }
     }
 
-    /// Which submission of a job is heard.
+    /// Returns the submission of a job that is followed.
     pub(crate) fn submission_of(&self, place: JobIndex) -> Option<Uuid> {
         self.tails.iter().find(|(other, _)| *other == place).map(|(_, tail)| tail.submission())
     }
 
-    /// What stands in front of the lines of a job, instead of its place.
+    /// Sets the prefix for the lines of a job, instead of its replica and job number.
     pub(crate) fn set_label(&mut self, place: JobIndex, label: String) {
         if let OutputMode::Text(voices) = &mut self.manner {
             voices.labels.insert(place, label);
@@ -82,7 +82,8 @@ impl<'a> LogMux<'a> {
         }
     }
 
-    /// Listens to the newest submission of each job, after all of the one before. False when nobody reads it.
+    /// Follows the newest submission of each job, after printing the rest of the previous one. Returns false if stdout
+    /// is closed.
     pub(super) async fn turn_to(
         &mut self,
         cx: &'a Context,
@@ -107,7 +108,7 @@ impl<'a> LogMux<'a> {
         Ok(true)
     }
 
-    /// Writes what comes until then.
+    /// Writes output until the deadline.
     pub(crate) async fn pump(
         &mut self,
         until: Instant,
@@ -135,7 +136,7 @@ impl<'a> LogMux<'a> {
         }
     }
 
-    /// All jobs have ended: writes the rest. False when nobody reads it.
+    /// Writes the remaining output after all jobs have ended. Returns false if stdout is closed.
     pub(crate) async fn finish(&mut self, tree: &mut ProgressTree) -> Result<bool, CliError> {
         for index in 0..self.tails.len() {
             if !self.drain_stream(index, tree).await? {
@@ -145,7 +146,7 @@ impl<'a> LogMux<'a> {
         Ok(true)
     }
 
-    /// Writes the rest of what is heard of a job, and listens no longer. False when nobody reads it.
+    /// Writes the remaining output of a job and stops following it. Returns false if stdout is closed.
     pub(crate) async fn remove(
         &mut self,
         place: JobIndex,
@@ -161,7 +162,7 @@ impl<'a> LogMux<'a> {
         let mut empty = 0;
         while !self.tails[index].1.is_over() && empty < EMPTY_PAGES_MAX {
             let tail = &mut self.tails[index].1;
-            // A log that never ends, because its host is gone, has been read as far as it was kept.
+            // A log without an end, because its host is lost, has been read as far as it was stored.
             let Ok(heard) = timeout(DRAIN_TIMEOUT, poll_fn(|cx| tail.poll_next(cx))).await else { break };
             match heard? {
                 TailEvent::Chunks(pieces) => {
@@ -177,7 +178,7 @@ impl<'a> LogMux<'a> {
         Ok(self.flush_line(index, tree))
     }
 
-    /// The next of them that has something to say. Never done when none has. May be given up at any time.
+    /// Returns the next event of any log. Never completes if there is none. Cancel-safe.
     async fn next_event(&mut self) -> (usize, Result<TailEvent, CliError>) {
         poll_fn(|cx| {
             let count = self.tails.len();
@@ -193,7 +194,7 @@ impl<'a> LogMux<'a> {
         .await
     }
 
-    /// False when nobody reads it.
+    /// Returns false if stdout is closed.
     fn write(&mut self, index: usize, pieces: &[LogChunk], tree: &mut ProgressTree) -> bool {
         let (place, tail) = &self.tails[index];
         match &mut self.manner {

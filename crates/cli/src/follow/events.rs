@@ -1,4 +1,4 @@
-//! What happens to a run, as lines of JSON for machines: `windlass apply -o jsonl`. `docs/apply-events.md` has the shapes.
+//! Events of a run as JSON lines: `windlass apply -o jsonl`. `docs/apply-events.md` documents the formats.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use crate::{
     output::{self, words},
 };
 
-/// Tells each thing once.
+/// Emits each change once.
 #[derive(Default)]
 pub(crate) struct EventWriter {
     status: Option<(String, String)>,
@@ -33,7 +33,7 @@ impl EventWriter {
         emit("submitted", json!({ "id": run.id, "name": run_name(run), "project": run.project_name }));
     }
 
-    /// What changed since the last look.
+    /// Emits the changes since the last call.
     pub(crate) fn look(&mut self, run: &Run) {
         let status = (run.status.clone(), run.status_message.clone());
         if self.status.as_ref() != Some(&status) {
@@ -65,7 +65,7 @@ impl EventWriter {
         );
     }
 
-    /// A port of the job that is reached at an address of this machine.
+    /// Emits a forwarded port with its local address.
     pub(crate) fn port(port: u16, address: &str) {
         emit("port", json!({ "port": port, "address": address }));
     }
@@ -78,7 +78,7 @@ impl EventWriter {
         emit("end", value);
     }
 
-    /// The run goes on without us.
+    /// Emits that the run continues after the command ends.
     pub(crate) fn detached() {
         emit("detached", json!({}));
     }
@@ -89,6 +89,6 @@ fn emit(kind: &str, mut value: Value) {
         fields.insert("type".to_owned(), kind.into());
         fields.insert("time".to_owned(), words::now().to_string().into());
     }
-    // A value of our own always becomes text.
+    // Serialisation of these values cannot fail.
     let _ = output::print_jsonl(&[value]);
 }

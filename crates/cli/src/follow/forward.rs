@@ -1,7 +1,7 @@
-//! Ports of a job at addresses of this machine, for as long as somebody follows it.
+//! Forwards ports of a job to local addresses while the run is followed.
 //!
-//! Each connection that comes in is carried to the job over a connection of its own to the server, so a server that
-//! restarts ends only what was open at that moment.
+//! Each incoming connection uses a separate connection to the server, so a restart of the server ends only the
+//! connections that are open at that time.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -19,22 +19,22 @@ use windlass_model::config::ports::PortMapping;
 use super::{events::EventWriter, progress::JobProgress};
 use crate::{context::Context, output, problem::CliError};
 
-/// Connections open at once.
+/// Maximum number of open connections.
 const CONNECTIONS_MAX: usize = 256;
-/// When none can be accepted, trying at once again is no use.
+/// Delay after a failed accept, because an immediate retry would fail as well.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What is forwarded, and to which job.
+/// Ports to forward, and their job.
 #[derive(Clone, Debug)]
 pub(crate) struct ForwardSpec {
-    /// Where to listen on this machine.
+    /// Local address to listen on.
     pub(crate) host: IpAddr,
     pub(crate) ports: Vec<PortMapping>,
     pub(crate) replica: i64,
     pub(crate) job: i64,
 }
 
-/// Local ports, bound before anything is started: a port that is taken is found early.
+/// Local ports, bound before anything is started so that a port in use is reported early.
 pub(crate) struct PortForwards {
     wanted: ForwardSpec,
     bound: Vec<(u16, TcpListener)>,
@@ -56,7 +56,7 @@ impl PortForwards {
         Ok(Self { wanted, bound, servers: JoinSet::new(), target: Arc::default() })
     }
 
-    /// The job runs, or another submission of it does. The first time, the ports are opened and told.
+    /// Switches to a running job or to its new submission. The first call opens and prints the ports.
     pub(crate) fn turn_to(
         &mut self,
         cx: &Context,
@@ -93,7 +93,7 @@ impl PortForwards {
     }
 }
 
-/// One port.
+/// One forwarded port.
 #[derive(Clone)]
 struct PortForward {
     client: Arc<ApiClient>,
@@ -102,7 +102,7 @@ struct PortForward {
     port: u16,
     target: Arc<Mutex<Option<Uuid>>>,
     places: Arc<Semaphore>,
-    /// The last complaint, which is not repeated.
+    /// Last warning, which is not repeated.
     said: Arc<Mutex<String>>,
 }
 
@@ -132,7 +132,7 @@ impl PortForward {
         let request = ConnectRequest { run_name: self.run.clone(), job_submission_id, port: self.port };
         match self.client.connect_job(&self.project, &request).await {
             Ok(mut far) => {
-                // Either side may leave at any time; that is how connections end.
+                // Either side may close at any time: this is the normal end of a connection.
                 let _ = copy_bidirectional(&mut guest, &mut far).await;
                 self.said.lock().clear();
             }

@@ -1,7 +1,7 @@
-//! Staying with a run: how it comes to run, what its jobs write, its ports, and its exit code at the end.
+//! Follows a run: its progress, the output of its jobs, its ports, and its exit code at the end.
 //!
-//! Progress goes to stderr, output to stdout. A server that restarts is waited for, and every log is taken up again at
-//! the byte where it was.
+//! Progress goes to stderr, output to stdout. A server that restarts is waited for, and every log continues at the byte
+//! where it stopped.
 
 mod chorus;
 mod events;
@@ -47,22 +47,22 @@ use crate::{
     problem::CliError,
 };
 
-/// How often a tree moves.
+/// Frame interval of the progress tree.
 const FRAME_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is wanted of a run that is followed.
+/// Options for following a run.
 pub(crate) struct FollowOptions {
-    /// How its output is written; `None` is not at all.
+    /// Output format; `None` prints no output.
     pub(crate) output: Option<OutputMode>,
     pub(crate) since: Option<Timestamp>,
     pub(crate) forwards: Option<PortForwards>,
-    /// Whether an interrupt may stop the run. If not, it only ends the following.
+    /// True if an interrupt may stop the run. Otherwise it only detaches.
     pub(crate) may_stop: bool,
-    /// How people log in, where that is wanted.
+    /// SSH access to a job, if requested.
     pub(crate) login: Option<SshLogin>,
 }
 
-/// How people log in to a job of the run.
+/// SSH access to a job of the run.
 pub(crate) struct SshLogin {
     pub(crate) at: ServerArgs,
     pub(crate) place: ssh::LoginTarget,
@@ -70,7 +70,7 @@ pub(crate) struct SshLogin {
 }
 
 impl SshLogin {
-    /// Writes the entry for `ssh`, and says how to use it.
+    /// Writes the entry for `ssh` and prints how to use it.
     async fn open(&self, cx: &Context, run: &Run, name: &str) -> Result<(), CliError> {
         let host = ssh::write_entry(cx, &self.at, run, name, self.place, &self.identity).await?;
         output::print_message(&format!("Log in: `ssh {host}`"));
@@ -92,14 +92,14 @@ struct RunFollower<'a> {
     tree: ProgressTree,
     chorus: Option<LogMux<'a>>,
     since: Option<Timestamp>,
-    /// Where progress goes, when machines read it.
+    /// Emits progress as JSON, instead of the tree.
     events: Option<EventWriter>,
     forwards: Option<PortForwards>,
     login: Option<SshLogin>,
     is_open: bool,
     pace: PollBackoff,
     seen: String,
-    /// What was said last of the deployment.
+    /// Last printed state of the deployment.
     rollout: Option<String>,
     wish: InterruptListener,
     may_stop: bool,
@@ -131,7 +131,7 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
         following.look(&run).await?;
         let finished = is_finished(&run.status);
         if !following.turn_to(&run, finished).await? {
-            // Nobody reads our output any more; the run does not depend on that.
+            // The reader closed stdout; the run continues.
             return Ok(Exit::Done);
         }
         if finished {
@@ -145,7 +145,7 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
 }
 
 impl RunFollower<'_> {
-    /// Shows what changed.
+    /// Shows the changes of a run.
     async fn look(&mut self, run: &Run) -> Result<(), CliError> {
         let jobs = job_progress(run);
         let seen = format!(
@@ -178,7 +178,7 @@ impl RunFollower<'_> {
         Ok(())
     }
 
-    /// Each step of a deployment once; it stays above the tree.
+    /// Prints each step of a deployment once, above the tree.
     fn print_deployment(&mut self, run: &Run) {
         let words = rollout::words(run);
         if words.is_none() || words == self.rollout {
@@ -192,7 +192,7 @@ impl RunFollower<'_> {
     }
 
     fn draw(&mut self, run: &Run, jobs: &[JobProgress]) {
-        // Below half a line of output there is no place for a tree.
+        // The tree cannot be drawn below an incomplete line of output.
         if self.chorus.as_ref().is_some_and(|chorus| chorus.mid_line()) {
             return;
         }
@@ -200,7 +200,7 @@ impl RunFollower<'_> {
         self.tree.show(status, jobs, progress::is_coming(run, jobs));
     }
 
-    /// False when nobody reads the output.
+    /// Returns false if stdout is closed.
     async fn turn_to(&mut self, run: &Run, finished: bool) -> Result<bool, CliError> {
         let Some(chorus) = &mut self.chorus else { return Ok(true) };
         if !chorus.turn_to(self.cx, &self.name, run, self.since, &mut self.tree).await? {
@@ -209,8 +209,7 @@ impl RunFollower<'_> {
         if finished { chorus.finish(&mut self.tree).await } else { Ok(true) }
     }
 
-    /// Copies what the jobs write until it is time to look at the run, or until the user wants something. `Some` ends
-    /// the command.
+    /// Writes output until the next poll of the run is due, or until the user makes a request. `Some` ends the command.
     async fn wait(&mut self, run: &Run) -> Result<Option<Exit>, CliError> {
         let due = Instant::now() + self.pace.wait();
         loop {
@@ -294,7 +293,7 @@ impl RunFollower<'_> {
     async fn stop(&mut self, abort: bool) -> Result<(), CliError> {
         output::print_message(&format!("{} `{}`…", if abort { "Aborting" } else { "Stopping" }, self.name));
         let request = StopRequest { runs_names: vec![self.name.clone()], abort };
-        // It may be asked again: what stops already stops.
+        // Safe to repeat: stopping a run is idempotent.
         self.cx.call_with_retry::<StopRuns>(&request).await?;
         self.wish.set_stopping(abort);
         self.pace.news();
@@ -324,8 +323,8 @@ impl RunFollower<'_> {
             format!("{start}{}: {}", self.name, style.paint(Colour::for_status(&run.status), status));
         if exit != Exit::Done {
             for why in reasons {
-                // Below the first line are the last lines of the output, if it was the commands that failed; they
-                // stand right above.
+                // If the commands failed, the lines after the first repeat the end of the output, which is visible
+                // right above.
                 let shown = if matches!(exit, Exit::Job(_) | Exit::JobCodeTooHigh) && self.chorus.is_some() {
                     why.lines().next().unwrap_or_default()
                 } else {

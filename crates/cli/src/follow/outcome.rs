@@ -1,10 +1,10 @@
-//! How a run ended: in words, and as an exit code.
+//! Outcome of a run: its description and exit code.
 
 use windlass_api::runs::{JobSubmission, Run};
 
 use crate::exit::{Exit, OWN_CODES_MIN};
 
-/// The exit code of a command that waited for the run.
+/// Exit code of a command that waited for the run.
 pub(crate) fn exit_for(run: &Run) -> Exit {
     match run.status.as_str() {
         "done" => Exit::Done,
@@ -15,7 +15,7 @@ pub(crate) fn exit_for(run: &Run) -> Exit {
     }
 }
 
-/// Of the first job, in order, that returned something other than 0.
+/// Exit code of the first job, in order, that did not exit with 0.
 fn job_exit(run: &Run) -> Option<Exit> {
     let code =
         latest_submissions(run).find_map(|submission| submission.exit_status.filter(|code| *code != 0))?;
@@ -33,7 +33,7 @@ fn is_stopped_by_user(run: &Run) -> bool {
     matches!(run.termination_reason.as_deref(), Some("stopped_by_user" | "aborted_by_user"))
 }
 
-/// We ended it. What the program returned when it was told to end is not its own answer.
+/// Returns whether a limit ended the run. The exit code of a program that was stopped is not reported as its own.
 fn is_stopped_by_limit(run: &Run) -> bool {
     let limits = [
         "max_duration_exceeded",
@@ -46,10 +46,10 @@ fn is_stopped_by_limit(run: &Run) -> bool {
         .any(|reason| limits.contains(&reason))
 }
 
-/// Why it ended so, or waits: every distinct thing that was said, most precise first.
+/// Returns why the run ended or waits: every distinct message, most specific first.
 pub(crate) fn reasons(run: &Run) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
-    // A replica that a service no longer needs says nothing about the others.
+    // A replica that was scaled down does not describe the others.
     let is_active = !matches!(run.status.as_str(), "terminated" | "failed" | "done");
     let is_gone = |submission: &&JobSubmission| {
         is_active && submission.termination_reason.as_deref() == Some("scaled_down")
@@ -61,7 +61,7 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
         let said = submission.termination_reason_message.iter().chain(&submission.error);
         let before = all.len();
         all.extend(said.filter(|said| !said.trim().is_empty()).cloned());
-        // What the agent says has the exit code in it.
+        // The agent's message contains the exit code already.
         if all.len() == before
             && let Some(code) = submission.exit_status.filter(|code| *code != 0)
         {
@@ -80,12 +80,12 @@ pub(crate) fn reasons(run: &Run) -> Vec<String> {
     all
 }
 
-/// Lines after the first stand below it, after `why:`.
+/// Indents the lines after the first, for output after `why:`.
 pub(crate) fn indent_lines(text: &str) -> String {
     text.trim_end().replace('\n', "\n        ")
 }
 
-/// What the user can do about it.
+/// Suggests a fix.
 pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
     let reason =
         latest_submissions(run).filter_map(|submission| submission.termination_reason.as_deref()).next();

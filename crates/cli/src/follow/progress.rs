@@ -1,4 +1,4 @@
-//! Where each job of a run stands before it runs: in words, as data, and as a bar. Pure.
+//! Progress of each job until it runs: as text, as data, and as a bar. Pure.
 
 use serde::Serialize;
 use uuid::Uuid;
@@ -6,18 +6,18 @@ use windlass_api::runs::{Job, JobSubmission, Run};
 
 use crate::{commands::apply::refusals, output::words};
 
-/// An image on its way to the machine.
+/// Progress of an image pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PullProgress {
     pub(crate) downloaded_bytes: u64,
     pub(crate) extracted_bytes: u64,
     pub(crate) total_bytes: u64,
-    /// More may be found to be needed.
+    /// False while the total may still grow.
     pub(crate) is_total_final: bool,
 }
 
 impl PullProgress {
-    /// Fetched and unpacked are halves of the way.
+    /// Download and extraction count one half each.
     pub(crate) fn percent(&self) -> u64 {
         let total = u128::from(self.total_bytes.max(1)) * 2;
         let done = u128::from(self.downloaded_bytes) + u128::from(self.extracted_bytes);
@@ -29,34 +29,34 @@ impl PullProgress {
     }
 }
 
-/// One job, as it stands.
+/// Current state of one job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct JobProgress {
     pub(crate) replica: i64,
     pub(crate) job: i64,
     pub(crate) submission: Uuid,
     pub(crate) status: String,
-    /// In words.
+    /// Message for people.
     pub(crate) message: String,
-    /// How many are in front of it, while it waits for a machine.
+    /// Number of jobs ahead of it in the queue, while it waits for an instance.
     pub(crate) queue_position: Option<i64>,
-    /// Why it has no machine: the nearest miss.
+    /// Reason why it has no instance: that of the nearest match.
     pub(crate) why: Option<String>,
     pub(crate) pull: Option<PullProgress>,
 }
 
 impl JobProgress {
-    /// `1-0`: rank and replica, as the name of the job ends.
+    /// `1-0`: rank and replica, the suffix of the job name.
     pub(crate) fn label(&self) -> String {
         format!("{}-{}", self.job, self.replica)
     }
 
-    /// Still on its way to running.
+    /// Returns whether the job has not started yet.
     pub(crate) fn is_coming(&self) -> bool {
         matches!(self.status.as_str(), "submitted" | "provisioning" | "pulling")
     }
 
-    /// The message, and why.
+    /// The message and its reason.
     pub(crate) fn words(&self) -> String {
         match &self.why {
             Some(why) => format!("{}: {why}", self.message),
@@ -64,7 +64,7 @@ impl JobProgress {
         }
     }
 
-    /// What makes two standings the same to somebody who reads lines: a pull counts by quarters.
+    /// Key by which line output detects progress: an image pull counts in quarters.
     pub(crate) fn milestone(&self) -> (String, Option<u64>) {
         let quarter = self.pull.as_ref().filter(|pull| !pull.is_done()).map(|pull| pull.percent() / 25);
         let text = if quarter.is_some() { String::new() } else { self.words() };
@@ -72,12 +72,12 @@ impl JobProgress {
     }
 }
 
-/// Whether the run is on its way to running: its jobs are, or it waits to try them again.
+/// Returns whether the run has not started yet: its jobs have not, or it waits for a retry.
 pub(crate) fn is_coming(run: &Run, jobs: &[JobProgress]) -> bool {
     matches!(run.status.as_str(), "pending" | "submitted") || jobs.iter().any(JobProgress::is_coming)
 }
 
-/// The newest submission of each job.
+/// Returns the newest submission of each job.
 pub(crate) fn job_progress(run: &Run) -> Vec<JobProgress> {
     run.jobs.iter().filter_map(progress_of).collect()
 }
@@ -89,7 +89,7 @@ fn progress_of(job: &Job) -> Option<JobProgress> {
     let lacks = latest.termination_reason.as_deref() == Some("failed_to_start_due_to_no_capacity");
     let noted = latest.why.as_ref().filter(|_| latest.status == "submitted");
     let noted = noted.and_then(|why| refusals(&why.value().unwrap_or_default(), 1).into_iter().next());
-    // Of an attempt that is over, what it ended with is left.
+    // For a finished attempt, use its termination message.
     let said = latest.termination_reason_message.as_deref().filter(|_| lacks);
     let why = noted.or_else(|| said.and_then(|said| said.lines().next()).map(str::to_owned));
     Some(JobProgress {
@@ -150,7 +150,7 @@ pub(super) mod tests {
 
     use super::job_progress;
 
-    /// A run of these jobs, as a server shows it.
+    /// Returns a run with these jobs, as a server returns it.
     pub(crate) fn run(jobs: &[Value]) -> Run {
         let time = "2026-11-15T13:00:00+00:00";
         let jobs: Vec<Value> = jobs

@@ -1,16 +1,16 @@
-//! How a service stands as a whole: its deployment, and how many replicas it has. In words. Pure.
+//! Text about a service as a whole: its deployment and its number of replicas. Pure.
 
 use windlass_api::runs::{Deployment, Run};
 use windlass_model::time::Timestamp;
 
 use crate::output::words::{span, timestamp};
 
-/// The newest deployment, once the server has looked at it.
+/// The newest deployment, once the server has processed it.
 pub(crate) fn deployment(run: &Run) -> Option<&Deployment> {
     run.deployment.as_ref().filter(|one| one.num == run.deployment_num)
 }
 
-/// The newest deployment in words. Of the first one the replicas themselves tell everything.
+/// Describes the newest deployment. The first deployment is described by its replicas.
 pub(crate) fn words(run: &Run) -> Option<String> {
     let one = deployment(run).filter(|one| one.num > 0)?;
     let num = one.num;
@@ -33,15 +33,14 @@ pub(crate) fn words(run: &Run) -> Option<String> {
     Some(words)
 }
 
-/// Where a service answers. `server` is the address of the server, which stands for a gateway where
-/// there is none.
+/// URL of a service. `server` is the URL of the server, which acts as the gateway if there is none.
 pub(crate) fn url(run: &Run, server: &str) -> Option<String> {
     let service = run.service.as_ref()?.value().ok()?;
     let url = service["url"].as_str()?;
     Some(if url.starts_with('/') { format!("{}{url}", server.trim_end_matches('/')) } else { url.to_owned() })
 }
 
-/// The same, and how it is asked.
+/// URL of a service, with its authentication.
 pub(crate) fn format_address(run: &Run, server: &str) -> Option<String> {
     let url = url(run, server)?;
     let spec = run.run_spec.value().unwrap_or_default();
@@ -50,23 +49,23 @@ pub(crate) fn format_address(run: &Run, server: &str) -> Option<String> {
     Some(format!("{url}   (curl {header}{url})"))
 }
 
-/// When a run with a schedule starts next.
+/// Next start of a run with a schedule.
 pub(crate) fn next_start(run: &Run, now: Timestamp) -> Option<String> {
     let next = run.next_triggered_at.filter(|_| run.status == "pending")?;
     Some(format!("{} (in {})", timestamp(next), span(next.since(now))))
 }
 
-/// Whether it came to its end some time ago: that is no news.
+/// Returns whether the deployment is complete.
 pub(crate) fn is_complete(run: &Run) -> bool {
     deployment(run).is_some_and(|one| one.state == "complete")
 }
 
-/// A service that has no replicas because nobody asks it anything.
+/// Returns whether the service has no replicas because it receives no requests.
 pub(crate) fn is_scaled_to_zero(run: &Run) -> bool {
     run.status == "pending" && !run.scaling.is_empty() && run.scaling.iter().all(|group| group.desired == 0)
 }
 
-/// How many replicas each group shall have, and what was measured.
+/// Desired number of replicas of each group, with the measured load.
 pub(crate) fn format_scaling(run: &Run) -> Vec<String> {
     let line = |group: &windlass_api::runs::GroupScaling| {
         let said = group.message.as_ref()?;
@@ -119,7 +118,7 @@ mod tests {
         let back = told("complete", Value::Null, undone).unwrap();
         assert_eq!(back, "deployment 1 was rolled back: replica 2 ended");
         assert_eq!(told("asleep", Value::Null, Value::Null), None);
-        // What the server has not looked at yet is not told as if it had.
+        // A deployment that the server has not processed yet is not described.
         let before = run(3, json!({"num": 2, "state": "complete", "ready": 1, "wanted": 1, "old": 0}));
         assert_eq!((words(&before), is_complete(&before)), (None, false));
     }

@@ -1,9 +1,9 @@
-//! `ssh RUN`: an entry for OpenSSH, which editors read too.
+//! `ssh RUN`: an OpenSSH host entry, which editors read too.
 //!
-//! The way into a job is this program itself, as OpenSSH's proxy command, and goes over the server. So an entry works in
-//! every terminal, whether or not anybody follows the run, and no host needs an open port. Who is at the other end is
-//! settled by that way (our token, the server's credential, the host's own); the key that the SSH server shows is as
-//! young as the job and settles nothing.
+//! OpenSSH reaches the job through this program as its proxy command, and through the server. An entry therefore works
+//! in every terminal, whether or not the run is followed, and no host needs an open port. The connection is
+//! authenticated by that path (the user's token, the server's credential, the host's own); the host key of the SSH
+//! server is as young as the job and proves nothing.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,10 @@ use crate::{
     problem::CliError,
 };
 
-/// Another key than the server's, for those who have their own there.
+/// Private key to use instead of the one that the server stores.
 pub(crate) type Identity = Option<PathBuf>;
 
-/// What a proxy command needs beside its flags: only where the server was named by hand.
+/// Connection data of a proxy command, stored only if the server was given by flags.
 #[derive(Deserialize, Serialize)]
 struct SavedServer {
     url: Option<String>,
@@ -30,7 +30,7 @@ struct SavedServer {
     certificate: Option<String>,
 }
 
-/// Where in a run people log in.
+/// A job of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoginTarget {
     pub(crate) replica: i64,
@@ -43,7 +43,7 @@ impl LoginTarget {
     }
 }
 
-/// Writes the entry and gives the name for `ssh`.
+/// Writes the entry and returns the host name for `ssh`.
 pub(crate) async fn write_entry(
     cx: &Context,
     at: &ServerArgs,
@@ -93,7 +93,7 @@ pub(crate) async fn write_entry(
     Ok(host)
 }
 
-/// The run is over: nobody can log in any more.
+/// Removes the entry of a run that has ended.
 pub(crate) fn remove_entry(name: &str, place: LoginTarget) {
     let Ok(home) = Home::find() else { return };
     let host = host(name, place);
@@ -102,7 +102,7 @@ pub(crate) fn remove_entry(name: &str, place: LoginTarget) {
     }
 }
 
-/// Where a proxy command goes, if the server was named by hand.
+/// Reads the connection data of a proxy command, if the server was given by flags.
 pub(crate) fn read_saved_server(file: &Path, project: Option<String>) -> Result<ServerArgs, CliError> {
     let text = read_if_exists(file)?.ok_or_else(|| {
         CliError::new(format!("read `{}`", file.display()))
@@ -114,7 +114,7 @@ pub(crate) fn read_saved_server(file: &Path, project: Option<String>) -> Result<
     Ok(ServerArgs { project, url: door.url, token: door.token, server_cert: door.certificate })
 }
 
-/// The run's name for its first job, else the job's: `RUN-RANK-REPLICA`.
+/// Name of the run for its first job, else the job name: `RUN-RANK-REPLICA`.
 fn host(name: &str, place: LoginTarget) -> String {
     match (place.replica, place.job) {
         (0, 0) => name.to_owned(),
@@ -122,14 +122,15 @@ fn host(name: &str, place: LoginTarget) -> String {
     }
 }
 
-/// The run and the job that a name of a job means: `RUN-RANK-REPLICA`.
+/// Parses a job name `RUN-RANK-REPLICA`.
 pub(crate) fn parse_job_name(name: &str) -> Option<(&str, LoginTarget)> {
     let (rest, replica) = name.rsplit_once('-')?;
     let (run, job) = rest.rsplit_once('-')?;
     Some((run, LoginTarget { replica: replica.parse().ok()?, job: job.parse().ok()? }))
 }
 
-/// Anybody but root is the job's user there; its real name makes prompts and paths right.
+/// User for the login. The SSH server maps every user except root to the job's user; the real name makes prompts and
+/// paths right.
 fn user(run: &Run, place: LoginTarget) -> String {
     let of_place = run.jobs.iter().find(|job| {
         let spec = job.job_spec.value().unwrap_or_default();
@@ -146,7 +147,7 @@ fn user(run: &Run, place: LoginTarget) -> String {
     name.filter(is_plain).unwrap_or_else(|| "root".to_owned())
 }
 
-/// The private half of the key that the server put into the job.
+/// Writes the private key whose public half the server put into the job.
 async fn write_private_key(cx: &Context, dir: &Path) -> Result<PathBuf, CliError> {
     let me = cx.call::<ReadMyUser>(&EmptyRequest {}).await?;
     let private = me.ssh_private_key.ok_or_else(|| {
@@ -175,7 +176,7 @@ struct SshConfigEntry<'a> {
 impl SshConfigEntry<'_> {
     fn text(&self) -> String {
         let door = self.door.map(|door| format!(" --door {}", quote_shell(&door.display().to_string())));
-        // A percent sign would be a pattern of OpenSSH's.
+        // OpenSSH expands percent signs.
         let proxy = format!(
             "env WINDLASS_HOME={} {} attach --stdio{} --project {} --replica {} --job {} {}",
             quote_shell(&self.home.display().to_string()),
@@ -201,12 +202,12 @@ fn quote_config(path: &Path) -> String {
     format!("\"{}\"", path.display())
 }
 
-/// As one word of a shell.
+/// Quotes a text as one shell argument.
 fn quote_shell(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// `~/.ssh/config` names our file on its first line: further down it would belong to some host.
+/// Includes the file in the first line of `~/.ssh/config`: further down the line would belong to a host block.
 fn add_include(config: &Path) -> Result<(), CliError> {
     let Some(home) = std::env::var_os("HOME").filter(|home| !home.is_empty()) else { return Ok(()) };
     let dir = PathBuf::from(home).join(".ssh");
@@ -220,7 +221,7 @@ fn add_include(config: &Path) -> Result<(), CliError> {
     if text.lines().any(|known| known.trim() == line) {
         return Ok(());
     }
-    // A link, as those who keep their configuration in a repository have, stays one.
+    // Keep a symbolic link, which users have whose configuration is in a repository.
     let real = file.canonicalize().unwrap_or_else(|_| file.clone());
     write_private(&real, &format!("{line}\n{text}")).map_err(failed)
 }

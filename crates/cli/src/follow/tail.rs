@@ -1,7 +1,7 @@
-//! The log of one submission: what there is, page by page, or as it grows.
+//! The log of one submission: what exists, page by page, or as it grows.
 //!
-//! What grows comes over a stream that is taken up again where it broke. A server without streams, or with too many
-//! of them open, is asked again and again instead.
+//! Live output uses a stream that resumes where it broke. A server without streams, or with too many open ones, is
+//! polled instead.
 
 use std::{
     pin::Pin,
@@ -21,60 +21,60 @@ use windlass_model::time::Timestamp;
 
 use crate::{context::Context, problem::CliError};
 
-/// The most a page may hold.
+/// Maximum number of chunks in a page.
 const PAGE_CHUNKS_MAX: i64 = 1000;
-/// How soon output is seen without a stream.
+/// Polling interval without a stream.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
-/// Between attempts to take up a stream that broke.
+/// Delay between attempts to reconnect a stream.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// A server that cannot be reached for this long is not waited for.
+/// Maximum time to wait for an unreachable server.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A part of a log.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LogChunk {
-    /// Of its first byte, where that is known.
+    /// Offset of its first byte, if known.
     pub(crate) offset: Option<u64>,
     pub(crate) at: Timestamp,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// What came of a submission's output.
+/// Result of reading a submission's output.
 pub(crate) enum TailEvent {
     Chunks(Vec<LogChunk>),
-    /// Nothing for now; only said where there is no stream.
+    /// No new output; reported only without a stream.
     Idle,
-    /// Nothing will ever follow.
+    /// The log is complete.
     Over,
 }
 
-/// Which part of which log.
+/// A part of the log of a submission.
 #[derive(Clone, Debug)]
 pub(crate) struct LogRange {
     pub(crate) run: String,
     pub(crate) submission: Uuid,
-    /// The first byte that is wanted.
+    /// Offset of the first byte.
     pub(crate) offset: u64,
     pub(crate) since: Option<Timestamp>,
     pub(crate) until: Option<Timestamp>,
-    /// The runner's own log.
+    /// Selects the log of the runner.
     pub(crate) diagnose: bool,
 }
 
 impl LogRange {
-    /// All that the job writes.
+    /// The complete output of a job.
     pub(crate) fn whole(run: &str, submission: Uuid) -> Self {
         Self { run: run.to_owned(), submission, offset: 0, since: None, until: None, diagnose: false }
     }
 }
 
-/// What is written down when the work is done: the reader itself, for the next turn.
+/// A pending read, which returns the reader for the next call.
 type ReadFuture<'a> = Pin<Box<dyn Future<Output = (LogReader<'a>, Result<TailEvent, CliError>)> + 'a>>;
 
-/// A log as it grows.
+/// A growing log.
 pub(crate) struct LogTail<'a> {
     submission: Uuid,
-    /// Kept between calls, so that giving up a wait loses nothing. `None` when all was read.
+    /// Kept between calls, so that a cancelled wait loses nothing. `None` after the log was read completely.
     turn: Option<ReadFuture<'a>>,
 }
 
@@ -97,12 +97,12 @@ impl<'a> LogTail<'a> {
         self.submission
     }
 
-    /// All was read.
+    /// Returns whether the log was read completely.
     pub(crate) fn is_over(&self) -> bool {
         self.turn.is_none()
     }
 
-    /// Never done when all was read. May be given up at any time.
+    /// Stays pending after the log was read completely. Cancel-safe.
     pub(crate) fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<TailEvent, CliError>> {
         let Some(turn) = &mut self.turn else { return Poll::Pending };
         let (reader, heard) = ready!(turn.as_mut().poll(cx));
@@ -113,7 +113,7 @@ impl<'a> LogTail<'a> {
 }
 
 enum StreamState {
-    /// No connection since then.
+    /// Disconnected since this time.
     Closed {
         since: Instant,
     },
@@ -171,18 +171,18 @@ impl LogReader<'_> {
                 sleep(RETRY_DELAY).await
             }
             Err(error) if error.is_unconfirmed() => return Err(self.cx.explain(&error).await),
-            // What is wrong with the question itself, the answer to the other one says.
+            // Fall back to pages; if the request itself is wrong, that call reports it.
             Err(_) => self.way = StreamState::Pages(LogPages::from(&self.request)),
         }
         Ok(())
     }
 }
 
-/// A log page by page.
+/// A log read page by page.
 #[derive(Debug)]
 pub(crate) struct LogPages {
     request: PollRequest,
-    /// Bytes read so far, when reading began at a known one.
+    /// Number of bytes read, if the start offset is known.
     read: Option<u64>,
 }
 
@@ -217,14 +217,14 @@ impl LogPages {
         Self { request, read }
     }
 
-    /// What there is beyond what was read; empty when that is nothing.
+    /// Returns the next chunks; empty if there are none.
     pub(crate) async fn next(&mut self, cx: &Context) -> Result<Vec<LogChunk>, CliError> {
         let page = cx.call_with_retry::<PollLogs>(&self.request).await?;
         let mut pieces = Vec::with_capacity(page.logs.len());
         for event in page.logs {
             let bytes = decode(&event.message)?;
             let offset = self.read;
-            // A token is the offset of the byte to go on with; without one we know it when we counted.
+            // The token is the offset of the next byte; without one, it is known if all bytes were counted.
             self.read = offset.map(|read| read + bytes.len() as u64);
             pieces.push(LogChunk { offset, at: event.timestamp, bytes });
         }
@@ -244,7 +244,7 @@ fn decode(message: &str) -> Result<Vec<u8>, CliError> {
     STANDARD.decode(message).map_err(|error| CliError::from_error("read the server's log page", &error))
 }
 
-/// Where the last `lines` of a part begin. `None` when all of it is wanted.
+/// Finds the offset of the last `lines` of a range. `None` if the range has no more lines.
 pub(crate) async fn find_last_lines(
     cx: &Context,
     part: &LogRange,
@@ -256,7 +256,7 @@ pub(crate) async fn find_last_lines(
     let mut is_first = true;
     loop {
         let page = cx.call_with_retry::<PollLogs>(&request).await?;
-        // How many bytes lie between the beginning of the page and what was looked at.
+        // Number of bytes between the start of the page and the part that was scanned.
         let mut pieces = Vec::with_capacity(page.logs.len());
         for event in &page.logs {
             pieces.push(decode(&event.message)?);
@@ -270,14 +270,14 @@ pub(crate) async fn find_last_lines(
         for bytes in &pieces {
             before -= bytes.len() as u64;
             for (index, byte) in bytes.iter().enumerate().rev() {
-                // The end of the last line begins no other.
+                // The last line break does not start another line.
                 let is_end = *byte == b'\n' && !std::mem::take(&mut is_first);
                 is_first = false;
                 ends += usize::from(is_end);
                 if ends == lines && is_end {
                     let from_start = before + index as u64 + 1;
                     return Ok(page.next_token.is_some().then_some(start + from_start).or_else(|| {
-                        // The page reaches back to the beginning of the part, which is known unless it is a time.
+                        // The page reaches the start of the range, which is known unless it is given as a time.
                         part.since.is_none().then_some(from_start)
                     }));
                 }
@@ -290,7 +290,7 @@ pub(crate) async fn find_last_lines(
     }
 }
 
-/// How soon to look at a run again: soon after news, more and more seldom without.
+/// Polling interval for a run: short after a change, then increasing.
 #[derive(Debug)]
 pub(crate) struct PollBackoff(Duration);
 
@@ -306,7 +306,7 @@ impl PollBackoff {
         self.0 = Self::MIN;
     }
 
-    /// The next wait.
+    /// Returns the next interval.
     pub(crate) fn wait(&mut self) -> Duration {
         let wait = self.0;
         self.0 = (wait * 2).min(Self::MAX);

@@ -1,6 +1,6 @@
-//! What happens before a run runs: a tree that moves on a terminal, dated lines elsewhere.
+//! Progress of a run until it starts: an animated tree on a terminal, timestamped lines elsewhere.
 //!
-//! The tree is the last thing on the screen. Whoever wants to write erases it first, and it is drawn again below.
+//! The tree is the last thing on the screen. Other output erases it first, and it is drawn again below.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -19,23 +19,23 @@ use crate::output::{
 
 const FRAMES: [&str; 10] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧", "⠇", "⠏"];
 const BAR_WIDTH: usize = 24;
-/// Jobs that are drawn; the others are counted.
+/// Maximum number of jobs drawn; the others are counted.
 const JOBS_DRAWN_MAX: usize = 12;
-/// Where the terminal does not say how wide it is.
+/// Width if the terminal does not report one.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// What was said of the job at a place.
+/// The last reported step of a job.
 type ReportedStep = (JobIndex, (String, Option<u64>));
 
-/// Where progress is shown.
+/// Progress display.
 pub(crate) struct ProgressTree {
     name: String,
     is_live: bool,
     began: Instant,
     frame: usize,
-    /// Lines on the screen that are ours to erase.
+    /// Number of lines to erase.
     drawn: usize,
-    /// What was said of each job since it ran last: attempts that fail alike are not told each time.
+    /// Steps reported for each job since it last ran, so that attempts that fail alike are not repeated.
     told: Vec<ReportedStep>,
     status: String,
 }
@@ -54,12 +54,12 @@ impl ProgressTree {
         }
     }
 
-    /// Whether it has to be drawn again as time passes.
+    /// Returns whether the tree must be redrawn as time passes.
     pub(crate) fn is_animated(&self) -> bool {
         self.is_live && self.drawn > 0
     }
 
-    /// Shows how the jobs stand now, as a tree while the run is coming. `status` is the run's own.
+    /// Shows the state of the jobs, as a tree until the run starts. `status` is that of the run.
     pub(crate) fn show(&mut self, status: &str, jobs: &[JobProgress], is_coming: bool) {
         if !self.is_live {
             return self.tell(status, jobs);
@@ -71,12 +71,12 @@ impl ProgressTree {
             self.drawn = lines.len();
             lines.iter().for_each(|line| output::print_message(line));
         } else {
-            // What the tree came to stays on the screen.
+            // The final state stays on the screen.
             self.tell(status, jobs);
         }
     }
 
-    /// Takes the tree off the screen, if it is there.
+    /// Erases the tree, if it is drawn.
     pub(crate) fn erase(&mut self) {
         if self.drawn > 0 {
             let mut out = std::io::stderr().lock();
@@ -85,17 +85,17 @@ impl ProgressTree {
         }
     }
 
-    /// When, where lines stay for others to read.
+    /// Timestamp prefix, if the output is not a terminal.
     fn stamp(&self) -> String {
         if self.is_live { String::new() } else { format!("{} ", words::timestamp(words::now())) }
     }
 
-    /// Something about the run as a whole. The tree is off the screen.
+    /// Prints a line about the run as a whole. The tree must be erased.
     pub(crate) fn line(&self, text: &str) {
         output::print_message(&format!("{}{}: {}", self.stamp(), self.name, output::printable(text)));
     }
 
-    /// Each step once, with its time.
+    /// Prints each step once, with its time.
     fn tell(&mut self, status: &str, jobs: &[JobProgress]) {
         let stamp = self.stamp();
         let style = Style::stderr();
@@ -157,7 +157,7 @@ fn render_bar(pull: &PullProgress) -> String {
     format!("[{}{}] {percent:>3}% ", "█".repeat(full), "░".repeat(BAR_WIDTH - full))
 }
 
-/// A line that wraps could not be erased.
+/// Truncates a line, because a wrapped line could not be erased.
 fn truncate(text: &str, columns: usize) -> String {
     let room = columns.saturating_sub(1);
     if text.chars().count() <= room {

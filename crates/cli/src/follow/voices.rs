@@ -1,7 +1,7 @@
-//! What jobs wrote, on its way to stdout.
+//! Writes the output of jobs to stdout.
 //!
-//! One job alone is copied as it is. With several, whole lines are, each with the rank and replica it comes from in
-//! front, as the name of the job ends; half a line waits for its other half.
+//! The output of a single job is copied unmodified. With several jobs, complete lines are written, each prefixed with
+//! its rank and replica (the suffix of the job name); an incomplete line is buffered.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::output::{
     words,
 };
 
-/// Longer lines are shown in parts.
+/// Maximum length of a buffered line; longer ones are written in parts.
 const LINE_MAX: usize = 64 * 1024;
 const COLOURS: [Colour; 5] = [Colour::Cyan, Colour::Magenta, Colour::Blue, Colour::Green, Colour::Yellow];
 
@@ -23,15 +23,15 @@ pub(crate) type JobIndex = (i64, i64);
 
 pub(crate) struct LogPrinter {
     raw: bool,
-    /// Lines say whom they are from.
+    /// Prefix lines with their job.
     pub(super) several: bool,
-    /// Lines say when they were written.
+    /// Prefix lines with their time.
     timestamps: bool,
     grep: Option<Regex>,
-    /// What stands in front of lines, where it is not the place.
+    /// Prefixes that replace rank and replica.
     pub(super) labels: BTreeMap<JobIndex, String>,
     each: BTreeMap<JobIndex, JobWriter>,
-    /// Ends with half a line.
+    /// True if the output ends within a line.
     pub(super) mid_line: bool,
 }
 
@@ -42,7 +42,7 @@ struct JobWriter {
 }
 
 impl LogPrinter {
-    /// With `raw`, a terminal is driven by what it shows. With `grep`, only lines that match are shown.
+    /// `raw` passes escape sequences to a terminal. `grep` selects matching lines.
     pub(crate) fn new(raw: bool, several: bool, grep: Option<Regex>) -> Self {
         Self {
             raw,
@@ -55,7 +55,7 @@ impl LogPrinter {
         }
     }
 
-    /// Each line has the time in front at which it was written.
+    /// Prefixes each line with the time at which it was written.
     pub(crate) fn with_timestamps(mut self, wanted: bool) -> Self {
         self.timestamps = wanted;
         self
@@ -65,7 +65,7 @@ impl LogPrinter {
         self.several || self.timestamps || self.grep.is_some()
     }
 
-    /// What was written at that time. False when nobody reads it.
+    /// Writes output of the given time. Returns false if stdout is closed.
     pub(crate) fn write(&mut self, place: JobIndex, at: Timestamp, bytes: &[u8]) -> bool {
         let (raw, is_by_lines) = (self.raw, self.is_by_lines());
         let label = self.labels.get(&place);
@@ -79,11 +79,11 @@ impl LogPrinter {
         let JobWriter { prefix, lines, out } = voice;
         let mut text = Vec::new();
         lines.add(bytes, at, |line, at| shown.add(&mut text, prefix, line, at));
-        // In one go: a write for each line would take longer than to find it.
+        // One write for all lines: a write for each would take longer than finding it.
         text.is_empty() || out.write(&text)
     }
 
-    /// What a job wrote last may have no line end; the next line of another must not follow on it.
+    /// Completes the last line of a job, so that a line of another job does not continue it.
     pub(super) fn finish_job(&mut self, place: JobIndex) -> bool {
         let shown =
             LineFormat { several: self.several, timestamps: self.timestamps, grep: self.grep.as_ref() };
@@ -93,7 +93,7 @@ impl LogPrinter {
         text.is_empty() || out.write(&text)
     }
 
-    /// The same for all of them.
+    /// Completes the last line of every job.
     pub(crate) fn end(&mut self) -> bool {
         let places: Vec<JobIndex> = self.each.keys().copied().collect();
         places.into_iter().all(|place| self.finish_job(place))
@@ -111,7 +111,7 @@ impl JobWriter {
     }
 }
 
-/// How a line is shown, if it is.
+/// Format and filter of lines.
 struct LineFormat<'a> {
     several: bool,
     timestamps: bool,
@@ -120,7 +120,7 @@ struct LineFormat<'a> {
 
 impl LineFormat<'_> {
     fn add(&self, text: &mut Vec<u8>, prefix: &str, line: &[u8], at: Timestamp) {
-        // What ends a line is no part of it: `$` is before it.
+        // Match without the line break, so that `$` matches before it.
         if self.grep.is_some_and(|grep| !grep.is_match(line.trim_ascii_end())) {
             return;
         }
@@ -135,16 +135,17 @@ impl LineFormat<'_> {
     }
 }
 
-/// Bytes that become whole lines.
+/// Splits bytes into lines.
 #[derive(Debug, Default)]
 pub(crate) struct LineSplitter {
     half: Vec<u8>,
-    /// When the half of a line was written.
+    /// Time of the incomplete line.
     since: Option<Timestamp>,
 }
 
 impl LineSplitter {
-    /// Gives the lines that are whole now, each with its end, and when it began. Nothing is copied but the half of a line.
+    /// Passes each complete line to `give`, with its line break and the time at which it began. Copies only the
+    /// incomplete line.
     pub(crate) fn add(&mut self, bytes: &[u8], at: Timestamp, mut give: impl FnMut(&[u8], Timestamp)) {
         let mut rest = bytes;
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
@@ -167,7 +168,7 @@ impl LineSplitter {
         }
     }
 
-    /// What has no line end gets one.
+    /// Completes the last line with a line break.
     pub(crate) fn end(&mut self, mut give: impl FnMut(&[u8], Timestamp)) {
         if self.half.is_empty() {
             return;
@@ -219,7 +220,8 @@ mod tests {
         assert_eq!(text, "1970-01-01T00:00:01Z 0-1 | ab\n1970-01-01T00:00:03Z 0-1 | c\n");
     }
 
-    /// A line costs as much as its own bytes, however many follow in the same piece: one million are no work.
+    /// The cost of a line depends on its length alone, not on the size of the chunk: one million lines take little
+    /// time.
     #[test]
     fn many_lines_in_one_piece_are_found_in_one_pass() {
         let piece = b"step 17 of training, loss=0.25\n".repeat(200_000);

@@ -1,4 +1,4 @@
-//! What the user wants of a run that is followed: interrupts, and the answer to the question they raise.
+//! Requests of a user who follows a run: interrupts, and the answer to the resulting prompt.
 
 use std::io::{BufRead as _, Write as _};
 
@@ -6,20 +6,20 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{output, problem::CliError};
 
-/// What is asked for.
+/// A request of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UserRequest {
-    /// Ctrl-C, which may mean several things.
+    /// Ctrl-C, whose meaning depends on the answer to a prompt.
     Interrupt,
     Stop,
     Abort,
-    /// The run goes on without us.
+    /// Exit; the run continues.
     Detach,
-    /// The run is ending, and nobody wants to wait for it.
+    /// Exit while the run is stopping.
     StopWaiting,
 }
 
-/// How far the run was asked to end already.
+/// Progress of the stop requests for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StopState {
     NotRequested,
@@ -43,12 +43,12 @@ impl InterruptListener {
         })
     }
 
-    /// The run was told to end.
+    /// Records that the run was asked to stop.
     pub(super) fn set_stopping(&mut self, abort: bool) {
         self.ending = if abort { StopState::Aborting } else { StopState::Stopping };
     }
 
-    /// The next thing that is wanted. May be given up at any time.
+    /// Returns the next request. Cancel-safe.
     pub(super) async fn next(&mut self) -> UserRequest {
         let is_interrupt = tokio::select! {
             _ = self.interrupt.recv() => true,
@@ -62,10 +62,10 @@ impl InterruptListener {
         }
     }
 
-    /// Asks; a second interrupt detaches. Nothing else is written meanwhile.
+    /// Prompts the user; a second interrupt detaches. No other output is written meanwhile.
     pub(super) async fn prompt(&mut self, question: &str) -> UserRequest {
         let question = question.to_owned();
-        // A thread that waits for a line which never comes ends with the process.
+        // A thread that waits for input ends with the process.
         let answer = tokio::task::spawn_blocking(move || read(&question));
         tokio::select! {
             answer = answer => answer.unwrap_or(UserRequest::Detach),
@@ -81,7 +81,7 @@ impl InterruptListener {
     }
 }
 
-/// The end of the input detaches: it harms nothing.
+/// The end of the input detaches, because that is harmless.
 fn read(question: &str) -> UserRequest {
     loop {
         {

@@ -1,4 +1,4 @@
-//! Questions, for whoever sits at a terminal. A script is told which flag answers.
+//! Prompts on a terminal. Without one, the error names the flag to use instead.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 
@@ -10,12 +10,12 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// Whether somebody is there to answer a question.
+/// Returns whether a user can answer a prompt.
 pub(crate) fn can_prompt() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// Asks, unless `-y` has answered already.
+/// Asks for confirmation unless `-y` was given.
 pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, CliError> {
     if yes {
         return Ok(true);
@@ -29,7 +29,7 @@ pub(crate) fn confirm(yes: bool, question: &str) -> Result<bool, CliError> {
     Ok(prompt_yes_no(question))
 }
 
-/// Asks whether to delete `what`, unless `-y` has answered already.
+/// Asks for confirmation to delete `what`, unless `-y` was given.
 pub(crate) fn confirm_delete(yes: bool, what: &str) -> Result<bool, CliError> {
     let agreed = confirm(yes, &format!("Delete {what}?"))?;
     if !agreed {
@@ -38,8 +38,8 @@ pub(crate) fn confirm_delete(yes: bool, what: &str) -> Result<bool, CliError> {
     Ok(agreed)
 }
 
-/// Deletes what has these names: all of them are there and somebody agrees, or nothing is deleted. `done` is
-/// the word for it.
+/// Deletes resources by name. Deletes nothing unless all of them exist and the user confirms. `done` is the verb for
+/// the message.
 pub(crate) async fn delete<T>(
     names: &[String],
     yes: bool,
@@ -59,7 +59,7 @@ pub(crate) async fn delete<T>(
     Ok(Exit::Done)
 }
 
-/// Asks for something that nobody else should see. `flag` is how a script says it.
+/// Prompts for a secret without echo. `flag` is the alternative for scripts, named in the error.
 pub(crate) fn prompt_secret(what: &str, flag: &str) -> Result<String, CliError> {
     if !can_prompt() {
         return Err(CliError::usage("no terminal to ask on")
@@ -83,7 +83,7 @@ pub(crate) fn prompt_secret(what: &str, flag: &str) -> Result<String, CliError> 
     Ok(answer)
 }
 
-/// While it lives, the terminal does not show what is typed.
+/// Guard that disables terminal echo.
 struct EchoOff(Option<Termios>);
 
 impl EchoOff {
@@ -106,7 +106,7 @@ impl Drop for EchoOff {
     }
 }
 
-/// Asks until the answer is yes or no. The end of the input is no.
+/// Repeats the prompt until the answer is yes or no. The end of the input is no.
 fn prompt_yes_no(question: &str) -> bool {
     loop {
         {

@@ -1,18 +1,18 @@
-//! What others wrote cannot drive the terminal of whoever reads it.
+//! Protects the terminal from control sequences in untrusted text.
 //!
-//! Names and messages are short: [`printable`] shows every control character in them. Output of jobs is a stream
-//! of bytes in pieces of any size: a [`Filter`] lets text, line ends, tabs, carriage returns and colours pass. Other
-//! control sequences of the form `ESC [ …` carry no text and are taken out. All else — titles, clipboards,
-//! queries, 8-bit controls — is shown, so that nothing readable can be hidden in it.
+//! Names and messages are short: [`printable`] shows every control character in them. Output of jobs is a stream of
+//! bytes in chunks of any size: a [`Filter`] passes text, line breaks, tabs, carriage returns and colours. Other
+//! control sequences of the form `ESC [ …` carry no text and are removed. Everything else (titles, clipboards, queries,
+//! 8-bit controls) is shown in visible form, so that nothing readable can be hidden in it.
 //!
-//! Bytes for a file are not filtered: they are data. Those for a pipe are filtered when somebody sits at a terminal,
+//! Bytes for a file are not filtered: they are data. Bytes for a pipe are filtered if the user is at a terminal,
 //! because `| head` and `| grep` pass on what they read.
 
-/// Longer than any sequence that sets a colour. What is longer is no sequence, and shown.
+/// Longer than any colour sequence. Longer sequences are shown as text.
 const SEQUENCE_MAX: usize = 64;
 const ESC: u8 = 0x1b;
 
-/// Control characters are shown, not obeyed; so are those that turn the direction of text.
+/// Replaces control characters, and characters that change the text direction, with a visible form.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -31,18 +31,18 @@ enum FilterState {
     Text,
     /// After `ESC`.
     Escape,
-    /// After `ESC [`, which is held together with what came since.
+    /// After `ESC [`; the sequence so far is in the buffer.
     Sequence,
-    /// Inside a letter of several bytes, of which so many are to come.
+    /// Inside a multi-byte character, with the number of remaining bytes.
     Utf8(usize),
 }
 
-/// Takes a stream in pieces. A sequence or letter that is cut between two of them is one all the same.
+/// Filters a stream in chunks. Sequences and characters may span chunks.
 #[derive(Debug)]
 pub(crate) struct TerminalFilter {
     state: FilterState,
     held: Vec<u8>,
-    /// Whether a colour is on: it would go on after the end.
+    /// True if a colour is active, which must be reset at the end.
     painted: bool,
 }
 
@@ -51,14 +51,14 @@ impl TerminalFilter {
         Self { state: FilterState::Text, held: Vec::new(), painted: false }
     }
 
-    /// The harmless form of the next piece.
+    /// Returns the safe form of the next chunk.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         bytes.iter().for_each(|byte| self.byte(*byte, &mut out));
         out
     }
 
-    /// What is left at the end: an unfinished sequence, shown, and the way back from the last colour.
+    /// Returns the rest: an incomplete sequence in visible form, and the reset of the last colour.
     pub(crate) fn end(&mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.flush_as_text(&mut out);
@@ -114,7 +114,7 @@ impl TerminalFilter {
         self.state = state;
     }
 
-    /// Parameters and intermediate bytes, then one that ends it.
+    /// Reads parameters and intermediate bytes, then a final byte.
     fn push_sequence_byte(&mut self, byte: u8, out: &mut Vec<u8>) {
         match byte {
             0x20..=0x3f if self.held.len() < SEQUENCE_MAX => self.held.push(byte),
@@ -136,7 +136,7 @@ impl TerminalFilter {
         }
     }
 
-    /// What was held was no sequence, or no letter: it is shown.
+    /// Shows buffered bytes that are not a valid sequence or character.
     fn flush_as_text(&mut self, out: &mut Vec<u8>) {
         let held = std::mem::take(&mut self.held);
         match self.state {
@@ -155,7 +155,7 @@ fn push_replacement(out: &mut Vec<u8>) {
     out.extend_from_slice("\u{fffd}".as_bytes());
 }
 
-/// Controls beyond ASCII drive terminals too.
+/// Writes a multi-byte character. Controls beyond ASCII affect terminals as well.
 fn letter(bytes: &[u8], out: &mut Vec<u8>) {
     match std::str::from_utf8(bytes) {
         Ok(text) if text.chars().all(|letter| !letter.is_control() && !turns(letter)) => {
@@ -172,7 +172,7 @@ mod tests {
 
     use super::{Filter, printable};
 
-    /// In one piece, and byte by byte: it must be the same.
+    /// Checks that the result is the same for one chunk and byte by byte.
     #[track_caller]
     fn check(bytes: &[u8], shown: &str) {
         let mut filter = TerminalFilter::new();
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_carries_text_is_shown_and_not_obeyed() {
-        // A title, the clipboard, a question to the terminal, a device control string.
+        // A title, the clipboard, a query, a device control string.
         check(b"\x1b]0;title\x07x", "^[]0;title^Gx");
         check(b"\x1b]52;c;Y3VybA==\x1b\\x", "^[]52;c;Y3VybA==^[\\x");
         check(b"\x1bc\x1bP$q\x08\x00\x7f", "^[c^[P$q^H^@^?");
@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(printable("txt.\u{202e}exe"), "txt.\\u{202e}exe");
     }
 
-    /// What a terminal would obey: anything but text, line ends, tabs and sequences that set colours.
+    /// Finds a character that a terminal would interpret: anything but text, line breaks, tabs and colour sequences.
     fn drives(shown: &str) -> Option<char> {
         let mut rest = shown;
         while let Some(letter) = rest.chars().next() {

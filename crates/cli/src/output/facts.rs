@@ -1,4 +1,4 @@
-//! All about one thing: a line for each fact that is known.
+//! Details of one resource: a line for each known fact.
 
 use super::{
     data, printable,
@@ -13,7 +13,7 @@ impl DetailView {
         Self::default()
     }
 
-    /// What is not known is left out.
+    /// Adds a fact; empty values are omitted.
     pub(crate) fn add(&mut self, label: &'static str, value: impl Into<String>) {
         self.put(label, value.into(), Colour::None);
     }
@@ -34,7 +34,7 @@ impl DetailView {
         self.lines(Style::stdout()).iter().for_each(|line| data(line));
     }
 
-    /// Values of several lines stay in their column.
+    /// Renders the lines; multi-line values stay in their column.
     pub(crate) fn lines(&self, style: Style) -> Vec<String> {
         let width = self.0.iter().map(|(label, _, _)| label.len()).max().unwrap_or(0);
         let mut lines = Vec::new();

@@ -1,6 +1,6 @@
-//! How a command answers with things: the same five formats everywhere.
+//! Output of resources in the five formats that all commands share.
 //!
-//! Every JSON document says which version of these shapes it is written in; `docs/json.md` describes them.
+//! Every JSON document contains the version of its format; `docs/json.md` describes the formats.
 
 use serde::Serialize;
 use serde_json::Map;
@@ -8,23 +8,23 @@ use serde_json::Map;
 use super::{data, live, print_message, table::Table};
 use crate::{cli::Format, exit::Exit, problem::CliError};
 
-/// Raised when a field of any document is removed or changes its meaning. New fields do not raise it.
+/// Increases when a field of any document is removed or changes its meaning. New fields do not increase it.
 pub(crate) const FORMAT_VERSION: u32 = 1;
 
-/// A list of things of one kind.
+/// A list of resources of one kind.
 pub(crate) struct ListView<'a, T> {
-    /// The project that they are in; things of the whole server have none.
+    /// Their project; `None` for resources of the whole server.
     pub(crate) project: Option<&'a str>,
-    /// The key of the rows in the document: the plural noun.
+    /// Key of the rows in the document: the plural noun.
     pub(crate) kind: &'static str,
-    /// What `-o name` prints of a row.
+    /// Value of a row for `-o name`.
     pub(crate) name: fn(&T) -> String,
-    /// Said instead of a table without rows.
+    /// Message if there are no rows.
     pub(crate) none: &'a str,
 }
 
 impl<T: Serialize> ListView<'_, T> {
-    /// `table` is asked whether every column is wanted.
+    /// The argument of `table` is true if all columns are requested.
     pub(crate) fn print(
         &self,
         rows: &[T],
@@ -42,7 +42,7 @@ impl<T: Serialize> ListView<'_, T> {
         Ok(())
     }
 
-    /// Once, or with `watch` again whenever it changes.
+    /// Prints once, or with `watch` again after each change.
     pub(crate) async fn show(
         &self,
         format: Format,
@@ -67,7 +67,7 @@ impl<T: Serialize> ListView<'_, T> {
     }
 }
 
-/// One thing: the object itself in JSON, else what `show` prints.
+/// Prints one resource: the object itself in JSON, else the output of `show`.
 pub(crate) fn print_one<T: Serialize>(
     format: Format,
     thing: &T,
@@ -83,7 +83,7 @@ pub(crate) fn print_one<T: Serialize>(
     Ok(())
 }
 
-/// A document with its version in front.
+/// A document with its format version.
 #[derive(Serialize)]
 struct VersionedDocument<'a, T> {
     version: u32,
@@ -91,13 +91,13 @@ struct VersionedDocument<'a, T> {
     value: &'a T,
 }
 
-/// A document that programs read.
+/// Prints a JSON document.
 fn print_json<T: Serialize>(value: &T) -> Result<(), CliError> {
     data(&text(value, |value| serde_json::to_string_pretty(value))?);
     Ok(())
 }
 
-/// One document for each line.
+/// Prints one document per line.
 pub(crate) fn print_jsonl<T: Serialize>(values: &[T]) -> Result<(), CliError> {
     for value in values {
         data(&text(value, |value| serde_json::to_string(value))?);
@@ -105,7 +105,7 @@ pub(crate) fn print_jsonl<T: Serialize>(values: &[T]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Several documents in one array, for a command whose answer has no name.
+/// Prints several documents in one array, for output without a kind.
 pub(crate) fn print_json_array<T: Serialize>(values: &[T]) -> Result<(), CliError> {
     let values: Vec<VersionedDocument<'_, T>> =
         values.iter().map(|value| VersionedDocument { version: FORMAT_VERSION, value }).collect();

@@ -1,4 +1,4 @@
-//! A table that is shown again whenever it changes.
+//! Tables that are updated when they change.
 
 use std::{io::IsTerminal as _, time::Duration};
 
@@ -7,7 +7,8 @@ use crate::{cli::Format, exit::Exit, problem::CliError};
 
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Until somebody ends it. On a terminal each table takes the place of the one before; in a pipe they follow each other.
+/// Prints the table after each change, until interrupted. On a terminal each table replaces the previous one; in a pipe
+/// they follow each other.
 pub(crate) async fn watch_table(
     format: Format,
     mut look: impl AsyncFnMut(bool) -> Result<Table, CliError>,
@@ -25,7 +26,7 @@ pub(crate) async fn watch_table(
         let lines = if wide { table.whole().screen() } else { table.screen() };
         if lines != before {
             if std::io::stdout().is_terminal() {
-                // Home, then clear what was below.
+                // Move the cursor home and clear the screen.
                 raw(b"\x1b[H\x1b[2J");
             }
             lines.iter().for_each(|line| data(line));

@@ -1,6 +1,6 @@
-//! The only place that prints: data to stdout, talk to stderr.
+//! The only module that prints: data to stdout, messages to stderr.
 //!
-//! A reader that went away (`windlass … | head`) is no error: what it did not want to read is dropped.
+//! A closed stdout (`windlass … | head`) is not an error: the remaining output is dropped.
 
 mod ask;
 pub(crate) mod escape;
@@ -20,13 +20,13 @@ pub(crate) use self::{
     list::{ListView, print_json_array, print_jsonl, print_one},
 };
 
-/// One line of data. On a terminal nothing in it but colours has an effect.
+/// Prints one line of data. On a terminal only colour sequences have an effect.
 pub(crate) fn data(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = if is_for_a_screen() { out.write_all(&filter_line(text)) } else { writeln!(out, "{text}") };
 }
 
-/// Where stdout leads.
+/// Target of stdout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StdoutKind {
     Terminal,
@@ -46,8 +46,8 @@ impl StdoutKind {
         if kind == Some(rustix::fs::FileType::Fifo) { Self::Pipe } else { Self::File }
     }
 
-    /// Whether what is written there ends on a screen: of a pipe (`| head`) that is likely when somebody sits at a
-    /// terminal, which stderr shows. A file, and a script that runs without a terminal, get every byte.
+    /// Returns whether the output is shown on a screen. For a pipe (`| head`) that is likely if stderr is a terminal. A
+    /// file, and a script without a terminal, receive every byte.
     const fn is_for_a_screen(self, stderr_is_terminal: bool) -> bool {
         match self {
             Self::Terminal => true,
@@ -61,25 +61,25 @@ fn is_for_a_screen() -> bool {
     StdoutKind::detect().is_for_a_screen(std::io::stderr().is_terminal())
 }
 
-/// Data as it is, to the byte. False when nobody reads any more.
+/// Writes bytes unmodified. Returns false if stdout is closed.
 pub(crate) fn raw(bytes: &[u8]) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).is_ok()
 }
 
-/// What a job wrote, on its way to stdout: harmless where a person reads it, to the byte elsewhere.
+/// Writes the output of a job to stdout: filtered for a screen, unmodified elsewhere.
 pub(crate) struct UntrustedWriter {
     filter: Option<escape::TerminalFilter>,
 }
 
 impl UntrustedWriter {
-    /// With `raw`, a terminal gets every byte too.
+    /// `raw` disables the filter.
     pub(crate) fn new(raw: bool) -> Self {
         let filter = is_for_a_screen() && !raw;
         Self { filter: filter.then(escape::TerminalFilter::new) }
     }
 
-    /// False when nobody reads any more.
+    /// Returns false if stdout is closed.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> bool {
         match &mut self.filter {
             Some(filter) => raw(&filter.push(bytes)),
@@ -96,12 +96,12 @@ impl Drop for UntrustedWriter {
     }
 }
 
-/// Stdout for bytes that flow both ways.
+/// Stdout as an async stream.
 pub(crate) fn stream() -> tokio::io::Stdout {
     tokio::io::stdout()
 }
 
-/// How wide a stream is; `None` when it is no terminal.
+/// Width of a terminal; `None` if the stream is not one.
 pub(crate) fn columns(stream: &(impl std::io::IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     if !stream.is_terminal() {
         return None;
@@ -110,12 +110,12 @@ pub(crate) fn columns(stream: &(impl std::io::IsTerminal + std::os::fd::AsFd)) -
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Whether data and talk are seen in the same place.
+/// Returns whether stdout and stderr are both terminals.
 pub(crate) fn is_same_screen() -> bool {
     std::io::stdout().is_terminal() && std::io::stderr().is_terminal()
 }
 
-/// One line of talk, in which nothing but colours has an effect.
+/// Prints a message, in which only colour sequences have an effect.
 pub(crate) fn print_message(text: &str) {
     let _ = std::io::stderr().lock().write_all(&filter_line(text));
 }

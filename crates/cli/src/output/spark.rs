@@ -1,9 +1,9 @@
-//! Series in one line of text.
+//! Charts in one line of text.
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// One bar for each of `width` equal parts of the period, oldest first; the mean of what falls in it, against `full`.
-/// Parts without a value are blank.
+/// Renders one bar for each of `width` equal parts of the period, oldest first: the mean of its points relative to
+/// `full`. Parts without a point are blank.
 pub(crate) fn sparkline(points: &[(i64, f64)], from: i64, until: i64, width: usize, full: f64) -> String {
     let mut sums = vec![(0.0, 0_u32); width];
     let length = until.saturating_sub(from).max(1);
@@ -11,7 +11,7 @@ pub(crate) fn sparkline(points: &[(i64, f64)], from: i64, until: i64, width: usi
         let part =
             i128::from(at.saturating_sub(from)) * i128::try_from(width).unwrap_or(1) / i128::from(length);
         let Ok(part) = usize::try_from(part) else { continue };
-        // The last moment belongs to the last part.
+        // The end of the period belongs to the last part.
         if let Some((sum, count)) = sums.get_mut(part.min(width.saturating_sub(1))).filter(|_| *at <= until) {
             (*sum, *count) = (*sum + value, *count + 1);
         }

@@ -1,4 +1,4 @@
-//! Colours, for terminals that want them. Everything reads the same without.
+//! Colours, for terminals that support them. Output is equally readable without them.
 
 use std::io::IsTerminal as _;
 
@@ -30,7 +30,7 @@ impl Colour {
         }
     }
 
-    /// How a status of anything looks.
+    /// Colour of a status.
     pub(crate) fn for_status(status: &str) -> Self {
         let first = status.split([' ', '(']).next().unwrap_or_default();
         match first {
@@ -42,7 +42,7 @@ impl Colour {
     }
 }
 
-/// Where colours may go.
+/// Use of colours in an output stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
     on: bool,
@@ -57,7 +57,7 @@ impl Style {
         Self { on: are_colours_wanted(std::io::stderr().is_terminal()) }
     }
 
-    /// Nowhere.
+    /// Style without colours.
     pub(crate) const fn plain() -> Self {
         Self { on: false }
     }
@@ -75,8 +75,8 @@ impl Style {
     }
 }
 
-/// Colours go to terminals that can show them. `NO_COLOR` and `CLICOLOR=0` take them away, `CLICOLOR_FORCE`
-/// brings them to pipes too; what takes them away wins.
+/// Colours are used on terminals that support them. `NO_COLOR` and `CLICOLOR=0` disable them, `CLICOLOR_FORCE` enables
+/// them for pipes too; disabling takes precedence.
 fn are_colours_wanted(terminal: bool) -> bool {
     decide_colours(terminal, |name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
 }

@@ -1,13 +1,14 @@
-//! Tables: as wide as their widest cell, two spaces between. On a terminal they fit its width: the widest cells are cut.
+//! Tables: columns as wide as their widest cell, two spaces between. On a terminal they fit its width: the widest cells
+//! are truncated.
 
 use super::{
     columns, data, printable,
     style::{Colour, Style},
 };
 
-/// Columns are not cut below this.
+/// Minimum width of a truncated column.
 const WIDTH_MIN: usize = 8;
-/// Between two columns.
+/// Number of spaces between two columns.
 const GAP: usize = 2;
 
 #[derive(Clone, Debug)]
@@ -43,7 +44,7 @@ impl<T: Into<String>> From<T> for Cell {
 pub(crate) struct Table {
     head: Vec<&'static str>,
     rows: Vec<Vec<Cell>>,
-    /// Columns that are cut only when there is nothing else left to cut.
+    /// Columns that are truncated last.
     kept: Vec<&'static str>,
     is_whole: bool,
 }
@@ -55,12 +56,12 @@ impl Table {
         Self { head, rows: Vec::new(), kept, is_whole: false }
     }
 
-    /// This column is cut after the others, as the first one is.
+    /// Marks a column to be truncated last, like the first one.
     pub(crate) fn keep(&mut self, column: &'static str) {
         self.kept.push(column);
     }
 
-    /// Nothing is cut, whatever the terminal's width: somebody asked for all of it.
+    /// Disables truncation, for users who requested all details.
     pub(crate) fn whole(mut self) -> Self {
         self.is_whole = true;
         self
@@ -70,7 +71,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// To stdout; a table without rows is nothing.
+    /// Prints to stdout; prints nothing without rows.
     pub(crate) fn print(&self) {
         if self.rows.is_empty() {
             return;
@@ -78,17 +79,17 @@ impl Table {
         self.screen().iter().for_each(|line| data(line));
     }
 
-    /// As stdout can show it.
+    /// Renders for stdout.
     pub(crate) fn screen(&self) -> Vec<String> {
         self.lines_fitting(Style::stdout(), columns(&std::io::stdout()))
     }
 
-    /// With nothing cut.
+    /// Renders without truncation.
     pub(crate) fn lines(&self, style: Style) -> Vec<String> {
         self.lines_fitting(style, None)
     }
 
-    /// No line is longer than `columns`, as far as cells can be cut.
+    /// Renders lines of at most `columns` characters, as far as cells can be truncated.
     pub(crate) fn lines_fitting(&self, style: Style, columns: Option<usize>) -> Vec<String> {
         let head: Vec<Cell> = self.head.iter().map(|name| Cell::coloured(*name, Colour::Bold)).collect();
         let all: Vec<&Vec<Cell>> = std::iter::once(&head).chain(&self.rows).collect();
@@ -106,7 +107,7 @@ impl Table {
         all.iter().map(|row| line(row, &widths, style)).collect()
     }
 
-    /// Letter by letter, the widest column gives way.
+    /// Shrinks the widest column, one character at a time.
     fn shrink_columns(&self, widths: &mut [usize], columns: usize) {
         let room = columns.saturating_sub(GAP * widths.len().saturating_sub(1));
         let is_kept = |at: usize| self.head.get(at).is_some_and(|name| self.kept.contains(name));
@@ -118,7 +119,7 @@ impl Table {
     }
 }
 
-/// A text of at most so many letters.
+/// Truncates a text to `width` characters.
 pub(crate) fn truncate(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -1,9 +1,9 @@
-//! Times, money and resources, as people say them.
+//! Formats times, prices and resources for people.
 
 use serde_json::Value;
 use windlass_model::time::{Span, Timestamp};
 
-/// Now, by this machine's clock: only for words such as "3 minutes ago".
+/// Current time of this machine's clock: only for texts such as "3 minutes ago".
 #[expect(clippy::disallowed_methods, reason = "the one clock of the command line; nothing is decided by it")]
 pub(crate) fn now() -> Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
@@ -25,12 +25,12 @@ pub(crate) fn ago(time: Timestamp, now: Timestamp) -> String {
     if now.since(time).as_secs() < 1 { "now".to_owned() } else { format!("{} ago", span(now.since(time))) }
 }
 
-/// `2026-11-20T09:00:01Z`: a moment to the second.
+/// `2026-11-20T09:00:01Z`: a time to the second.
 pub(crate) fn timestamp(time: Timestamp) -> String {
     Timestamp::from_secs(time.0.div_euclid(1_000_000)).to_string()
 }
 
-/// `512 B`, `1.5 MB`: as downloads are counted.
+/// `512 B`, `1.5 MB`: in decimal units, as downloads are counted.
 pub(crate) fn bytes(count: u64) -> String {
     let units = [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
     for (size, unit) in units {
@@ -52,7 +52,7 @@ pub(crate) fn price(dollars: f64) -> String {
     format!("${text}")
 }
 
-/// The wire has one word for all machines of one's own; their region says which they are.
+/// The API uses one backend name for local machines and SSH hosts; their region distinguishes them.
 pub(crate) fn backend<'a>(name: &'a str, region: &str) -> &'a str {
     match (name, region) {
         ("remote", "local") => "local",
@@ -62,7 +62,7 @@ pub(crate) fn backend<'a>(name: &'a str, region: &str) -> &'a str {
     }
 }
 
-/// `cpu=x86:26 mem=224GB disk=800GB gpu=H100:80GB:1` of an instance type's `resources`.
+/// `cpu=x86:26 mem=224GB disk=800GB gpu=H100:80GB:1` for the `resources` of an instance type.
 pub(crate) fn resources(value: &Value) -> String {
     let mut parts = Vec::new();
     if let Some(cpus) = value["cpus"].as_i64() {
@@ -84,7 +84,7 @@ pub(crate) fn resources(value: &Value) -> String {
     parts.join(" ")
 }
 
-/// `gpu=H100:80GB:8`; `None` without any.
+/// `gpu=H100:80GB:8`; `None` without GPUs.
 pub(crate) fn gpu(resources: &Value) -> Option<String> {
     let gpus = resources["gpus"].as_array()?;
     let first = gpus.first()?;
@@ -102,7 +102,7 @@ fn gigabytes(mib: i64) -> String {
     format!("{gb:.1}GB")
 }
 
-/// `16GB`, `1.5GB`, `100MB` of a size in gibibytes: as it was written, as far as that can be told.
+/// `16GB`, `1.5GB`, `100MB` for a size in gibibytes, in the notation of configurations as far as possible.
 pub(crate) fn size(gibibytes: f64) -> String {
     let mib = gibibytes * 1024.0;
     if gibibytes < 1.0 && mib.fract() == 0.0 && mib > 0.0 {
@@ -118,8 +118,7 @@ pub(crate) fn size(gibibytes: f64) -> String {
 /// Longer messages are sentences.
 const STATUS_MAX: usize = 24;
 
-/// A status as one or two words, and the sentence about it, if there is one: for tables, where a sentence has a column
-/// of its own.
+/// Splits a status into a short form and an optional sentence, which tables show in a separate column.
 pub(crate) fn status<'a>(status: &'a str, message: &'a str) -> (&'a str, &'a str) {
     let is_short =
         message.chars().count() <= STATUS_MAX && message.split(' ').count() <= 3 && !message.contains(':');

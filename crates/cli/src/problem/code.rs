@@ -1,11 +1,11 @@
-//! The kinds of problems that the command line itself has. Those of configurations are `C…`, in the model.
+//! Error codes of the command line. Those of configurations are `C…`, in the model.
 //!
-//! Codes are stable: they are printed, linked and matched by scripts. A retired code is not used again. Each has
-//! a page in `docs/errors/`, which `windlass explain CODE` shows.
+//! Codes are stable: they are printed, linked and matched by scripts. A retired code is not reused. Each has a page in
+//! `docs/errors/`, which `windlass explain CODE` shows.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorCode {
-    /// Something of this machine: a file, a directory, a process.
+    /// A local problem: a file, a directory, a process.
     Failed,
     Usage,
     ConfirmationRequired,
@@ -51,7 +51,7 @@ impl ErrorCode {
         Self::UnfitKey,
     ];
 
-    /// `W010`: what is printed and matched.
+    /// `W010`, as printed and matched.
     pub(crate) const fn id(self) -> &'static str {
         match self {
             Self::Failed => "W001",
@@ -76,7 +76,7 @@ impl ErrorCode {
         }
     }
 
-    /// `unreachable`: the same in words, as the heading of its page says it.
+    /// `unreachable`: the name in the heading of its page.
     #[cfg(test)]
     pub(crate) const fn name(self) -> &'static str {
         match self {

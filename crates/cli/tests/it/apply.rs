@@ -1,8 +1,8 @@
-//! `windlass apply`, `ps`, `stop`, `logs` and `fleet` against a server without machines.
+//! `windlass apply`, `ps`, `stop`, `logs` and `fleet` against a server without instances.
 
 use crate::{TestHome, stage::CliEnv};
 
-/// A schedule that keeps a run waiting as long as a test may take.
+/// A schedule that keeps a run pending for the duration of a test.
 const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
 const TASK: &str = "type: task\nname: hello\ncommands: [echo hi]\n";
 
@@ -22,9 +22,9 @@ fn a_run_is_submitted_listed_and_stopped() {
     assert!(table.starts_with("NAME") && table.contains("later"), "{table}");
     assert!(!table.contains('\u{1b}'), "colours go to terminals only");
 
-    // Again, and nothing changed: the run that is there is the answer.
+    // Applying an unchanged configuration returns the existing run.
     stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok().says("nothing changed");
-    // Another name is another run.
+    // A different name creates a different run.
     let other = stage.windlass(&["apply", "-f", "later.yml", "-y", "-d", "-n", "other", "-o", "name"]).ok();
     assert_eq!(other.stdout, "other\n");
 
@@ -81,7 +81,7 @@ fn a_run_that_fits_nowhere_ends_above_200_and_says_why() {
         why.contains("reason: failed to start due to no capacity") && why.contains("no place for it"),
         "{why}"
     );
-    // Nothing was written, and that is no error.
+    // No output is not an error.
     assert_eq!(stage.windlass(&["logs", "hello"]).ok().stdout, "");
 }
 

@@ -1,4 +1,4 @@
-//! Runs on this machine that a person stays with.
+//! Local runs that the command line follows.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _},
@@ -8,7 +8,7 @@ use std::{
 
 use crate::{TestDir, TestHome, relay::Relay};
 
-/// The server looks for its agent beside itself, or where `WINDLASS_AGENT` says.
+/// The server looks for its agent next to its own binary, or at `WINDLASS_AGENT`.
 #[track_caller]
 pub(crate) fn require_agent() {
     let beside = Path::new(env!("CARGO_BIN_EXE_windlass")).with_file_name("windlass-agent");
@@ -43,7 +43,7 @@ fn the_output_of_a_job_is_ours_to_the_byte_and_so_is_its_exit_code() {
     let why = home.windlass(&["why", "job"]).ok().stdout;
     assert!(why.contains("reason: container exited with error"), "{why}");
 
-    // This machine is not reached over SSH.
+    // The local machine is not reached over SSH.
     for args in [&["ps", "-a"][..], &["fleet"]] {
         let table = home.windlass(args).ok().stdout;
         assert!(table.contains(" local ") && !table.contains(" ssh "), "{table}");
@@ -80,13 +80,13 @@ fn a_first_job_runs_in_a_home_with_a_long_name() {
     assert_eq!(ran.stdout.trim_end(), "42", "{}", ran.stderr);
 }
 
-/// A run that writes a line, waits for the file `go`, and writes another; followed by way of a relay.
+/// Follows a run through a relay. The run writes a line, waits for the file `go`, and writes another.
 fn follow_through(relay: impl FnOnce(&str) -> Relay, meanwhile: impl FnOnce(&Relay)) -> Relay {
     require_agent();
     let home = TestHome::new();
     let go = home.path().join("go");
     task(&home, &format!("echo one; until [ -e {} ]; do sleep 0.02; done; echo two; exit 3", go.display()));
-    // The job has to see our files.
+    // The job must see the files of the test.
     let local = |args: &[&str]| {
         let mut command = home.command(args);
         command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");

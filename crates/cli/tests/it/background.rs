@@ -41,7 +41,7 @@ fn a_server_that_comes_back_is_where_it_was() {
     home.windlass(&["ps"]).ok();
     assert_eq!(read_running_file(&home)["url"], format!("http://127.0.0.1:{port}"));
     home.windlass(&["server", "stop"]).ok();
-    // Somebody else has it now: it takes another one, and keeps that.
+    // Another process uses the port now: the server selects another one, and keeps it.
     let taken = TcpListener::bind(("127.0.0.1", port)).unwrap();
     home.windlass(&["ps"]).ok();
     let url = read_running_file(&home)["url"].clone();
@@ -92,7 +92,7 @@ fn a_server_that_was_killed_is_started_again_with_its_data_and_its_token() {
     let dead = read_running_file(&home);
     let killed = Command::new("kill").args(["-9", &dead["pid"].to_string()]).status().unwrap();
     assert!(killed.success());
-    // Until the kernel has taken it away: its socket may still take a connection.
+    // Wait until the kernel has removed the process: its socket may still accept a connection.
     while std::path::Path::new(&format!("/proc/{}/cwd", dead["pid"])).exists() {
         std::thread::yield_now();
     }

@@ -1,4 +1,4 @@
-//! What holds for the program as a whole.
+//! Properties of the program as a whole.
 
 use std::{
     io::{BufRead as _, BufReader},

@@ -1,4 +1,4 @@
-//! `windlass check`: data to stdout, talk to stderr, meaning in the exit code.
+//! `windlass check`: data on stdout, messages on stderr, the result in the exit code.
 
 use std::{
     io::Write as _,
@@ -161,7 +161,7 @@ fn task_files_of_managed_jobs_are_known_by_their_fields_and_get_the_verdict_of_l
     assert_eq!(service, (&true.into(), &false.into(), &"service".into()));
 }
 
-/// Real files that nobody here wrote, where they are at hand.
+/// Task files of other projects, if available.
 #[test]
 fn real_task_files_are_read_as_launch_reads_them() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
@@ -210,9 +210,9 @@ async fn registries_say_whether_images_exist() {
     let ran = check(&["--images", "missing.yml"]).await;
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stderr.contains("team/app:2 does not exist in the registry 127.0.0.1:"), "{}", ran.stderr);
-    // A registry that does not answer says nothing about the image.
+    // A registry that does not respond proves nothing about the image.
     let ran = check(&["--images", "away.yml", "-o", "json"]).await;
     assert_eq!((ran.code, ran.stdout.contains(r#""state": "unknown""#)), (Some(0), true), "{}", ran.stdout);
-    // Without the flag nobody is asked.
+    // Without the flag no registry is queried.
     assert_eq!(check(&["missing.yml"]).await.code, Some(0));
 }

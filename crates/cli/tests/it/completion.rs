@@ -1,4 +1,4 @@
-//! What shells get when somebody presses Tab.
+//! Candidates for shell completion.
 
 use std::process::Command;
 
@@ -7,12 +7,12 @@ use crate::{CommandOutput, TestHome, ran, snapshot::CliSnapshot, stage::CliEnv};
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 const WAITING: &str = "type: task\nname: NAME\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
 
-/// As the script of that shell asks.
+/// Requests completions as the script of that shell does.
 fn complete(mut command: Command, shell: &str, words: &[&str]) -> Vec<String> {
     command.env("WINDLASS_COMPLETE", shell).env("_CLAP_COMPLETE_INDEX", (words.len() - 1).to_string());
     let CommandOutput { code, stdout, stderr } = ran(command.env("_CLAP_IFS", "\n").args(["--"]).args(words));
     assert_eq!((code, stderr.as_str()), (Some(0), ""), "{shell}");
-    // Some shells are told what a candidate means, too.
+    // Some shells also receive descriptions.
     stdout.lines().map(|line| line.split(['\t', ':']).next().unwrap().to_owned()).collect()
 }
 

@@ -28,7 +28,7 @@ fn path_str(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Names of files beside the database that are not the server's own.
+/// Names of files next to the database that do not belong to the server.
 fn leftover_files(dir: &Path) -> Vec<String> {
     let names =
         std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -71,7 +71,7 @@ fn a_backup_is_made_while_the_server_works_and_brings_back_what_was() {
     let projects = server.post("/api/projects/list", TOKEN, "{}");
     assert!(projects.contains("kept") && !projects.contains("later"), "{projects}");
     assert_eq!(server.stop("-TERM").0, Some(0));
-    // What was replaced can be had back, too.
+    // The replaced database can be restored as well.
     let aside = dir.path().join("windlass.db.before-restore-1");
     assert!(windlass(dir.path(), &["restore", path_str(&aside)]).status.success());
     let server = start(dir.path(), &[]);

@@ -1,4 +1,4 @@
-//! `windlass dev`: a server that leaves nothing behind.
+//! `windlass dev`: a server that leaves no files or processes behind.
 
 use std::{
     io::{BufRead as _, BufReader},

@@ -10,7 +10,7 @@ fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
     checks["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()
 }
 
-/// What it depends on is named, so that it finds the same everywhere.
+/// Sets everything that the command depends on, so that the result is the same everywhere.
 fn run_without_tools(mut command: std::process::Command) -> CommandOutput {
     let absent = "/nowhere/at-all";
     ran(command
@@ -33,7 +33,7 @@ fn a_bare_machine_is_told_what_to_install_and_no_server_is_started() {
     }
     assert!(check(&checks, "agent")["fix"].as_str().unwrap().contains("WINDLASS_AGENT"));
     assert!(check(&checks, "server")["found"].as_str().unwrap().contains("none is configured"));
-    // How much room there is, only the machine knows.
+    // The amount of free space depends on the machine.
     let room = check(&checks, "home")["found"].as_str().unwrap();
     assert!(room.contains(" GB free") || room.contains(" GB left"), "{room}");
     assert!(!home.path().join("home").exists(), "it only looks");

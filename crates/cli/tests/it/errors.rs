@@ -1,4 +1,4 @@
-//! Errors: what, why, a hint that can be run, a code that can be explained, an exit code that means something.
+//! Errors: problem, reason, a hint that can be run, a code that can be explained, and an exit code.
 
 use crate::{TestHome, snapshot::CliSnapshot, stage::CliEnv};
 

@@ -1,4 +1,4 @@
-//! Every file under `examples/`: valid, listed, and run where this machine can run it.
+//! Every file under `examples/` is valid, listed, and run if this machine can run it.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ fn example(name: &str) -> String {
     examples_dir().join(name).to_str().unwrap().to_owned()
 }
 
-/// Names of files, in order.
+/// File names in order.
 fn example_names() -> Vec<String> {
     let entries = std::fs::read_dir(examples_dir()).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -27,7 +27,7 @@ fn every_example_is_valid_and_listed() {
     let names = example_names();
     let paths: Vec<String> = names.iter().map(|name| example(name)).collect();
     let args: Vec<&str> = std::iter::once("check").chain(paths.iter().map(String::as_str)).collect();
-    // A variable that each run is given.
+    // A variable that each run requires.
     ran(home.command(&args).env("LR", "0.1")).ok();
     let listed = std::fs::read_to_string(examples_dir().join("README.md")).unwrap();
     let linked: Vec<&str> = listed.split("](").skip(1).filter_map(|rest| rest.split(')').next()).collect();
@@ -67,14 +67,14 @@ fn small_examples_run_on_this_machine() {
     }
     assert_eq!(run_local(&home, &["ps", "-a", "-o", "name"]).ok().stdout.lines().count(), 4);
 
-    // The files beside the configuration go along.
+    // The files next to the configuration are uploaded.
     home.0.file("repo/train.py", "print(1)");
     let code = std::fs::read_to_string(example("code.yml")).unwrap();
     home.0.file("repo/code.yml", &code);
     let listed = run_local(&home, &["apply", "-f", "repo/code.yml", "-y"]).ok().stdout;
     assert!(listed.contains("train.py"), "{listed}");
 
-    // It waits for its time, and can be stopped before.
+    // The run waits for its schedule, and can be stopped before.
     let file = example("schedule.yml");
     run_local(&home, &["apply", "-f", &file, "-y", "-d"]).ok();
     let run = run_local(&home, &["ps", "-o", "json"]).ok().json();

@@ -1,4 +1,4 @@
-//! What a new user wants in the first hour: flags instead of files, deletion, contexts, a look inside.
+//! Commands of the first hour: flags instead of files, deletion, contexts, a shell in a job.
 
 use windlass_testkit::wait::eventually;
 
@@ -9,7 +9,7 @@ use crate::{
     stage::{CliEnv, TOKEN},
 };
 
-/// A schedule that keeps a run waiting as long as a test may take.
+/// A schedule that keeps a run pending for the duration of a test.
 const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";
 
 #[test]
@@ -179,7 +179,7 @@ fn several_servers_are_known_and_one_is_in_use_until_logout() {
     assert_eq!(current(), ("two".to_owned(), 3));
     home.windlass(&["context", "use", "one"]).ok().says(&first.url());
     assert_eq!(current().0, "one");
-    // Another one is named by hand, before the command: its token is known.
+    // Another server can be given before the command: its token is stored.
     assert!(home.windlass(&["--url", &second.url(), "ps", "-o", "name"]).ok().stdout.is_empty());
     let near = home.windlass(&["context", "use", "twoo"]);
     assert_eq!(near.code, Some(1));

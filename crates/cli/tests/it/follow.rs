@@ -1,4 +1,4 @@
-//! What following a run gives: its ports, `ssh`, events for machines, parts of its log.
+//! Following a run: its ports, `ssh`, JSON events, parts of its log.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -22,14 +22,14 @@ fn task(home: &TestHome, more: &str, command: &str) {
     home.0.file("job.yml", &text);
 }
 
-/// A command on a server whose jobs see our files.
+/// A command on a server whose jobs see the files of the test.
 fn windlass(home: &TestHome, args: &[&str]) -> Command {
     let mut command = home.command(args);
     command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
     command
 }
 
-/// A line of a child's stderr that has this in it.
+/// Waits for a line of a child's stderr that contains `part`.
 #[track_caller]
 fn wait_for_line(lines: &mut impl Iterator<Item = std::io::Result<String>>, part: &str) -> String {
     let mut seen = Vec::new();
@@ -130,7 +130,7 @@ fn ssh_to_a_run_works_in_another_terminal_while_it_runs() {
     let config = home.path().join(".ssh/config");
     let text = std::fs::read_to_string(&config).unwrap();
     assert!(text.starts_with("Include \"") && text.ends_with(own), "{text}");
-    // OpenSSH asks the system for the home and not the environment: we name the file.
+    // OpenSSH reads the home directory from the system, not from the environment: pass the file explicitly.
     let ssh = |command: &str| {
         let mut ssh = Command::new("ssh");
         ssh.arg("-F").arg(&config).args(["-o", "BatchMode=yes", "job", command]).stdin(Stdio::null());
@@ -256,7 +256,7 @@ fn a_server_that_restarts_costs_whoever_follows_not_a_byte() {
     assert_eq!(text.replace("\r\n", "\n"), want);
 }
 
-/// Stopped with its test, in good order: it takes its agent along.
+/// Stopped cleanly at the end of its test, together with its agent.
 struct ServerGuard(std::process::Child);
 
 impl ServerGuard {

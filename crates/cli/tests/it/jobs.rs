@@ -1,4 +1,4 @@
-//! Managed jobs as people type them, against a server without machines.
+//! Managed jobs on the command line, against a server without instances.
 
 use crate::{snapshot::CliSnapshot, stage::CliEnv};
 

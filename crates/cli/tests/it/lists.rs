@@ -1,4 +1,4 @@
-//! The commands that list things, against a server that has none, and with one.
+//! List commands, against a server with no resources and with one.
 
 use crate::{snapshot::CliSnapshot, stage::CliEnv};
 
@@ -27,7 +27,7 @@ fn nothing_is_deleted_where_nobody_can_be_asked() {
     story.end();
 }
 
-/// Whoever adds a list tells what is in it.
+/// A new list must be documented.
 #[test]
 fn every_list_is_described() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));

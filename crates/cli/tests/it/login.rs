@@ -1,4 +1,4 @@
-//! `windlass login`: the server decides before anything is written.
+//! `windlass login`: nothing is stored before the server accepts the token.
 
 use std::{os::unix::fs::PermissionsExt as _, path::Path};
 
@@ -28,7 +28,7 @@ fn a_login_is_checked_then_kept_where_only_its_owner_reads() {
     assert!(!ran.stderr.contains(TOKEN));
     let mode = std::fs::metadata(login_file(&home)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // Later commands go there, and start nothing of their own.
+    // Later commands use that server, and start none.
     let ps = home.windlass(&["ps", "-o", "json"]).ok();
     assert_eq!(ps.json()["project"], "main");
     assert!(!home.path().join("home/server").exists());
@@ -62,7 +62,7 @@ fn the_environment_wins_over_the_login() {
     assert_eq!(bad.code, Some(1));
     bad.says("does not know this token");
     let elsewhere = crate::ran(home.command(&["ps"]).env("WINDLASS_URL", "http://127.0.0.1:9"));
-    // The token of one server is not shown to another.
+    // The token of one server is never sent to another.
     assert_eq!(elsewhere.code, Some(2));
     elsewhere.says("no token is known for http://127.0.0.1:9");
     let project = crate::ran(home.command(&["ps"]).env("WINDLASS_PROJECT", "other"));
@@ -82,7 +82,7 @@ fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
         home.windlass(&[&["login", "--url", url, "--token", TOKEN], more].concat())
     };
 
-    // A certificate that nobody vouches for, and one of another server.
+    // A self-signed certificate, and that of another server.
     let theirs = other.path().join("data/tls/cert.pem").display().to_string();
     for more in [&[][..], &["--server-cert", &theirs]] {
         let unknown = login(&at, more);
@@ -97,7 +97,7 @@ fn a_server_with_tls_is_known_by_its_certificate_which_the_login_keeps() {
 
     std::fs::copy(home.path().join("data/tls/cert.pem"), &certificate).unwrap();
     login(&at, &["--server-cert", "copy.pem"]).ok().says("as `admin`, project `main`");
-    // By a name that is not in it: it is the very certificate that was given.
+    // The host name is not in the certificate, but the certificate is exactly the given one.
     let port = at.rsplit(':').next().unwrap();
     let elsewhere = format!("https://windlass.localhost:{port}");
     login(&elsewhere, &["--server-cert", "copy.pem"]).ok().says("as `admin`");

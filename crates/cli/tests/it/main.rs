@@ -1,4 +1,4 @@
-//! The `windlass` binary, as people and scripts run it.
+//! The `windlass` binary, as users and scripts run it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -39,7 +39,7 @@ use windlass_testkit::{
     temp_dir,
 };
 
-/// A directory that goes away with its test.
+/// A directory that is deleted with its test.
 struct TestDir(TempDir);
 
 impl TestDir {
@@ -63,7 +63,7 @@ impl TestDir {
     }
 }
 
-/// A home of its own, and at the end no server in it.
+/// A separate home directory, whose server is stopped at the end.
 struct TestHome(TestDir);
 
 impl TestHome {
@@ -84,7 +84,7 @@ impl TestHome {
         for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
             command.env_remove(name);
         }
-        // Jobs of these tests leave signs in files of this machine. Help shows the values of variables.
+        // Jobs of these tests write files of this machine. Help shows the values of variables, so it is not set there.
         if !args.iter().any(|arg| ["help", "--help", "-h"].contains(arg)) {
             command.env("WINDLASS_SERVER_LOCAL_PROCESSES", "own");
         }
@@ -102,7 +102,7 @@ impl Drop for TestHome {
         if !self.path().join("home/server/running.json").exists() {
             return;
         }
-        // A server that stops ends an agent that has nothing to do.
+        // A server that stops also ends an idle agent.
         if let Ok(active) = self.command(&["ps", "-o", "name"]).output() {
             for name in String::from_utf8_lossy(&active.stdout).lines() {
                 let _ = self.command(&["stop", "-x", "-y", "--wait", name]).output();

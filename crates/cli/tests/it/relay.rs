@@ -1,4 +1,4 @@
-//! A way to the server that can be cut, and that can hide what the server offers.
+//! A relay to the server that can cut connections and hide log streams.
 
 use std::{
     io::{Read as _, Write as _},
@@ -13,20 +13,20 @@ use parking_lot::Mutex;
 
 #[derive(Default)]
 struct RelayState {
-    /// The first line of each connection's first request.
+    /// First line of each connection's first request.
     asked: Mutex<Vec<String>>,
     open: Mutex<Vec<TcpStream>>,
     over: AtomicBool,
 }
 
-/// Goes away with its test, and every connection with it.
+/// Closed with its test, with every connection.
 pub(crate) struct Relay {
     state: Arc<RelayState>,
     address: String,
 }
 
 impl Relay {
-    /// With `streams` false, it says of every stream of a log that there is none.
+    /// If `streams` is false, it answers every request for a log stream with "not found".
     pub(crate) fn new(server: &str, streams: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -49,7 +49,7 @@ impl Relay {
         format!("http://{}", self.address)
     }
 
-    /// Breaks all connections there are; new ones are welcome.
+    /// Closes all open connections; new ones are accepted.
     pub(crate) fn cut(&self) {
         for stream in self.state.open.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
@@ -69,7 +69,7 @@ impl Drop for Relay {
     }
 }
 
-/// Ends when either side does.
+/// Relays until either side closes.
 fn join(state: &RelayState, mut client: TcpStream, server: &str, streams: bool) -> Option<()> {
     let mut first = [0; 4096];
     let length = client.read(&mut first).ok()?;

@@ -1,4 +1,4 @@
-//! Stories of runs on a server that has no machine.
+//! Transcripts of runs on a server without instances.
 
 use windlass_testkit::wait::eventually_ok;
 
@@ -7,7 +7,7 @@ use crate::{snapshot::CliSnapshot, stage::CliEnv};
 const TASK: &str = "type: task\nname: job\ncommands: [echo hi]\nmax_duration: 2h\nresources: {cpu: 8.., memory: 16GB..}\n\
                     retry: {on_events: [no-capacity], duration: 1h}\n";
 
-/// Until it was looked at, and found to have no place.
+/// Waits until the scheduler has found no capacity for the run.
 #[track_caller]
 fn wait_until_no_capacity(stage: &CliEnv) {
     eventually_ok("the run is pending", || {

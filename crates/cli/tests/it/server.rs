@@ -1,4 +1,4 @@
-//! `windlass server`: started, asked, and told to stop.
+//! `windlass server`: start, requests and stop.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -14,11 +14,11 @@ pub(crate) struct TestServer {
     child: Child,
     stderr: Option<BufReader<ChildStderr>>,
     address: String,
-    /// What was said before it was ready.
+    /// Output before it was ready.
     said: String,
 }
 
-/// One whose log nobody reads: a full pipe would stop it.
+/// Starts a server with minimal logging: its log is not read, and a full pipe would block it.
 pub(crate) fn start_quiet(data_dir: &Path, args: &[&str]) -> TestServer {
     start_at("error", data_dir, args, None)
 }
@@ -27,7 +27,7 @@ pub(crate) fn start(data_dir: &Path, args: &[&str]) -> TestServer {
     start_at("debug", data_dir, args, None)
 }
 
-/// A server with a mock cloud that follows this script.
+/// Starts a server with a mock cloud that follows this script.
 pub(crate) fn with_mock_cloud(data_dir: &Path, args: &[&str], script: &Path) -> TestServer {
     start_at("error", data_dir, args, Some(script))
 }
@@ -57,7 +57,7 @@ fn start_at(level: &str, data_dir: &Path, args: &[&str], mock_cloud: Option<&Pat
     running
 }
 
-/// A test that fails leaves no server behind.
+/// A failed test leaves no server behind.
 impl Drop for TestServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -70,7 +70,7 @@ impl TestServer {
         format!("http://{}", self.address)
     }
 
-    /// Where its second port is.
+    /// URL of its HTTPS port.
     pub(crate) fn https(&self) -> String {
         let found = self.said.split_whitespace().find(|word| word.starts_with("https://"));
         found.unwrap().to_owned()
@@ -84,7 +84,7 @@ impl TestServer {
         answer
     }
 
-    /// A call with a body; the whole answer.
+    /// Sends a request with a body and returns the whole response.
     pub(crate) fn post(&self, path: &str, token: &str, body: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
@@ -99,7 +99,7 @@ impl TestServer {
         answer
     }
 
-    /// The exit code and the rest of what it said.
+    /// Returns the exit code and the remaining output.
     pub(crate) fn stop(mut self, signal: &str) -> (Option<i32>, String) {
         Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap();
         let mut rest = String::new();
@@ -129,7 +129,7 @@ fn the_first_token_is_in_a_private_file_and_in_no_log() {
     assert_eq!(second.stop("-INT").0, Some(0));
 }
 
-/// What everybody on the machine can read of a process.
+/// Command line of a process, which all users of the machine can read.
 fn command_line(pid: u32) -> String {
     String::from_utf8(std::fs::read(format!("/proc/{pid}/cmdline")).unwrap()).unwrap().replace('\0', " ")
 }
@@ -167,7 +167,7 @@ fn files_of_a_server_are_closed_to_others() {
     }
     assert!(data.join("windlass.db").exists());
     assert_eq!(server.stop("-TERM").0, Some(0));
-    // Those of an earlier version are closed by the next start.
+    // Files of an earlier version get private modes at the next start.
     std::fs::set_permissions(data.join("windlass.db"), PermissionsExt::from_mode(0o644)).unwrap();
     let server = start(&data, &[]);
     assert_eq!(mode(&data.join("windlass.db")), 0o600);
@@ -259,7 +259,7 @@ fn as_many_files_may_be_open_as_the_administrator_allows() {
         let mut words = line.split_whitespace().skip(3).map(str::to_owned);
         (words.next().unwrap(), words.next().unwrap())
     };
-    // A shell that lowers only the soft limit, and becomes the server.
+    // A shell that lowers only the soft limit, then executes the server.
     let script = "ulimit -Sn 300 && exec \"$0\" \"$@\"";
     let mut child = Command::new("sh")
         .args([

@@ -1,4 +1,4 @@
-//! Whose commands the stories of these tests tell. The machinery is the testkit's.
+//! Environments for the transcripts of these tests, which the testkit implements.
 
 use std::{path::Path, process::Command};
 
@@ -28,7 +28,7 @@ impl SnapshotEnv for CliEnv {
     }
 }
 
-/// No server is named: a command that wants one starts it.
+/// No server is configured: a command that needs one starts it.
 impl SnapshotEnv for TestHome {
     const PROGRAM: &'static str = "windlass";
 

@@ -1,4 +1,4 @@
-//! A server of its own, and commands that talk to it.
+//! A separate server, and commands that use it.
 
 use std::process::Command;
 
@@ -7,13 +7,13 @@ use crate::{CommandOutput, TestHome, ran, server};
 pub(crate) const TOKEN: &str = "a-token-for-this-test-only";
 
 pub(crate) struct CliEnv {
-    /// Stopped before its data goes away.
+    /// Stopped before its data is deleted.
     pub(crate) server: server::TestServer,
     pub(crate) home: TestHome,
 }
 
 impl CliEnv {
-    /// Without a machine: what is submitted waits, or is refused.
+    /// Starts a server without instances: submitted runs wait or are refused.
     pub(crate) fn new() -> Self {
         let home = TestHome::new();
         // Hosts of tests are on this machine.

@@ -1,4 +1,4 @@
-//! A terminal of its own, in which a command runs and a test types: tmux, with a server for each test.
+//! A terminal in which a command runs and a test types: tmux, with a separate server for each test.
 
 use std::process::{Command, Stdio};
 
@@ -11,7 +11,7 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Runs `windlass ARGS` in a terminal of 120 columns and 40 lines. What it exits with is shown as `exit: N`.
+    /// Runs `windlass ARGS` in a terminal of 120 columns and 40 lines. Its exit code is shown as `exit: N`.
     pub(crate) fn run(ground: &impl SnapshotEnv, args: &[&str]) -> Self {
         Self::command(ground, &ground.command(args))
     }
@@ -24,7 +24,7 @@ impl Terminal {
         let quote = |text: &std::ffi::OsStr| format!("'{}'", text.to_string_lossy().replace('\'', "'\\''"));
         let words: Vec<String> =
             std::iter::once(command.get_program()).chain(command.get_args()).map(quote).collect();
-        // The pane stays until the test has read it, also after an interrupt, which reaches the shell too.
+        // The pane stays until the test has read it, also after an interrupt, which the shell receives too.
         let script = format!("trap : INT; {}; echo \"exit: $?\"; exec sleep 600", words.join(" "));
         let mut tmux = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40"]);
         tmux.arg(format!("exec sh -c {}", quote(script.as_ref())));
@@ -54,12 +54,12 @@ impl Terminal {
         assert!(self.tmux(&["send-keys"]).args(keys).status().unwrap().success());
     }
 
-    /// What is on the screen, without colours.
+    /// Content of the screen, without colours.
     pub(crate) fn screen(&self) -> String {
         self.capture(&["capture-pane", "-p"])
     }
 
-    /// The same, with the sequences that set colours.
+    /// Content of the screen, with colour sequences.
     pub(crate) fn colours(&self) -> String {
         self.capture(&["capture-pane", "-p", "-e"])
     }
@@ -69,13 +69,13 @@ impl Terminal {
         String::from_utf8(shown.stdout).unwrap()
     }
 
-    /// Waits until the screen has this on it, and returns the screen.
+    /// Waits until the screen contains a text, and returns the screen.
     #[track_caller]
     pub(crate) fn wait_for_text(&self, part: &str) -> String {
         self.until(&format!("showed `{part}`"), |screen| screen.contains(part))
     }
 
-    /// Waits until the screen is so, and returns it.
+    /// Waits until the screen satisfies a condition, and returns it.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         eventually_ok(&format!("the screen {what}"), || {

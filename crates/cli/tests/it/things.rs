@@ -1,4 +1,4 @@
-//! Secrets, projects, users, events and the rest, as people and scripts see them.
+//! Secrets, projects, users, events and other resources on the command line.
 
 use std::{
     io::Write as _,
@@ -15,7 +15,7 @@ use crate::{
     stage::{CliEnv, TOKEN},
 };
 
-/// The command with something on its standard input.
+/// Runs a command with standard input.
 fn run_with_input(command: &mut Command, input: &str) -> CommandOutput {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -59,7 +59,7 @@ fn a_secret_is_stored_read_and_deleted() {
     story.run(&["secret", "delete", "-y", "TOKEN", "OTHER"]);
     story.run(&["secret", "-o", "name"]);
     story.end();
-    // A value of several lines keeps them; only the end of the last is nobody's.
+    // A multi-line value keeps its lines; only the last line break is removed.
     run_with_input(&mut stage.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
     assert_eq!(stage.windlass(&["secret", "get", "KEY"]).ok().stdout, "one\ntwo\n");
 }
@@ -114,7 +114,7 @@ fn the_default_project_is_where_commands_work() {
 #[test]
 fn the_default_project_of_this_machine_is_kept_too() {
     let home = crate::TestHome::new();
-    // No agent is needed to have projects.
+    // Projects need no agent.
     let local = |args: &[&str]| ran(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"));
     local(&["project", "add", "lab"]).ok();
     local(&["project", "set-default", "lab"]).ok();
@@ -140,7 +140,7 @@ fn users_are_added_and_their_token_is_shown_once() {
     story.run(&["user", "refresh-token", "ada"]);
     let again = story.run(&["user", "refresh-token", "-y", "ada"]);
     story.run(&["user", "delete", "ada"]);
-    // Whoever is no admin sees themselves, and adds nobody.
+    // A user who is not an admin sees only themselves, and cannot create users.
     let as_ada = |args: &[&str]| ran(stage.command(args).env("WINDLASS_TOKEN", again.stdout.trim()));
     for args in [&["user", "-o", "name"][..], &["user", "create", "mallory"], &["secret"]] {
         story.add(args, &as_ada(args));
@@ -176,7 +176,7 @@ fn events_are_listed_oldest_first_and_filtered() {
     story.run(&["event", "--since", "1h", "--include-target-type", "volume"]);
     story.run(&["event", "-f", "-o", "json"]);
     story.end();
-    // More than a page, and from a moment on: none twice, none left out.
+    // More than a page, from a time on: no event is repeated or missing.
     for number in 0..60 {
         stage.windlass(&["secret", "set", &format!("S{number}"), "x"]).ok();
         stage.windlass(&["secret", "delete", "-y", &format!("S{number}")]).ok();
@@ -210,7 +210,7 @@ fn events_that_happen_are_followed() {
     child.wait().unwrap();
 }
 
-/// A server with a scripted cloud: two kinds of machines, one with GPUs. What it made is gone at the end.
+/// A server with a scripted cloud: two instance types, one with GPUs. Everything it created is deleted at the end.
 struct CloudServer(CliEnv);
 
 const CLOUD: &str = "\
@@ -273,7 +273,7 @@ fn a_plan_never_lists_an_offer_that_fits_under_what_does_not() {
     cloud.0.file("gpu.yml", &task);
     let plan = cloud.0.windlass(&["apply", "-f", "gpu.yml", "-y", "-d"]).ok().stderr;
     let (fits, misses) = plan.split_once("What does not fit:").unwrap();
-    // The fleet takes both markets, and what nobody said of them is no reason against either.
+    // The fleet allows spot and on-demand, and an offer without this information matches either.
     assert_eq!(fits.matches(" big ").count(), 2, "{plan}");
     assert!(misses.contains("small") && !misses.contains(" big"), "{plan}");
 }
@@ -320,7 +320,7 @@ fn machines_their_jobs_and_their_cost_are_shown() {
     until(&["metrics", "busy", "-o", "name"], "busy-0-0");
     let charts = cloud.0.windlass(&["metrics", "busy"]).ok().stdout;
     assert!(charts.contains("busy-0-0  cpu ") && charts.contains('▁'), "{charts}");
-    // Half a dollar an hour, for as long as it ran.
+    // Half a dollar an hour, for its duration.
     let bill = cloud.0.windlass(&["cost", "-o", "json"]).ok().json();
     let (hours, cost) = (bill["total"]["hours"].as_f64().unwrap(), bill["total"]["cost"].as_f64().unwrap());
     assert!(hours > 0.0 && (cost - hours * 0.5).abs() < 1e-9, "{bill}");

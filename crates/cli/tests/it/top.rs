@@ -1,10 +1,10 @@
-//! `windlass top` at a terminal, with a real server and real jobs.
+//! `windlass top` on a terminal, with a real server and real jobs.
 
 use std::process::Command;
 
 use crate::{TestHome, attached::require_agent, ran, terminal::Terminal};
 
-/// Jobs run as processes, whatever this machine has.
+/// Jobs run as processes, on any machine.
 fn local(home: &TestHome, args: &[&str]) -> Command {
     let mut command = home.command(args);
     command.env("WINDLASS_SERVER_LOCAL_RUNTIME", "process");
@@ -33,7 +33,7 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
         assert!(screen.contains(part), "no `{part}` in\n{screen}");
     }
 
-    // Filter, open, read, come back.
+    // Filter, open, read, return.
     top.keys(&["/", "alp"]);
     top.wait_for_text("/alp_");
     top.keys(&["Enter"]);
@@ -47,7 +47,7 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
     top.keys(&["q"]);
     top.wait_for_text("omega");
 
-    // The queue says why something waits.
+    // The queue shows why a run waits.
     top.keys(&[":", "queue", "Enter"]);
     top.wait_for_text("[2 queue (1)]");
     top.keys(&["d"]);
@@ -60,7 +60,7 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
     top.wait_for_text("[4 events");
     top.wait_for_text("run alpha");
 
-    // Nothing stops without a yes.
+    // Nothing is stopped without confirmation.
     top.keys(&["1", "/", "alpha", "Enter", "s"]);
     top.wait_for_text("Stop `alpha`? [y/n]");
     top.keys(&["n"]);
@@ -75,7 +75,7 @@ fn a_run_is_found_read_described_and_stopped_without_leaving_the_screen() {
     top.wait_for_text("omega");
     top.keys(&["q"]);
     top.wait_for_text("exit: 0");
-    // It was told to stop; it may not be over yet.
+    // The run was asked to stop; it may not have ended yet.
     ran(&mut local(&home, &["stop", "-y", "--wait", "alpha"])).ok();
     assert_eq!(ran(&mut local(&home, &["ps", "-o", "name"])).ok().stdout, "omega\n");
 }

@@ -1,8 +1,8 @@
-//! Runs that are followed on a terminal: the tree, and Ctrl-C.
+//! Runs followed on a terminal: the tree, and Ctrl-C.
 
 use crate::{TestHome, attached::require_agent, stage::CliEnv, terminal::Terminal};
 
-/// It waits: there is no machine.
+/// The task waits: there is no instance.
 fn env_with_waiting_task() -> CliEnv {
     let stage = CliEnv::new();
     let text =

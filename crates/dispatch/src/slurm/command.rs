@@ -1,4 +1,4 @@
-//! Slurm's programs, each with an end.
+//! Slurm's commands, each with a time limit.
 
 use std::{path::PathBuf, process::Stdio, time::Duration};
 
@@ -6,9 +6,9 @@ use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 use crate::scheduler::SchedulerError;
 
-/// Of its own environment: who it is, and where programs are.
+/// Variables of the dispatcher's environment that are passed on: the user, and the search path.
 const USER_VARIABLES: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
-/// What is kept of a program's complaint.
+/// Maximum length of a command's error output that is kept.
 const ERROR_TEXT_MAX: usize = 500;
 
 pub(super) struct SlurmCommands {
@@ -21,14 +21,14 @@ impl SlurmCommands {
         Self { config, within }
     }
 
-    /// What a program prints when all goes well.
+    /// Runs a command and returns its output if it succeeds.
     pub(super) async fn read(&self, program: &'static str, args: &[&str]) -> Result<String, SchedulerError> {
         let mut command = self.command(program);
         command.args(args);
         self.run(program, command, "").await
     }
 
-    /// `sbatch`, with nothing in its environment but what the job may have: it would hand on the rest.
+    /// Runs `sbatch` with only those variables that the job may have: it would pass on the rest.
     pub(super) async fn submit(
         &self,
         args: &[String],
@@ -37,7 +37,7 @@ impl SlurmCommands {
     ) -> Result<String, SchedulerError> {
         let mut command = self.command("sbatch");
         command.env_clear().envs(self.config.iter().map(|config| ("SLURM_CONF", config)));
-        // Jobs are the same user's, and engines ask for his directory.
+        // Jobs run as the same user, and engines need the home directory.
         command.envs(USER_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(environment.iter().map(|(name, value)| (name, value))).args(args);
         self.run("sbatch", command, script).await
@@ -60,7 +60,7 @@ impl SlurmCommands {
         let ran = async {
             let mut child = command.spawn().map_err(start)?;
             if let Some(mut stdin) = child.stdin.take() {
-                // One that does not read says why itself.
+                // A command that does not read its input reports the reason itself.
                 let _ = stdin.write_all(input.as_bytes()).await;
             }
             child.wait_with_output().await.map_err(start)

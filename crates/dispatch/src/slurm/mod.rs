@@ -1,7 +1,7 @@
-//! Slurm, by its commands and, for what is asked most, its REST daemon.
+//! Slurm, through its commands and, for the most frequent calls, its REST daemon.
 //!
-//! Jobs are known by name and tag, never by number alone: a controller that crashed gives the number of a
-//! forgotten job to the next one. Whatever a command says on a bad day means "unknown", never "empty".
+//! Jobs are identified by name and tag, never by number alone: a controller that crashed reuses the number of a
+//! forgotten job. A command that fails means "unknown", never "empty".
 
 mod command;
 mod read;
@@ -25,28 +25,28 @@ use crate::{
     slurm::{command::SlurmCommands, rest::RestClient},
 };
 
-/// A controller that hangs makes every command wait for its own timeout first.
+/// Time limit of a command. A controller that hangs makes every command wait for its own timeout first.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
-/// Jobs of ours that may wait in Slurm's queue.
+/// Maximum number of our jobs that wait in Slurm's queue.
 const PENDING_JOBS_MAX: usize = 1_000;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `SLURM_CONF`, where it is not the usual one.
+    /// `SLURM_CONF`, if it is not the default.
     pub config: Option<PathBuf>,
     /// Marks our jobs: those without it are never touched.
     pub tag: String,
-    /// What a node runs for a container.
+    /// Program that a node runs for a container.
     pub executor: PathBuf,
-    /// Where the executor's own output goes; `%j` is the job's number.
+    /// File for the executor's own output; `%j` is the job's number.
     pub output: String,
-    /// Nice per step of priority.
+    /// Nice value per step of priority.
     pub nice_step: i64,
     pub account: Option<String>,
     pub partition: Option<String>,
     /// Quality of service for containers that may be preempted.
     pub preemptible_qos: Option<String>,
-    /// The socket of a `slurmrestd`, where jobs are handed over through one.
+    /// Socket of a `slurmrestd`, if jobs are submitted through one.
     pub rest: Option<PathBuf>,
 }
 
@@ -71,9 +71,9 @@ pub struct Slurm {
     commands: SlurmCommands,
     rest: Option<RestClient>,
     begun: Instant,
-    /// When the end of each job was first seen.
+    /// Time at which the end of each job was first observed.
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
-    /// What the last look said about nodes.
+    /// Node list of the last snapshot.
     nodes: Mutex<String>,
 }
 
@@ -82,19 +82,19 @@ impl Slurm {
         Self::since(settings, Instant::now())
     }
 
-    /// With a clock that begins elsewhere: the dispatcher's.
+    /// Creates the scheduler with the start of the dispatcher's clock.
     pub fn since(settings: Settings, begun: Instant) -> Self {
         let commands = SlurmCommands::new(settings.config.clone(), COMMAND_TIMEOUT);
         let rest = settings.rest.clone().map(|socket| RestClient::new(socket, COMMAND_TIMEOUT));
         Self { settings, commands, rest, begun, ended: Mutex::default(), nodes: Mutex::default() }
     }
 
-    /// The dispatcher's clock. Only differences count.
+    /// Current time of the dispatcher's clock. Only differences are meaningful.
     pub fn now(&self) -> Timestamp {
         Timestamp(i64::try_from(self.begun.elapsed().as_micros()).unwrap_or(i64::MAX))
     }
 
-    /// The REST daemon, where there is one that is understood.
+    /// Returns the REST daemon, if there is one with a supported version.
     async fn spoken(&self) -> Result<Option<&RestClient>, SchedulerError> {
         let Some(rest) = &self.rest else { return Ok(None) };
         Ok(rest.version().await?.map(|_| rest))
@@ -104,14 +104,14 @@ impl Slurm {
         self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await
     }
 
-    /// How this cluster calls the GPUs that are wished for.
+    /// Returns this cluster's name for the requested GPUs.
     fn gpu_type(&self, needs: &ContainerNeeds) -> Option<String> {
         let nodes = read::nodes(&self.nodes.lock()).unwrap_or_default();
         let cluster = ClusterCapacity { nodes, open: 1 };
         cluster.gpu_type(needs).map(str::to_owned)
     }
 
-    /// Changes a job. For one that is over there is nothing to change.
+    /// Changes a job. A job that has ended is not an error.
     async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), SchedulerError> {
         match self.commands.read(program, args).await {
             Err(SchedulerError::Failed { said, .. }) if read::is_already_finished(&said) => Ok(()),
@@ -124,7 +124,7 @@ impl Scheduler for Slurm {
     type Room = ClusterCapacity;
 
     async fn look(&self) -> Result<SchedulerSnapshot, SchedulerError> {
-        // A dead controller answers this at once, and the others after ten seconds.
+        // With a dead controller this command fails at once, the others after ten seconds.
         self.commands.read("scontrol", &["ping"]).await?;
         let asked_at = self.now();
         let nodes = self.list_nodes().await?;
@@ -173,7 +173,7 @@ impl Scheduler for Slurm {
     }
 
     async fn stop(&self, job: &str, pressure: StopMode) -> Result<(), SchedulerError> {
-        // A job that waits has no executor that could be asked.
+        // A waiting job has no executor that could be signalled.
         self.update_job("scancel", &["--state=PENDING", job]).await?;
         match pressure {
             StopMode::Ask => self.update_job("scancel", &["--batch", "--signal=TERM", job]).await,

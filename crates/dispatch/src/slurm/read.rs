@@ -1,4 +1,4 @@
-//! What Slurm's programs print.
+//! Parsers for the output of Slurm's commands.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use windlass_model::{
 use super::translate;
 use crate::scheduler::{NODE_LOST, SchedulerError};
 
-/// Number, name, state, nice, nodes, reason, tag. The tag is last: it may hold anything.
+/// Number, name, state, nice, nodes, reason, tag. The tag is last because it may contain anything.
 pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%N;%r;%k";
 /// Node, state, cpus, memory in MiB, partition, features, generic resources.
 pub(super) const NODE_FORMAT: &str = "%N;%T;%c;%m;%P;%f;%G";
 
 const MIB: u64 = 1 << 20;
 
-/// The jobs with our tag. `ended` tells when an end was first seen.
+/// Parses the jobs with our tag. `ended` returns when an end was first observed.
 pub(super) fn jobs(
     listed: &str,
     tag: &str,
@@ -37,13 +37,13 @@ pub(super) fn jobs(
         if comment != tag {
             continue;
         }
-        // Somebody else's job under our tag is left alone as well.
+        // A foreign job with our tag is ignored as well.
         let Ok(attempt) = name.parse::<Attempt>() else { continue };
         let life = life(state, || ended(&attempt));
         let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
         let said = said(life, state, nodes, reason);
         let job = SchedulerJob { attempt: attempt.clone(), id: id.to_owned(), life, priority, said };
-        // A name twice: a controller that lost one and got it again. What lives counts.
+        // A duplicate name: a controller that lost a job and got it again. The living one counts.
         match jobs.get(&attempt) {
             Some(known) if !known.life.is_over() => {}
             Some(_) | None => drop(jobs.insert(attempt, job)),
@@ -52,7 +52,7 @@ pub(super) fn jobs(
     Ok(jobs.into_values().collect())
 }
 
-/// Why it waits, or how it ended: `Resources`, `NODE_FAIL on n3`, `FAILED (NonZeroExitCode)`.
+/// Returns why a job waits, or how it ended: `Resources`, `NODE_FAIL on n3`, `FAILED (NonZeroExitCode)`.
 fn said(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Option<String> {
     let reason =
         Some(reason.trim_matches(['(', ')'])).filter(|reason| !matches!(*reason, "" | "None" | "null"));
@@ -69,7 +69,7 @@ fn said(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Opti
     }
 }
 
-/// A word that is not known may mean anything, so the job is taken to live.
+/// Maps a state. An unknown state may mean anything, so the job is assumed to live.
 fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobState {
     match state {
         "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" => {
@@ -84,23 +84,23 @@ fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobState {
     }
 }
 
-/// Whether every node has told the controller what runs on it.
+/// Returns whether every node has reported its jobs to the controller.
 pub(super) fn have_all_reported(listed: &str) -> bool {
-    // One that is down for Slurm has no jobs left there: that is an answer too.
+    // A node that Slurm considers down has no jobs left: that counts as a report too.
     let is_settled = |state: &str| ["down", "drained"].iter().any(|word| state.starts_with(word));
     let silent = |state: &str| state.starts_with("unknown") || state.ends_with('*') && !is_settled(state);
     let mut states = listed.lines().filter_map(|line| line.split(';').nth(1)).peekable();
     states.peek().is_some() && !states.any(silent)
 }
 
-/// A node is listed once for each of its partitions.
+/// Parses nodes. A node is listed once for each of its partitions.
 pub(super) fn nodes(listed: &str) -> Result<Vec<ClusterNode>, SchedulerError> {
     let mut nodes: BTreeMap<String, ClusterNode> = BTreeMap::new();
     for line in listed.lines() {
         let garbled = || SchedulerError::InvalidOutput { program: "sinfo", line: line.to_owned() };
         let parts: Vec<&str> = line.split(';').collect();
         let [name, state, cpus, memory, partition, features, gres] = parts[..] else { return Err(garbled()) };
-        // The default partition carries a star.
+        // The default partition is marked with a star.
         let partition = partition.trim_end_matches('*').to_owned();
         let (cpus, memory) = (cpus.parse(), memory.trim_end_matches('+').parse::<u64>());
         let (Ok(cpus), Ok(memory)) = (cpus, memory) else { return Err(garbled()) };
@@ -133,7 +133,7 @@ fn parse_list(text: &str) -> Vec<String> {
     if text == "(null)" { Vec::new() } else { text.split(',').map(str::to_owned).collect() }
 }
 
-/// Type and count: `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `gpu:a100`, `(null)`.
+/// Parses type and count: `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `gpu:a100`, `(null)`.
 fn gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
     gres.split(',').filter_map(|one| {
         let one = one.split('(').next().unwrap_or_default();
@@ -149,14 +149,14 @@ fn gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
     })
 }
 
-/// `sbatch --parsable` prints the number, with the cluster behind it where there are several.
+/// Parses the output of `sbatch --parsable`: the number, followed by the cluster if there are several.
 pub(super) fn job_id(said: &str) -> Option<String> {
     let id = said.trim().split(';').next().unwrap_or_default();
     (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())).then(|| id.to_owned())
 }
 
-/// A controller that read the request and will not have it. Everything else that goes wrong with a submission
-/// may have happened after it was taken.
+/// Returns whether the controller read the request and refused it. Any other failure of a submission may have happened
+/// after it was accepted.
 pub(super) fn is_refusal(said: &str) -> bool {
     let not_there = ["Unable to contact", "Socket timed out", "timed out", "Connection", "Zero Bytes"];
     said.contains("Batch job submission failed") && !not_there.iter().any(|word| said.contains(word))

@@ -1,6 +1,6 @@
-//! `slurmrestd`, where a site has one: jobs are handed over and changed without a program started for each.
+//! `slurmrestd`, if a site has one: jobs are submitted and changed without starting a command for each.
 //!
-//! Lists stay with the commands: those of `slurmrestd` take many times as long.
+//! Lists are still read with the commands: those of `slurmrestd` take many times as long.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -15,14 +15,14 @@ use super::read::is_already_finished;
 use crate::scheduler::{SchedulerError, SubmitError};
 
 const PROGRAM: &str = "slurmrestd";
-/// Versions of its API that are spoken here, the best first. From 0.0.39 on jobs are written down in another way.
+/// Supported versions of its API, the best first. From 0.0.39 on jobs have another format.
 const SUPPORTED_VERSIONS: [&str; 3] = ["v0.0.38", "v0.0.37", "v0.0.36"];
-/// Where it tells which it has.
+/// Path that lists the versions it offers.
 const OPENAPI_PATH: &str = "/openapi/v3";
 const BASE_PATH: &str = "/slurm/";
-/// Slurm's own errors: the controller has read the request. Others are of the way to it.
+/// Slurm's own error codes: the controller has read the request. Others are errors on the path to it.
 const CONTROLLER_ERROR_CODES: std::ops::Range<u64> = 2_000..3_000;
-/// The request was not understood, and so not passed on.
+/// Error code of a request that was not understood, and therefore not passed on.
 const INVALID_REQUEST_CODE: u64 = 9_001;
 
 pub(super) struct RestClient {
@@ -31,7 +31,7 @@ pub(super) struct RestClient {
     version: OnceCell<Option<&'static str>>,
 }
 
-/// What went wrong, as it was told.
+/// Error as reported by the daemon.
 struct RestError {
     code: u64,
     said: String,
@@ -48,7 +48,8 @@ impl RestClient {
         Self { socket, within, version: OnceCell::new() }
     }
 
-    /// The best version of its API that both sides speak; `None`: there is none, and jobs go by the commands.
+    /// Returns the best version of its API that both sides support. `None` if there is none, and jobs go through the
+    /// commands.
     pub(super) async fn version(&self) -> Result<Option<&'static str>, SchedulerError> {
         let agree = || async {
             let offered = self.offered().await?;
@@ -57,7 +58,7 @@ impl RestClient {
                 let offered = offered.join(", ");
                 tracing::warn!(
                     offered,
-                    "slurmrestd speaks no version of its API known here: using the commands"
+                    "slurmrestd supports no API version known here; using the commands instead"
                 );
             }
             Ok(chosen)
@@ -65,7 +66,7 @@ impl RestClient {
         self.version.get_or_try_init(agree).await.copied()
     }
 
-    /// What it says of itself; nothing where it does not.
+    /// Returns the versions that it offers; empty if it does not list them.
     async fn offered(&self) -> Result<Vec<String>, SchedulerError> {
         let late = |_| SchedulerError::Late { program: PROGRAM, within: self.within };
         let request = Request::get(OPENAPI_PATH);
@@ -81,7 +82,7 @@ impl RestClient {
         Ok(versions)
     }
 
-    /// The number of the new job.
+    /// Submits a job and returns its number.
     pub(super) async fn submit(&self, submission: &Value) -> Result<String, SubmitError> {
         let answer = self.post("job/submit", submission).await.map_err(SubmitError::Unclear)?;
         match answer {
@@ -102,7 +103,7 @@ impl RestClient {
         }
     }
 
-    /// For a job that is over there is nothing to change.
+    /// Changes the priority. A job that has ended is not an error.
     pub(super) async fn renice(&self, job: &str, nice: i64) -> Result<(), SchedulerError> {
         match self.post(&format!("job/{job}"), &json!({ "nice": nice })).await? {
             Ok(_) => Ok(()),
@@ -150,7 +151,7 @@ impl RestClient {
     }
 }
 
-/// One that does not tell is taken for the newest that is known.
+/// Chooses a version. A daemon that lists none is assumed to support the newest known one.
 fn choose(offered: &[String]) -> Option<&'static str> {
     let is_offered = |spoken: &&str| offered.is_empty() || offered.iter().any(|one| one == *spoken);
     SUPPORTED_VERSIONS.into_iter().find(is_offered)

@@ -1,4 +1,4 @@
-//! From what a container needs to what Slurm is told.
+//! Translation of a container's requirements to a Slurm job.
 
 use serde_json::{Map, Value, json};
 use windlass_model::config::shell::quote;
@@ -8,28 +8,29 @@ use crate::scheduler::SubmitRequest;
 
 /// Highest priority of a container.
 const PRIORITY_MAX: i64 = 1_000;
-/// What Slurm takes either way.
+/// Maximum absolute nice value that Slurm accepts.
 const NICE_MAX: i64 = 2_147_483_645;
 const MIB: u64 = 1 << 20;
-/// Time for the executor to end a container that is over its time, before Slurm ends both.
+/// Time for the executor to end a container that exceeds its time limit, before Slurm ends both.
 const GRACE_MINUTES: i64 = 5;
-/// Ends the token in the script.
+/// Delimiter of the token in the script.
 const TOKEN_DELIMITER: &str = "END-OF-TOKEN";
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Absolute, so that it is the same for all dispatchers and after every restart.
+/// Converts a priority to a nice value. It is absolute, so that it is the same for all dispatchers and after every
+/// restart.
 pub(super) fn nice(priority: u64, step: i64) -> i64 {
     let below = PRIORITY_MAX - i64::try_from(priority).unwrap_or(PRIORITY_MAX).min(PRIORITY_MAX);
     below.saturating_mul(step).clamp(0, NICE_MAX)
 }
 
-/// Back again, where the nice value is one of ours.
+/// Converts a nice value back, if it is one of ours.
 pub(super) fn priority(nice: i64, step: i64) -> Option<u64> {
     let is_ours = step > 0 && nice >= 0 && nice % step == 0;
     is_ours.then(|| u64::try_from(PRIORITY_MAX - nice / step).ok()).flatten()
 }
 
-/// What a job is to be, whichever way Slurm is told.
+/// Parameters of a job, independent of the interface to Slurm.
 struct JobParameters<'a> {
     name: String,
     comment: &'a str,
@@ -70,7 +71,7 @@ impl<'a> JobParameters<'a> {
     }
 }
 
-/// For `sbatch`. Every value is an argument of its own: nothing is read by a shell.
+/// Returns the arguments of `sbatch`. Every value is a separate argument: no shell interprets it.
 pub(super) fn sbatch_arguments(
     order: &SubmitRequest,
     gpu_type: Option<&str>,
@@ -88,8 +89,8 @@ pub(super) fn sbatch_arguments(
         format!("--nice={}", asked.nice),
         "--no-requeue".to_owned(),
         format!("--output={}", asked.output),
-        // All that `sbatch` has, which is what the job may have. With a list, as without any, the node would ask a login
-        // shell for the rest, and that takes it a second.
+        // All variables that `sbatch` has, which are those that the job may have. With a list, or without the option,
+        // the node would start a login shell for the rest, and that takes a second.
         "--export=ALL".to_owned(),
     ];
     args.extend(asked.gres.map(|gres| format!("--gres={gres}")));
@@ -101,12 +102,12 @@ pub(super) fn sbatch_arguments(
     args
 }
 
-/// The same for `slurmrestd`, script and environment included.
+/// Returns the same for `slurmrestd`, including script and environment.
 pub(super) fn rest_submission(order: &SubmitRequest, gpu_type: Option<&str>, settings: &Settings) -> Value {
     let asked = JobParameters::from_request(order, gpu_type, settings);
     let mut environment: Map<String, Value> =
         order.environment.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
-    // It has none of its own to give, and nodes are not asked for theirs.
+    // The daemon provides no variables, and nodes are not asked for theirs.
     environment.entry("PATH").or_insert_with(|| PATH.into());
     let mut job = json!({
         "name": asked.name, "comment": asked.comment, "nodes": 1, "tasks": 1, "cpus_per_task": asked.cpus,
@@ -121,12 +122,12 @@ pub(super) fn rest_submission(order: &SubmitRequest, gpu_type: Option<&str>, set
     json!({ "job": job, "script": script(order, settings) })
 }
 
-/// The batch script: the executor takes its place, and reads the token that follows. The script is for the job's owner
-/// alone to read; environments are not. All words are ours, and quoted all the same.
+/// Returns the batch script: the executor replaces the shell, and reads the token that follows. Only the job's owner
+/// can read the script; environments are visible to others. All values are ours, and quoted all the same.
 pub(super) fn script(order: &SubmitRequest, settings: &Settings) -> String {
     let executor = quote(&settings.executor.to_string_lossy());
     let SubmitRequest { attempt, token, .. } = order;
-    // Tokens have no white space; one that had would end in its first line.
+    // Tokens have no white space; one that did would be cut after its first part.
     let token = token.split_whitespace().next().unwrap_or_default();
     format!(
         "#!/bin/sh\nexec {executor} exec {} --attempt {} <<'{TOKEN_DELIMITER}'\n{token}\n{TOKEN_DELIMITER}\n",

@@ -1,4 +1,4 @@
-//! Knocks at a dispatcher's door.
+//! Wake-ups of a dispatcher.
 
 use windlass_dispatch::hook::{WakeSocket, notify};
 

@@ -1,4 +1,4 @@
-//! Dispatchers against the real thing below.
+//! Dispatchers with a real scheduler.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on stops here")]
 

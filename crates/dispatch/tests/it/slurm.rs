@@ -1,4 +1,4 @@
-//! Slurm's programs, as a dispatcher uses them.
+//! Slurm's commands, as a dispatcher uses them.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
@@ -16,7 +16,7 @@ use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};
 const TAG: &str = "windlass:test";
 const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 
-/// A cluster and what would be the executor on its nodes: a script that writes down that it ran.
+/// Cluster with a stand-in for the executor on its nodes: a script that records that it ran.
 struct SlurmFixture {
     cluster: SlurmCluster,
     slurm: Slurm,
@@ -87,7 +87,7 @@ async fn a_container_runs_on_slurm_with_its_token_and_nothing_else_of_ours() {
         assert!(!told.contains("token-of-a"), "anybody sees the token: {told}");
     }
     assert!(!environment.contains("CARGO"), "the dispatcher's own environment came along: {environment}");
-    // The end keeps the moment it was first seen at.
+    // The end keeps the time at which it was first observed.
     let again = kit.slurm.look().await.unwrap();
     assert_eq!(find(&again, "a").unwrap().life, job.life);
 }
@@ -123,14 +123,14 @@ async fn a_job_is_stopped_whether_it_waits_or_runs_and_stopping_twice_is_harmles
         "trap 'echo asked > asked; exit 0' TERM; echo yes > listens; while :; do sleep 0.05; done",
     );
     let running = kit.slurm.submit(&order("runs", 500, 4)).await.unwrap();
-    // Slurm calls a job running before its program is: one that is asked too early dies without a word.
+    // Slurm reports a job as running before its program is: one that is signalled too early dies without output.
     kit.wait_until("it runs and listens", |lower| {
         find(lower, "runs").is_some_and(|job| job.life == SchedulerJobState::Running)
             && !kit.written("listens").is_empty()
     })
     .await;
     let waiting = kit.slurm.submit(&order("waits", 500, 4)).await.unwrap();
-    // A job that was started a moment ago may not hear the first time, so a dispatcher asks until it is gone.
+    // A job that was just started may miss the first signal, so a dispatcher repeats it until the job has ended.
     let since = Instant::now();
     while !kit.slurm.look().await.unwrap().jobs.iter().all(|job| job.life.is_over()) {
         assert!(since.elapsed() < TIMEOUT, "they do not end");
@@ -219,7 +219,7 @@ async fn jobs_are_handed_over_changed_and_refused_through_slurmrestd_as_by_the_c
     }
     assert_eq!(kit.written("given"), "token-of-a\n");
     assert!(!environment.contains("token-of-a"), "anybody sees the token: {environment}");
-    // One that is over is no trouble; what cannot be is refused with the reason.
+    // A job that has ended is not an error; a job that can never run is refused with the reason.
     kit.slurm.renice(&id, 100).await.unwrap();
     kit.slurm.renice("99999", 100).await.unwrap();
     let refused = kit.slurm.submit(&order("huge", 500, 64)).await;

@@ -38,7 +38,7 @@ pub async fn l12_a_claim_takes_exactly_the_due_and_free_rows_of_its_statuses<H: 
     let harness = H::open().await;
     let now = harness.now().await;
     let mut expected = Vec::new();
-    // Every combination, numbered so that the ids tell which one was wrongly taken or left.
+    // Every combination, numbered so that the ids show which one was wrongly claimed or left.
     let mut number = 0;
     for status in [H::CLAIMED[0], H::CLAIMED[H::CLAIMED.len() - 1], H::UNCLAIMED] {
         for due_at in [None, Some(now - micros(MINUTE)), Some(now + micros(MINUTE))] {
@@ -75,7 +75,7 @@ pub async fn l12_a_claim_takes_the_oldest_first_and_no_more_than_asked<H: Harnes
     for (number, age_s) in [(1, 20), (2, 50), (3, 10), (4, 40), (5, 30)] {
         insert_row(&harness, number, age_s).await;
     }
-    // A lock that has run out does not change a row's turn.
+    // An expired lock does not change the order of a row.
     let expired_at = harness.now().await - micros(MINUTE);
     insert_row_with(&harness, 6, 45, |row| {
         row.lock_expires_at = Some(expired_at);
@@ -94,7 +94,7 @@ pub async fn l12_rows_that_are_wanted_come_before_those_whose_time_has_come<H: H
         let due = now - micros(Duration::from_secs(due_s_ago));
         insert_row_with(&harness, number, age_s, |row| row.due_at = Some(due)).await;
     }
-    // Nobody knows when it is due: somebody wants it looked at.
+    // Its due time is unset: a pass was requested.
     insert_row(&harness, 4, 10).await;
     let mut first = ids(&claim(&harness, 2).await.leases);
     first.sort_unstable();
@@ -127,8 +127,8 @@ pub async fn l12_concurrent_claimers_never_get_the_same_row<H: Harness>() {
     let tokens: BTreeSet<Uuid> = claimed.iter().map(|lease| lease.token).collect();
     assert_eq!(claimed.len(), distinct.len(), "a row went to two claimers");
     assert_eq!(claimed.len(), tokens.len(), "two leases have one token");
-    // A claimer may come away with nothing while another holds the rows it looked at, so what was left
-    // over is counted with what was taken.
+    // A claim may return nothing while another holds the rows that it found, so the remaining rows are counted with the
+    // claimed ones.
     let left = claim(&harness, 1000).await.leases;
     assert_eq!(distinct.len() + left.len(), usize::try_from(rows).unwrap_or(0));
 }
@@ -192,7 +192,7 @@ pub async fn l1_a_stale_token_writes_nothing<H: Harness>() {
     expect(store.hand_back(&queue, &[stale]).await);
     assert_eq!(harness.row(H::MAIN, id(1)).await, before);
 
-    // A token is good for its own row only.
+    // A token is valid for its own row only.
     insert_row(&harness, 2, 10).await;
     let crossed = LeaseKey { id: id(2), token: heir.token };
     assert_eq!(expect(store.finish(&queue, &[(crossed, None)]).await), NONE);
@@ -346,7 +346,7 @@ pub async fn the_next_due_time_is_the_earliest_of_rows_that_could_be_claimed<H: 
     insert_row_with(&harness, 1, 10, |row| row.due_at = due_in(4)).await;
     insert_row_with(&harness, 2, 10, |row| row.due_at = due_in(2)).await;
     insert_row_with(&harness, 3, 10, |row| row.due_at = due_in(6)).await;
-    // Not of this queue, another's, and held by somebody: none of them will be ours to fetch.
+    // Not of this queue, of another pipeline, and locked: none of them can be claimed here.
     insert_row_with(&harness, 11, 10, |row| {
         row.due_at = due_in(1);
         row.status = H::UNCLAIMED.to_owned();

@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Harness, OTHER_PIPELINE, PIPELINE, Row, TTL, expect, id, ids, lease_keys, micros};
 use crate::store::{Lease, LeaseStore, Queue, RelatedLock, RelatedLockOutcome};
 
-/// The pipeline whose own rows these are.
+/// Pipeline that owns these rows.
 const CHILDREN: &str = "children";
 
 fn children<H: Harness>() -> Queue {
@@ -103,7 +103,7 @@ pub async fn l3_an_expired_related_lock_is_left_to_its_item<H: Harness>() {
     put(&harness, 1..=1).await;
     let first = locked(lock(&harness, &[1], id(100), false).await);
     harness.advance_time(H::RELATED, TTL * 2).await;
-    // The item's main lock may have been extended all along, so expiry alone says nothing here.
+    // The item's main lock may have been extended all along, so expiry alone proves nothing here.
     busy(&lock(&harness, &[1], id(200), false).await);
     assert!(claim_children(&harness, 9).await.is_empty());
     let again = locked(lock(&harness, &[1], id(100), false).await);
@@ -144,7 +144,7 @@ pub async fn l6_reserving_marks_what_is_free_and_nothing_else<H: Harness>() {
 pub async fn l6_a_parent_that_reserves_gets_all_its_children_in_the_end<H: Harness>() {
     let harness = H::open().await;
     put(&harness, 1..=4).await;
-    // The children's pipeline is always at work on two of them, and takes more whenever it has put one down.
+    // The children's pipeline always processes two of them, and claims more whenever it has finished one.
     let mut at_work = claim_children(&harness, 2).await;
     for _ in 0..4 {
         if let RelatedLockOutcome::Locked(leases) = lock(&harness, &[1, 2, 3, 4], id(100), true).await {
@@ -154,7 +154,7 @@ pub async fn l6_a_parent_that_reserves_gets_all_its_children_in_the_end<H: Harne
         let done = at_work.remove(0);
         expect(harness.store().finish(&children::<H>(), &[(done.key(), None)]).await);
         if at_work.is_empty() {
-            // Only the last one was left to them, and the parent asks before they come round again.
+            // Only the last one was left to them, and the parent tries again before their next claim.
             continue;
         }
         let more = claim_children(&harness, 2).await;

@@ -1,4 +1,4 @@
-//! Pipelines that take all rows of a claim at once.
+//! Pipelines that process all rows of a claim at once.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -15,7 +15,7 @@ struct TestBatchPipeline {
     store: Arc<FaultyStore>,
     batches: Arc<Mutex<Vec<Vec<Uuid>>>>,
     process_time: std::time::Duration,
-    /// Rows about which it says nothing.
+    /// Rows that it omits from its result.
     omitted_rows: BTreeSet<Uuid>,
     fails: bool,
 }

@@ -1,4 +1,4 @@
-//! The store in memory passes the suite that it is the model for.
+//! Conformance of the store in memory, which is the reference of the suite.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Passes that fail, panic, or find something in their way.
+//! Passes that fail, panic, or are blocked.
 
 use std::sync::{
     Arc,
@@ -133,7 +133,7 @@ fn lock(item: Uuid) -> RelatedLock<'static> {
     }
 }
 
-/// Locks the shared row, if it can be had, and writes; all at once, as a transaction would.
+/// Locks the shared row, if it is free, and writes; all at once, as a transaction would.
 fn apply_with_shared_lock(store: &MemoryStore, lease: &Lease) -> ApplyOutcome {
     match store.lock_related(lock(lease.id)).now_or_never().unwrap().unwrap() {
         RelatedLockOutcome::Busy => ApplyOutcome::RelatedBusy,
@@ -152,7 +152,7 @@ async fn l10_a_busy_related_row_resets_the_item_and_it_is_tried_again_soon() {
     let RelatedLockOutcome::Locked(others) = lab.store.lock_related(lock(id(77))).await.unwrap() else {
         panic!()
     };
-    // A claim that is slower than the pass always finds the row put back already.
+    // A claim that is slower than the pass always finds the row already put back.
     *way.claim_takes.lock() = millis(5);
     let toy = lab.pipeline(&way).with_apply(apply_with_shared_lock);
     let engine = lab.start(&way, toy, standard_settings());
@@ -193,7 +193,7 @@ async fn a_store_that_fails_for_a_while_is_asked_with_growing_delays_and_recover
     let way = lab.new_store();
     way.fails.store(true, SeqCst);
     let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
-    // Hints cannot mend a store: at most each one is looked at after the pause.
+    // Hints do not repair a store: each one causes at most one claim after the pause.
     sleep(secs(30)).await;
     let asked = way.claimed_at.lock().len();
     assert!((5..=12).contains(&asked), "{asked}");
@@ -208,7 +208,7 @@ async fn a_finish_that_fails_is_tried_again() {
     let way = lab.new_store();
     let (shy, applied) = (way.clone(), AtomicUsize::new(0));
     let toy = lab.pipeline(&way).with_apply(move |_, _| {
-        // The statement for the first of them is on its way when the last one comes in.
+        // The statement for the first of them is in progress when the last one arrives.
         shy.fails.store(applied.fetch_add(1, SeqCst) == 4, SeqCst);
         ApplyOutcome::Unchanged { due_in: Some(secs(1000)) }
     });
@@ -221,8 +221,8 @@ async fn a_finish_that_fails_is_tried_again() {
     assert_eq!(engine.status()[0].totals.applied, 5);
 }
 
-/// Each child is in work two thirds of the time, so they are hardly ever idle all at once: the parent's
-/// chance is that they let go of what it has reserved.
+/// Each child is in progress two thirds of the time, so they are hardly ever idle all at once: the parent depends on
+/// them releasing what it has reserved.
 #[tokio::test(start_paused = true)]
 async fn l6_a_parent_gets_all_its_busy_children() {
     const CHILDREN: Queue = Queue { pipeline: "children", table: "children", statuses: &["new"] };

@@ -1,4 +1,4 @@
-//! When the fetcher looks, and how much it takes.
+//! Timing and size of the fetcher's claims.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,7 +63,7 @@ async fn a_hint_during_a_claim_is_not_forgotten() {
     let lab = TestEnv::new(0);
     let way = lab.new_store();
     let _engine = lab.start(&way, lab.pipeline(&way), standard_settings());
-    // The first claim is on its way: it has been sent, and will find nothing.
+    // The first claim is in progress: it has been sent, and will find nothing.
     sleep(Duration::from_micros(50)).await;
     let claims = way.claimed_at.lock().len();
     assert_eq!(claims, 1);
@@ -211,7 +211,7 @@ async fn two_replicas_drain_ten_thousand_rows_each_once() {
     assert_eq!(lab.locked_count(), 0);
 }
 
-/// On real threads and real time: what virtual time on one thread cannot show.
+/// Uses real threads and real time, for what virtual time on one thread cannot show.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn replicas_on_many_threads_process_each_row_once() {
     let lab = TestEnv::new(1_000);

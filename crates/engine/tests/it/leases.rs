@@ -1,4 +1,4 @@
-//! Holding on to rows, and letting go of them in time.
+//! Holding rows, and releasing them in time.
 
 use std::{
     future::{Future, pending},
@@ -69,7 +69,7 @@ async fn short_work_costs_no_heartbeat() {
     assert_eq!(way.extends.load(SeqCst), 0);
 }
 
-/// The first replica's heartbeat is broken as told; the second must find its work dropped.
+/// Breaks the first replica's heartbeat with `break_it`; the second must find its work dropped.
 async fn measure_drop_time(break_it: impl FnOnce(&FaultyStore)) -> (TestEnv, Duration) {
     let lab = TestEnv::new(1);
     let (one, two) = (lab.new_store(), lab.new_store());
@@ -123,7 +123,7 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
     });
     let engine = lab.start(&way, toy, standard_settings());
     lab.wait_until(secs(1), "started", |lab| lab.journal.count(PassEvent::Started) == 1).await;
-    // What the work waited for and the end of its lease are there at the same moment.
+    // The event that the work waited for and the end of its lease coincide.
     thaw.notify_one();
     advance(secs(29)).await;
     assert_eq!(steps.load(SeqCst), 0);
@@ -135,7 +135,7 @@ async fn l9_a_process_that_was_frozen_takes_no_step_after_it_thaws() {
 async fn a_heartbeat_that_crosses_our_own_write_does_not_count_as_lost() {
     let lab = TestEnv::new(1);
     let way = lab.new_store();
-    // The heartbeat comes while the write is under way, and may or may not find the row unlocked by it.
+    // The heartbeat comes during the write, and may or may not find the row unlocked by it.
     let mut toy = lab.pipeline(&way);
     toy.apply_takes = secs(8);
     way.refuses_extend.store(true, SeqCst);
@@ -194,7 +194,7 @@ async fn a_row_lost_to_somebody_else_is_reported_stale() {
     assert_eq!(lab.row(0).status, "new");
 }
 
-/// A lease as its holder sees it.
+/// A lease from the view of its holder.
 struct HolderView {
     held: LeaseKey,
     epoch: i64,
@@ -204,7 +204,7 @@ struct HolderView {
 const TTL: Duration = Duration::from_secs(30);
 const LEASE_VALIDITY: Duration = Duration::from_secs(25);
 
-/// One step of one holder, with time passing before the store is reached as it would on a slow line.
+/// Performs one step of one holder, with a delay before the store is reached, as on a slow connection.
 async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<HolderView>) {
     let asked_at = Instant::now();
     let slowness = millis(rng.below(3) * rng.below(2_000));
@@ -233,7 +233,7 @@ async fn step(store: &MemoryStore, rng: &mut Rng, beliefs: &mut Vec<HolderView>)
             let wrote = match choice {
                 2 => !store.finish(&QUEUE, &[(belief.held, None)]).await.unwrap().is_empty(),
                 3 => store.reset(&QUEUE, belief.held).await.unwrap(),
-                // The holder goes silent and forgets.
+                // The holder stops responding and loses its state.
                 _ => return,
             };
             assert!(wrote || !is_valid, "a valid holder was refused");
@@ -270,7 +270,7 @@ async fn l9_whatever_the_interleaving_no_row_has_two_valid_holders() {
     }
 }
 
-/// Nothing here needs it, but the type must say it: passes run on any thread.
+/// Not used here, but the type must guarantee it: passes run on any thread.
 #[test]
 fn engines_can_be_stopped_from_any_thread() {
     fn is_send<T: Send>(_: impl FnOnce(windlass_engine::Engine<FaultyStore>) -> T) {}

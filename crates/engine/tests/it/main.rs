@@ -1,4 +1,4 @@
-//! The engine's tests: the store's conformance suite and the crank itself, on virtual time.
+//! Tests of the engine: the store's conformance suite and the engine itself, on virtual time.
 
 #![expect(clippy::unwrap_used, reason = "a test that unwraps nothing fails, as it should")]
 

@@ -1,4 +1,4 @@
-//! The faults compiled in on purpose do what they say. Run one test per process: the switch is global.
+//! Tests of the planted bugs. Run one test per process: the switch is global.
 
 use std::future::pending;
 

@@ -1,4 +1,4 @@
-//! Three replicas in bad weather: killed, cut off, refused and woken at random. Each seed replays.
+//! Three replicas under random faults: killed, disconnected, refused and woken. Each seed is reproducible.
 
 use std::{collections::BTreeMap, sync::Arc, sync::atomic::Ordering::SeqCst};
 
@@ -12,7 +12,7 @@ use crate::support::{
 };
 
 const ROWS: u64 = 12;
-/// How often a row wants to be seen before it is done.
+/// Number of passes of a row until it is done.
 const PASSES: i64 = 6;
 
 struct Replica {
@@ -41,7 +41,7 @@ fn start(lab: &TestEnv, seed: u64) -> Replica {
     Replica { store: way, hints, engine }
 }
 
-/// One stroke of bad luck, or good.
+/// Injects or clears one random fault.
 async fn inject_random_fault(lab: &TestEnv, rng: &mut Rng, replicas: &mut [Replica]) {
     let number = rng.below(3) as usize;
     let is_bad = rng.below(2) == 0;
@@ -61,7 +61,7 @@ async fn inject_random_fault(lab: &TestEnv, rng: &mut Rng, replicas: &mut [Repli
     }
 }
 
-/// Nobody starts on a row that another still works on, and every take has a higher epoch.
+/// Checks that no pass starts on a row while another is in progress, and that every claim has a higher epoch.
 fn check_journal(entries: &[JournalEntry], seed: u64) {
     let mut open: BTreeMap<Uuid, i64> = BTreeMap::new();
     let mut epochs: BTreeMap<Uuid, i64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Stopping, dying and crashing.
+//! Stopping, killing and crashing.
 
 use std::{future::pending, sync::atomic::Ordering::SeqCst};
 
@@ -49,7 +49,7 @@ async fn a_rolling_restart_delays_nothing() {
     let lab = TestEnv::new(40);
     let (one, two) = (lab.new_store(), lab.new_store());
     let (here, there) = (Hints::new(), Hints::new());
-    // What the database's notifications do between two servers.
+    // Simulates the database's notifications between two servers.
     let (mut outgoing, other) = (here.outgoing(), there.clone());
     let carrier = tokio::spawn(async move {
         loop {
@@ -74,7 +74,7 @@ async fn a_claim_on_its_way_is_waited_for_and_handed_back() {
     let lab = TestEnv::new(5);
     let way = lab.new_store();
     let engine = lab.start(&way, lab.pipeline(&way), standard_settings());
-    // Let the tasks start; the claim takes a tenth of a millisecond, and no time passes here.
+    // Let the tasks start; the claim lasts a tenth of a millisecond, and no time passes here.
     tokio::task::yield_now().await;
     tokio::task::yield_now().await;
     assert_eq!(way.claimed_at.lock().len(), 1);
@@ -168,7 +168,7 @@ async fn rows_held_when_a_task_crashes_are_handed_back() {
     let settings = Settings { workers: 2, queue_len_max: 4, queue_len_min: 4, ..standard_settings() };
     let _engine = lab.start(&way, toy, settings);
     sleep(millis(100)).await;
-    // The next claim comes as soon as a worker has taken another row.
+    // The next claim comes as soon as a worker has started another row.
     way.panics_at_claim.store(true, SeqCst);
     lab.wait_until(secs(1), "crashed", |lab| lab.locked_count() == 0 && !way.panics_at_claim.load(SeqCst))
         .await;

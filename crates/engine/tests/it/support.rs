@@ -1,4 +1,4 @@
-//! A store that can be told to misbehave and a pipeline that does what a test says.
+//! A store with injectable faults and a pipeline that tests control.
 
 use std::{
     fmt,
@@ -34,7 +34,7 @@ pub(crate) fn id(number: u64) -> Uuid {
     Uuid::from_u64_pair(number, 0)
 }
 
-/// One replica's way to the common store, with faults of its own.
+/// One replica's connection to the common store, with separate faults.
 pub(crate) struct FaultyStore {
     pub(crate) inner: Arc<MemoryStore>,
     pub(crate) fails: AtomicBool,
@@ -66,7 +66,7 @@ impl FaultyStore {
         if self.hangs.load(SeqCst) {
             pending::<()>().await;
         }
-        // Every call takes a moment, as it does in life.
+        // Every call has some latency, as in production.
         sleep(Duration::from_micros(100)).await;
         if self.fails.load(SeqCst) {
             return Err(StoreError::Failed {
@@ -147,11 +147,11 @@ impl fmt::Display for TestError {
 
 impl std::error::Error for TestError {}
 
-/// What happened to which row when.
+/// Event of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PassEvent {
     Started,
-    /// The pass was dropped before it came to its end.
+    /// The pass was dropped before its end.
     Dropped,
     Ended,
 }
@@ -189,7 +189,7 @@ impl Journal {
         self.0.lock().iter().filter(|e| e.event == what).count()
     }
 
-    /// Notes the end of a visit, however it comes.
+    /// Records the start of a pass, and its end however it comes.
     pub(crate) fn start_pass(&self, lease: &Lease) -> PassGuard {
         self.record(PassEvent::Started, lease);
         PassGuard { journal: self.clone(), lease: lease.clone(), has_ended: false }
@@ -221,7 +221,7 @@ type ActFuture = Pin<Box<dyn Future<Output = Result<(), TestError>> + Send>>;
 type ActFn = Box<dyn Fn(Lease) -> ActFuture + Send + Sync>;
 type ApplyFn = Box<dyn Fn(&MemoryStore, &Lease) -> ApplyOutcome + Send + Sync>;
 
-/// Marks its rows done, unless told otherwise.
+/// Marks its rows done, unless configured otherwise.
 pub(crate) struct TestPipeline {
     pub(crate) queue: Queue,
     pub(crate) store: Arc<FaultyStore>,
@@ -311,7 +311,7 @@ impl Pipeline for TestPipeline {
     }
 }
 
-/// A store with rows and what was seen of them; replicas are started on it.
+/// A store with rows and a journal of their passes; replicas are started on it.
 pub(crate) struct TestEnv {
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) journal: Journal,
@@ -335,7 +335,7 @@ impl TestEnv {
         self.store.row(TABLE, id(number)).unwrap()
     }
 
-    /// A way to the store for one replica.
+    /// Returns a store connection for one replica.
     pub(crate) fn new_store(&self) -> Arc<FaultyStore> {
         FaultyStore::new(self.store.clone())
     }
@@ -363,7 +363,7 @@ impl TestEnv {
         self.store.rows(TABLE).iter().filter(|row| row.lock_token.is_some()).count()
     }
 
-    /// Waits for a state; answers how long it took.
+    /// Waits for a state; returns how long it took.
     #[track_caller]
     pub(crate) fn wait_until(
         &self,
@@ -374,7 +374,7 @@ impl TestEnv {
         let place = std::panic::Location::caller();
         async move {
             let since = Instant::now();
-            // Virtual time is free, looking is not.
+            // Virtual time is free, checks are not.
             let step = if limit >= secs(100) { secs(1) } else { millis(1) };
             while !is_so(self) {
                 assert!(since.elapsed() < limit, "{place}: not within {limit:?}: {what}");

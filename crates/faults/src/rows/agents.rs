@@ -1,4 +1,4 @@
-//! The agent of a host, the runner in each task, and what the agent keeps: killed, frozen, damaged.
+//! Agents, runners and the agent's files: killed, frozen, damaged.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -54,7 +54,7 @@ pub(super) const ROWS: &[FaultRow] = &[
     },
 ];
 
-/// The bound of F14.
+/// Bound of F14.
 const RECONNECT_BOUND: Duration = Duration::from_secs(15);
 
 async fn agent_killed(trial: &mut Trial) {
@@ -105,7 +105,7 @@ async fn killed_on_the_way(trial: &mut Trial, ground: &mut LabEnv, status: &'sta
     finish_job(ground, status, &gate).await;
 }
 
-/// Lets the job go and checks that all it did and said is told.
+/// Releases the job and checks that its whole result and output are reported.
 async fn finish_job(ground: &mut LabEnv, name: &str, gate: &str) {
     ground.host(1).run(&format!("touch {gate}")).unwrap();
     let run = ground.stage.reaches(name, &["failed"]).await;
@@ -146,7 +146,7 @@ async fn killed_while_terminating(trial: &mut Trial, ground: &mut LabEnv) {
     assert_eq!(run["termination_reason"], "aborted_by_user");
 }
 
-/// The runner of the one task on a host.
+/// Process ID of the runner of the only task on a host.
 fn runner_pid(host: &LabHost) -> u32 {
     let found = running(host, "--inner");
     assert_eq!(found.len(), 1, "one runner: {:?}", host.processes());
@@ -173,7 +173,7 @@ async fn runner_killed(trial: &mut Trial) {
     ground.judge(trial).await;
 }
 
-/// A runner that does not answer does not keep its task from being stopped.
+/// A runner that does not respond does not prevent its task from being stopped.
 async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
     ground.stage.apply(&small_task_config("frozen", &[&counting_command("/var/tmp/none")])).await;
     ground.stage.says("frozen", "line 5").await;
@@ -187,8 +187,8 @@ async fn frozen_runner(trial: &mut Trial, ground: &mut LabEnv) {
     assert!(ground.stage.log(&run).await.contains("line 5"), "O2");
 }
 
-/// The kernel ends the job's process. The limit is put on it from outside: a part of this machine's memory would be
-/// more than one may take for a trial.
+/// The kernel kills the job's process. The limit is set from outside: a share of this machine's memory would be too
+/// much for a trial.
 async fn out_of_memory(trial: &mut Trial, ground: &mut LabEnv) {
     let wait = "echo last words; until [ -e /var/tmp/hog ]; do sleep 0.05; done; exec tail /dev/zero";
     ground.stage.apply(&small_task_config("greedy", &[wait])).await;
@@ -209,7 +209,7 @@ async fn out_of_memory(trial: &mut Trial, ground: &mut LabEnv) {
     assert!(ground.stage.log(&run).await.starts_with("last words\n"), "O2");
 }
 
-/// Sets the limit on every control group of a task, and says how many there are.
+/// Sets the limit on every control group of a task, and returns their number.
 fn limit_memory(id: &str, bytes: u64) -> usize {
     let mut limited = 0;
     let mut dirs = vec![std::path::PathBuf::from("/sys/fs/cgroup")];
@@ -236,7 +236,7 @@ async fn escaped_process(trial: &mut Trial) {
     ground.stage.says("parent", "up").await;
     let host = ground.host(1);
     eventually("it ran away", || !running(host, "away-4713").is_empty());
-    // Somebody else on the same machine, who looks alike.
+    // An unrelated process on the same machine with a similar command line.
     host.run("setsid sleep 4713000 < /dev/null > /dev/null 2>&1 &").unwrap();
     let bystander = running(host, "sleep 4713000");
     assert_eq!(bystander.len(), 1);
@@ -283,7 +283,7 @@ async fn damaged(trial: &mut Trial) {
 
 type DamageFn = fn(&mut Trial, &std::path::Path);
 
-/// The last record is cut somewhere.
+/// Truncates the last record.
 fn truncate_journal(trial: &mut Trial, journal: &std::path::Path) {
     let file = fs::File::options().write(true).open(journal).unwrap();
     let len = file.metadata().unwrap().len();
@@ -291,7 +291,7 @@ fn truncate_journal(trial: &mut Trial, journal: &std::path::Path) {
     trial.fired("torn tail");
 }
 
-/// Some byte in the second half is another.
+/// Flips a bit in the second half.
 fn flip_journal_byte(trial: &mut Trial, journal: &std::path::Path) {
     let mut bytes = fs::read(journal).unwrap();
     let at = trial.rng.between(bytes.len() as u64 / 2, bytes.len() as u64 - 1);
@@ -305,7 +305,7 @@ fn remove_journal(trial: &mut Trial, journal: &std::path::Path) {
     trial.fired("missing journal");
 }
 
-/// Nothing was invented, and what a job that ended well said is all there.
+/// Checks that nothing was invented, and that the output of a successful job is complete.
 fn check_log(log: &str, run: &Value) {
     if run["status"] == json!("done") {
         return assert_counted(log);

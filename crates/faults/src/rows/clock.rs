@@ -1,7 +1,7 @@
-//! Clocks that are set.
+//! Clocks that are changed.
 //!
-//! Here it is the database's, by which all locks and times are told. That clocks of servers play no part is the
-//! rule (L5); SQLite's own clock is held against jumps of the wall in `server/src/db/clock.rs`.
+//! These rows change the database's clock, which determines all locks and times. Clocks of servers are irrelevant by
+//! rule (L5); `server/src/db/clock.rs` tests SQLite's clock against jumps of the wall clock.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -34,14 +34,14 @@ pub(super) const ROWS: &[FaultRow] = &[FaultRow {
 const PROGRESS_BOUND: Duration = Duration::from_secs(30);
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A clock for programs that are started with it, and that can be set.
+/// A clock that can be set, for programs that are started with it.
 struct FakeClock {
     library: PathBuf,
     file: PathBuf,
 }
 
 impl FakeClock {
-    /// Made by the compiler that links everything else here.
+    /// Compiled by the compiler that links everything else here.
     fn new(dir: &Path) -> Self {
         let (source, library, file) = (dir.join("clock.c"), dir.join("clock.so"), dir.join("clock"));
         std::fs::write(&source, include_str!("clock.c")).unwrap();
@@ -58,14 +58,14 @@ impl FakeClock {
         pairs.map(|(name, path)| (name.to_owned(), path.display().to_string())).to_vec()
     }
 
-    /// In place: the file is mapped, and must not be empty for a moment.
+    /// Writes in place: the file is mapped, and must never be empty.
     fn set(&self, ahead: i64) {
         let file = std::fs::File::options().write(true).open(&self.file).unwrap();
         file.write_all_at(&ahead.to_ne_bytes(), 0).unwrap();
     }
 }
 
-/// How far the database's clock is ahead of ours, in seconds.
+/// Offset of the database's clock from the local one, in seconds.
 #[expect(clippy::disallowed_methods, reason = "this is what the database's clock is held against")]
 async fn ahead(postgres: &Postgres) -> i64 {
     let theirs = postgres.count("SELECT floor(extract(epoch FROM clock_timestamp()))::BIGINT").await.unwrap();
@@ -85,7 +85,7 @@ async fn jumped(trial: &mut Trial) {
     let postgres = Postgres::start_with(&format!("pg-{name}"), &[], clock.environment()).await.unwrap();
     let plan = ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 8, runtime: HostRuntime::Hollow };
     let mut replicas = Replicas::start_on(postgres, plan).await.unwrap();
-    // It goes on through all of it.
+    // A job that runs throughout.
     let mut long = empty_job("long");
     long["env"]["HOLLOW_RUN_MS"] = "3600000".into();
     replicas.apply(0, &long).await.unwrap();

@@ -1,4 +1,4 @@
-//! A cloud that errs, refuses, forgets and takes its machines back.
+//! A cloud with errors, refusals, lost machines and preemptions.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -25,12 +25,12 @@ pub(super) const ROWS: &[FaultRow] = &[FaultRow {
 }];
 
 const JOBS: usize = 200;
-/// Fewer may all wait for the delay of their retry.
+/// With fewer remaining jobs, all of them may wait for the delay of their retry.
 const REMAINING_MIN: usize = 20;
 const MACHINES: usize = 6;
 const PROGRESS_BOUND: Duration = Duration::from_secs(5);
 const DONE_BOUND: Duration = Duration::from_secs(280);
-/// What the cloud counts, and how the table calls it.
+/// Counters of the cloud, with their names in the table.
 const FAULT_COUNTERS: &[(&str, &str)] = &[
     ("create error", "creation failed"),
     ("delete error", "deletion failed"),
@@ -41,7 +41,7 @@ const FAULT_COUNTERS: &[(&str, &str)] = &[
     ("no capacity small east on-demand", "no capacity"),
 ];
 
-/// The books of the cloud.
+/// State directory of the cloud.
 struct CloudState(PathBuf);
 
 impl CloudState {
@@ -61,7 +61,7 @@ impl CloudState {
     }
 }
 
-/// A row that fails leaves no machine behind.
+/// A failed row leaves no machine behind.
 impl Drop for CloudState {
     fn drop(&mut self) {
         stage::kill_processes_of(&self.0);
@@ -118,7 +118,8 @@ fn lines(path: &Path) -> Vec<String> {
     fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// Takes machines back until the jobs are over, and holds the longest silence against the bound. How many died.
+/// Preempts machines until the jobs have ended, and compares the longest time without progress with the bound. Returns
+/// the number of preempted machines.
 async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Path) -> u64 {
     let (began, mut last, mut seen) = (Instant::now(), Instant::now(), (0, 0, Vec::new()));
     let (mut silence, mut dead, mut next) = (Duration::ZERO, 0, Instant::now() + Duration::from_secs(3));
@@ -154,7 +155,8 @@ async fn assert_all_done(stage: &mut TestEnv, written: &Path) {
         let submissions = run["jobs"][0]["job_submissions"].as_array().unwrap().clone();
         let done = submissions.iter().filter(|one| one["status"] == "done").count();
         assert_eq!(done, 1, "R2: {name} was done {done} times: {run:#}");
-        // A machine may die between the last act of a program and its report: then it runs again, and says so.
+        // A machine may die between the last action of a program and its report: then the program runs again, and a
+        // submission records it.
         let again = submissions.iter().filter(|one: &&Value| one["status"] != "done").count();
         let said = times.iter().filter(|line| **line == name).count();
         assert!((1..=1 + again).contains(&said), "R7: {name} ran {said} times in {} tries", again + 1);

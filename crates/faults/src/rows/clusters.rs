@@ -1,4 +1,4 @@
-//! Schedulers below the queue: a real Slurm whose commands lie, and whose controller comes and goes.
+//! Schedulers below the queue: a real Slurm with faulty commands and a controller that restarts.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -33,7 +33,7 @@ const CANCELLED_CONTAINERS: usize = 3;
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(30);
 const END_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Commands in the place of Slurm's, which do as files beside them say.
+/// Replacements of Slurm's commands, controlled by files next to them.
 struct FaultyCommands {
     dir: PathBuf,
 }
@@ -43,7 +43,7 @@ impl FaultyCommands {
         fs::create_dir_all(&dir).unwrap();
         let at = dir.display();
         let scripts = [
-            // Every second answer is lost, after the job was taken.
+            // Every second response is lost, after the job was accepted.
             (
                 "sbatch",
                 format!(
@@ -84,7 +84,7 @@ impl FaultyCommands {
         self.lines(name).len() as u64
     }
 
-    /// They lie so for a while, until they were asked.
+    /// Enables a fault for a while, at least until a command has been called.
     async fn inject_fault(&self, how: &str, told: &str, at_least: Duration) {
         fs::write(self.dir.join(how), "").unwrap();
         let since = Instant::now();
@@ -118,7 +118,7 @@ async fn faulty_scheduler(trial: &mut Trial) {
         );
         all.push(ground.request(&["sh", "-c", &script], json!({})).await);
     }
-    // More than the cluster holds at once: some wait there.
+    // More jobs than the cluster can run at once: some wait there.
     wait_until("as many run as fit", async || lines(&starts).len() >= 8).await;
     let lasts = trial.rng.millis(1_000, 4_000);
     liars.inject_fault("empty", "emptied", lasts).await;
@@ -162,7 +162,7 @@ async fn faulty_scheduler(trial: &mut Trial) {
     for wrong in find_violations(&ground.history().await, &ground.containers().await) {
         trial.violation(&wrong);
     }
-    // Whoever would hand over more goes first.
+    // Dispatchers stop first, so that they submit no more.
     ground.kill_dispatchers();
     drop(cluster);
 }

@@ -1,4 +1,4 @@
-//! Too much at once: cancels, submits, connections.
+//! Overload: cancels, submissions, connections.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -45,7 +45,7 @@ const STOP: &str = "/api/project/main/runs/stop";
 const FINAL_BOUND: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 48;
 
-/// One server with SQLite and hosts that do nothing.
+/// One server with SQLite and hollow hosts.
 struct LoadedServer {
     server: Server,
     log: PathBuf,
@@ -66,7 +66,7 @@ impl LoadedServer {
             env: vec![("WINDLASS_AGENT", agent.clone()), ("WINDLASS_LOG", PathBuf::from("warn"))],
             log: Some(&log),
         };
-        // The first start makes the database and its keys.
+        // The first start creates the database and its keys.
         Server::start(&options).await.unwrap().stop().unwrap();
         let home = trial.dir().join("hosts");
         let runtime = HostRuntime::Hollow;
@@ -76,7 +76,7 @@ impl LoadedServer {
         Self { server: Server::start(&options).await.unwrap(), log, _hosts: hosts }
     }
 
-    /// Waits until so many runs are in one of these.
+    /// Waits until a condition holds for the active runs.
     async fn wait_for_active(&self, holds: impl Fn(&[Value]) -> bool) -> Duration {
         let began = Instant::now();
         let body =
@@ -95,7 +95,7 @@ impl LoadedServer {
         }
     }
 
-    /// All of these calls, as fast as they go. How many were answered 200.
+    /// Sends all calls at full speed, and returns the number of successful ones.
     async fn send_all(&self, path: &'static str, bodies: Vec<Value>) -> usize {
         let (bodies, next) = (Arc::new(bodies), Arc::new(AtomicUsize::new(0)));
         let mut clients = JoinSet::new();

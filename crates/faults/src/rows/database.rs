@@ -1,4 +1,4 @@
-//! The database: restarted, cut off around a commit, slow, crowded, full, closed to writes.
+//! The database: restarted, disconnected around a commit, slow, out of connections, full, read-only.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -73,7 +73,7 @@ pub(super) const ROWS: &[FaultRow] = &[
 const REFUSAL_BOUND: Duration = Duration::from_secs(5);
 const RECOVERY_BOUND: Duration = Duration::from_secs(10);
 
-/// Submits are acknowledged again, and one that was is done.
+/// Waits until submissions are acknowledged again, and one of them is done.
 async fn wait_until_normal(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let had = load.acknowledged();
     let took = wait_until("submits go on", async || load.acknowledged() > had + 1).await;
@@ -113,11 +113,11 @@ async fn restarted(trial: &mut Trial) {
     ended(trial, replicas, load).await;
 }
 
-/// A socket in front of Postgres's that loses commits, and answers to commits.
+/// A socket in front of Postgres that loses commits, and responses to commits.
 struct CommitCutter {
     lost_commits: AtomicU64,
     lost_answers: AtomicU64,
-    /// Of a hundred commits so many go wrong.
+    /// Percentage of commits with a fault.
     percent: AtomicU64,
     rng: parking_lot::Mutex<Rng>,
 }
@@ -161,7 +161,7 @@ impl CommitCutter {
                         return;
                     }
                     if matches!(fate, CommitFault::LosesAnswer) {
-                        // Something comes back, so it is done; the client does not get to see it.
+                        // A response proves that the commit is done; the client does not receive it.
                         let _ = server.read(&mut answered).await;
                         self.lost_answers.fetch_add(1, Ordering::Relaxed);
                         return;
@@ -178,7 +178,7 @@ impl CommitCutter {
     }
 }
 
-/// Both servers, started again behind something that stands in `dir`.
+/// Restarts both servers with a proxy socket in `dir`.
 async fn restart_behind_proxy(replicas: &mut Replicas, dir: &Path) {
     replicas.use_database(postgres::url(dir));
     for number in 0..2 {
@@ -222,7 +222,7 @@ async fn degraded_database(trial: &mut Trial) {
     let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small_task);
     trial.pause(300, 1000).await;
 
-    // Half a second each way.
+    // Half a second in each direction.
     proxy.set(ConnectionFaults { latency: Duration::from_millis(500), ..ConnectionFaults::default() });
     let slow = if trial.is_long { 60 } else { 20 };
     tokio::time::sleep(Duration::from_secs(slow)).await;
@@ -238,7 +238,7 @@ async fn degraded_database(trial: &mut Trial) {
     ended(trial, replicas, load).await;
 }
 
-/// Somebody else takes every connection there is.
+/// Another client opens all available connections.
 async fn crowded(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let watcher = replicas.postgres.session().await.unwrap();
     let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'windlass'";
@@ -264,8 +264,8 @@ async fn crowded(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     wait_until_normal(trial, replicas, load).await;
 }
 
-/// Somebody else locks the same rows in another order, and is patient. The servers let go before Postgres would have
-/// found out, so that each is seen while it lasts.
+/// Another client locks the same rows in another order, with a long deadlock timeout. The servers give up before
+/// Postgres would detect the deadlock, so that each is observed while it lasts.
 async fn deadlocked(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
     let (other, watcher) =
         (replicas.postgres.session().await.unwrap(), replicas.postgres.session().await.unwrap());
@@ -287,7 +287,7 @@ async fn deadlocked(trial: &mut Trial, replicas: &Replicas, load: &SubmitLoad) {
                 }
             }
         };
-        // A victim after all is one as well.
+        // The client may become the victim as well.
         if ended.is_err() {
             other.batch_execute("ROLLBACK").await.unwrap();
         }
@@ -328,7 +328,7 @@ const LIST: &str = "/api/runs/list";
 
 async fn full(trial: &mut Trial) {
     let data = trial.dir().join("small");
-    // After the server: it goes first.
+    // Declared before the server, so that the server is dropped first.
     let disk = MemoryDisk::mount(&data, 48);
     let options = ServerOptions {
         binary: &binary("windlass").unwrap(),
@@ -365,7 +365,7 @@ async fn full(trial: &mut Trial) {
     trial.record_faults("write refused by a full disk", refused);
     let read = ask(server.address(), LIST, &json!({"project_name": "main", "limit": 1})).await.unwrap();
     assert_eq!(read.status, 200, "reads work: {read:?}");
-    // The space is free when nobody has it open.
+    // The space is free only after the file is closed.
     drop(file);
     std::fs::remove_file(&filler).unwrap();
     let took = wait_until("writes work", async || submit("after").await.status == 200).await;
@@ -378,7 +378,7 @@ async fn full(trial: &mut Trial) {
     drop(server);
 }
 
-/// As after a fail-over: the one we are connected to takes no writes any more.
+/// Simulates a fail-over: the connected database no longer accepts writes.
 async fn read_only(trial: &mut Trial) {
     let replicas = start_pair(trial, "f10").await;
     let load = SubmitLoad::start(replicas.addresses(), usize::MAX, small_task);

@@ -42,7 +42,7 @@ pub(super) const ROWS: &[FaultRow] = &[
     },
 ];
 
-/// A machine with an engine of its own, and the server on it.
+/// A machine with a private engine, and a server on it.
 pub(super) struct EngineEnv {
     pub(super) stage: TestEnv,
     pub(super) engine: Engine,
@@ -66,7 +66,7 @@ impl EngineEnv {
     }
 }
 
-/// In a container.
+/// A task in a container.
 pub(super) fn container_task(name: &str, commands: &[&str]) -> Value {
     let mut job = task(name, commands);
     job["image"] = json!(IMAGE);
@@ -101,7 +101,7 @@ async fn restarted(trial: &mut Trial) {
         assert_eq!(detail.as_deref(), Some("host_runtime_restart"), "{run:#}");
         assert!(machine.stage.log(&run).await.contains("line 3"), "O2");
     }
-    // The engine is as good as before.
+    // The engine is usable again.
     let run = machine.stage.ends(&container_task("next", &["echo usable"])).await;
     assert_eq!(run["status"], "done", "{run:#}");
     trial.within("usable", Duration::from_secs(60), up.elapsed());
@@ -134,7 +134,7 @@ async fn frozen(trial: &mut Trial) {
     machine.judge(trial).await;
 }
 
-/// A layer that no registry had before, so that each pull is one: an archive of one file.
+/// Creates a layer that no registry had before, so that each pull transfers it: an archive with one file.
 pub(super) fn unique_layer(size: usize) -> Vec<u8> {
     let mut bytes = vec![0; 512 + size.next_multiple_of(512) + 1024];
     let mut put = |at: usize, text: &str| bytes[at..at + text.len()].copy_from_slice(text.as_bytes());
@@ -152,14 +152,14 @@ pub(super) fn unique_layer(size: usize) -> Vec<u8> {
     bytes
 }
 
-/// A job in an image of the registry.
+/// A task with an image of the registry.
 pub(super) fn image_task(name: &str, image: &str) -> Value {
     let mut job = task(name, &["true"]);
     job["image"] = json!(image);
     job
 }
 
-/// Waits for the failure of a job whose image cannot be had, and gives back what is said about it.
+/// Waits for the failure of a job whose image is unavailable, and returns its message.
 async fn wait_for_pull_failure(stage: &mut TestEnv, job: &Value) -> String {
     let run = stage.ends(job).await;
     let ended = submission_of(&run);
@@ -201,14 +201,14 @@ async fn pulls(trial: &mut Trial) {
     machine.judge(trial).await;
 }
 
-/// The same for one that takes longer to fail.
+/// Waits for a failure that takes longer.
 async fn wait_for_pull_failure_within(stage: &mut TestEnv, job: &Value, patience: Duration) -> String {
     stage.apply(job).await;
     let run = stage.wait_for_status_within(job["name"].as_str().unwrap(), &["failed"], patience).await;
     submission_of(&run)["termination_reason_message"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A pull that comes in drops is given up at once when its run is stopped.
+/// A slow pull is cancelled immediately when its run is stopped.
 async fn check_pull_cancelled(trial: &mut Trial, stage: &mut TestEnv, registry: &Registry) {
     let (slow, _) = registry.put("slow", "1", unique_layer(8 << 20));
     registry.set_layers(LayerDelivery::Slow(Duration::from_millis(1600)));

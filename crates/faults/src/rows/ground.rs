@@ -1,4 +1,4 @@
-//! What most rows stand on: a server, hosts of a lab with agents on them, and hands to do harm with.
+//! Common environment of most rows: a server, hosts of a lab with agents, and functions that inject faults.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -17,10 +17,10 @@ use windlass_testenv::stage::{HostMode, TestEnv};
 use windlass_testkit::lab::{Lab, LabHost};
 use windlass_testkit::wait::{TIMEOUT, eventually, eventually_ok_async};
 
-/// What lies on a host that has an agent.
+/// Directory of an agent on its host.
 const AGENT_ROOT: &str = "/var/lib/windlass";
 
-/// A server without a machine of its own, and hosts. What they said is kept when a row fails.
+/// A server without a local instance, and hosts. Their logs are kept if a row fails.
 pub(super) struct LabEnv {
     pub(super) stage: TestEnv,
     pub(super) lab: Lab,
@@ -28,12 +28,12 @@ pub(super) struct LabEnv {
 }
 
 impl LabEnv {
-    /// One fleet `lab` of so many hosts, each for one job.
+    /// One fleet `lab` with the given number of hosts, each for one job.
     pub(super) async fn new(trial: &Trial, hosts: usize) -> Self {
         Self::from_env(trial, hosts, trial.stage(HostMode::None)).await
     }
 
-    /// The same, with jobs that are lost after some seconds of silence.
+    /// The same, with a shorter time after which silent jobs are lost.
     pub(super) async fn with_lost_after(trial: &Trial, hosts: usize, secs: u64) -> Self {
         let stage = trial.stage(HostMode::None).with_env("WINDLASS_SERVER_LOST_AFTER", format!("{secs}s"));
         Self::from_env(trial, hosts, stage).await
@@ -54,14 +54,14 @@ impl LabEnv {
         self.lab.hosts().iter().map(AgentSite::host).collect()
     }
 
-    /// The checkers have the last word.
+    /// Runs the checkers.
     pub(super) async fn judge(&mut self, trial: &mut Trial) {
         let sites = self.sites();
         trial.judge(&mut self.stage, &sites).await;
         self.keep_logs();
     }
 
-    /// The agents' own logs and journals, for whoever looks into a failure.
+    /// Keeps the agents' logs and journals for the analysis of a failure.
     fn keep_logs(&self) {
         for host in self.lab.hosts() {
             for name in ["shim.log", "home/journal"] {
@@ -80,13 +80,13 @@ impl Drop for LabEnv {
     }
 }
 
-/// Sends a signal to one process; the process was there.
+/// Sends a signal to a process, which must exist.
 pub(super) fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
     assert!(sent.success(), "{pid} is not there to get {name}");
 }
 
-/// The agent's process on a host.
+/// Process ID of the agent on a host.
 pub(super) fn agent(host: &LabHost) -> Option<u32> {
     let is_agent = |line: &str| line.starts_with(&format!("{ROOT}/agent shim"));
     host.processes()
@@ -102,40 +102,40 @@ pub(super) fn kill_agent(host: &LabHost) {
     eventually("the agent is dead", || agent(host) != Some(pid));
 }
 
-/// As the host does it when it comes up.
+/// Starts the agent as the host does at boot.
 pub(super) fn start_agent(host: &LabHost) {
     let started = host.run(&format!("/bin/sh {ROOT}/start detached")).unwrap();
     assert!(started.status.success(), "{started:?}");
 }
 
-/// From its next start on the agent waits when a task comes to this status; or does not.
+/// Makes the agent pause, from its next start on, when a task reaches this status; `None` disables it.
 pub(super) fn set_pause_at(host: &LabHost, status: Option<&str>) {
     let line = status.map_or(String::new(), |status| format!("WINDLASS_AGENT_PAUSE_AT={status}\n"));
     std::fs::write(host.path(&format!("{ROOT}/env")), line).unwrap();
 }
 
-/// What the agent of a host has written down.
+/// Records of an agent's journal.
 pub(super) fn read_journal(host: &LabHost) -> Vec<Record> {
     journal::read(&host.path(&format!("{ROOT}/home/journal"))).unwrap().records
 }
 
-/// Whether this machine gets an answer from the host's SSH server.
+/// Returns whether this machine can connect to the host's SSH server.
 pub(super) fn is_reachable(host: &LabHost) -> bool {
     TcpStream::connect_timeout(&SocketAddr::new(host.addr(), 22), Duration::from_millis(300)).is_ok()
 }
 
-/// Processes of a host whose command line has these words.
+/// Processes of a host whose command line contains a text.
 pub(super) fn running(host: &LabHost, words: &str) -> Vec<u32> {
     let all = host.processes().unwrap().into_iter();
     all.filter(|process| process.command.contains(words)).map(|process| process.pid).collect()
 }
 
-/// A job that counts into its log until a file on its host lets it go.
+/// A command that writes numbered lines until a file on its host exists.
 pub(super) fn counting_command(gate: &str) -> String {
     format!("i=0; while [ ! -e {gate} ]; do echo line $i; i=$((i+1)); sleep 0.05; done; echo last")
 }
 
-/// The log of [`counting_command`] is whole: every line once, in order, and the last word.
+/// Checks that the log of [`counting_command`] is complete: every line once, in order, and the last line.
 pub(super) fn assert_counted(log: &str) {
     let lines: Vec<&str> = log.lines().collect();
     let (last, counted) = lines.split_last().expect("a log");
@@ -145,7 +145,7 @@ pub(super) fn assert_counted(log: &str) {
     }
 }
 
-/// Waits until the log of a run is longer than it was, and says how long that took.
+/// Waits until the log of a run has grown, and returns how long that took.
 pub(super) async fn wait_for_log_growth(stage: &mut TestEnv, name: &str, from: usize) -> Duration {
     let began = Instant::now();
     eventually_ok_async(&format!("the log of {name} grows"), async || {
@@ -161,14 +161,14 @@ pub(super) async fn log_len(stage: &mut TestEnv, name: &str) -> usize {
     stage.log(&run).await.len()
 }
 
-/// One attempt was enough.
+/// Checks that each job has one submission.
 pub(super) fn assert_single_attempt(run: &Value) {
     for job in run["jobs"].as_array().unwrap() {
         assert_eq!(job["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
     }
 }
 
-/// What exactly happened to a submission, beyond its reason.
+/// Detail of a submission's end, beyond its reason.
 pub(super) fn end_detail(stage: &TestEnv, submission: &Value) -> Option<String> {
     let id = submission["id"].as_str().unwrap();
     let path = stage.home().join("server/windlass.db");
@@ -178,17 +178,17 @@ pub(super) fn end_detail(stage: &TestEnv, submission: &Value) -> Option<String> 
     db.query_row("SELECT termination_detail FROM jobs WHERE id = ?1", [id], |row| row.get(0)).unwrap()
 }
 
-/// Retried whatever befalls it.
+/// A job that is retried after every event.
 pub(super) fn with_retry(mut job: Value) -> Value {
     job["retry"] = json!({"on_events": ["error", "interruption", "no-capacity"], "duration": 3600});
     job
 }
 
-/// A mount that goes with its guard.
+/// A mount that is removed on drop.
 pub(super) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// So many megabytes.
+    /// `size` in megabytes.
     pub(super) fn at(path: &Path, size: u64) -> Self {
         std::fs::create_dir_all(path).unwrap();
         let options = format!("size={size}m");
@@ -204,7 +204,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// The same for so many lines, where no file can be seen.
+/// A counting command with a fixed number of lines, for jobs that cannot see a file of the host.
 pub(super) fn counting_command_until(lines: u32) -> String {
     format!("i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep 0.1; done; echo last")
 }

@@ -43,7 +43,7 @@ pub(super) const ROWS: &[FaultRow] = &[
 
 async fn disk_full(trial: &mut Trial) {
     let stage = trial.stage(HostMode::Processes);
-    // The agent keeps 64 MiB aside for itself.
+    // The agent reserves 64 MiB for itself.
     let _disk = SmallDisk::at(&stage.home().join("server/local"), 64 + trial.rng.between(14, 24));
     let mut stage = stage;
     stage.start().await;
@@ -56,7 +56,7 @@ async fn disk_full(trial: &mut Trial) {
     assert_eq!(detail.as_deref(), Some("no_disk"), "{run:#}");
     trial.fired("disk full");
     assert!(stage.log(&run).await.starts_with("first\nfills the disk\n"), "O2");
-    // There is room again.
+    // There is space again.
     let next = stage.ends(&task("next", &["echo usable"])).await;
     assert_eq!(next["status"], "done", "{next:#}");
     let site = AgentSite::local(&stage, None);
@@ -64,7 +64,7 @@ async fn disk_full(trial: &mut Trial) {
     full_by_a_pull(trial).await;
 }
 
-/// Nothing is left when the pull begins. It would have had room otherwise.
+/// The disk is full when the pull starts. Otherwise the image would fit.
 async fn full_before_a_pull(trial: &mut Trial, machine: &mut EngineEnv, registry: &Registry) {
     machine.engine.fill().unwrap();
     let (little, _) = registry.put("little", "1", unique_layer(1 << 20));
@@ -122,7 +122,7 @@ async fn node_lost(trial: &mut Trial) {
     job["nodes"] = json!(NODES);
     let is_pulling = trial.rng.chance(50);
     if is_pulling {
-        // The node that is lost has not come to its container yet.
+        // The lost node has not started its container yet.
         for host in ground.lab.hosts() {
             set_pause_at(host, Some("pulling"));
             kill_agent(host);
@@ -146,7 +146,7 @@ async fn node_lost(trial: &mut Trial) {
     trial.fired(if is_pulling { "lost while pulling" } else { "lost while running" });
     let cut = Instant::now();
     if is_pulling {
-        // The others waited only so that the one could be lost in the middle.
+        // The others paused only so that the one could be lost meanwhile.
         let others = ground.lab.hosts().iter().filter(|host| host.name() != ground.host(lost).name());
         for host in others {
             set_pause_at(host, None);
@@ -164,7 +164,7 @@ async fn node_lost(trial: &mut Trial) {
     for node in 0..NODES {
         assert_ne!(host_of(&ground.lab, &again, node), lost);
     }
-    // It comes back with its old task, and is rid of it.
+    // The host returns with its old task, and removes it.
     set_pause_at(ground.host(lost), None);
     ground.host(lost).power_on().unwrap();
     for host in ground.lab.hosts() {

@@ -1,4 +1,4 @@
-//! Somebody who submits runs to several servers and asks another one when refused; and what the database knows.
+//! A client that submits runs to several servers and tries another one when refused; and queries of the database.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -18,12 +18,12 @@ use tokio::task::JoinHandle;
 use windlass_testenv::server::{call_api_idempotent, submission};
 use windlass_testkit::postgres::Postgres;
 
-/// An answer takes no longer; a server that is frozen is given up by then.
+/// Timeout of a response; a frozen server is abandoned after it.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// How long one submit is tried.
+/// Time limit for one submission with all its attempts.
 const SUBMIT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Submits so many runs, one after the other.
+/// Submits a number of runs, one after the other.
 pub(super) struct SubmitLoad {
     shared: Arc<LoadState>,
     task: JoinHandle<BTreeSet<String>>,
@@ -33,12 +33,12 @@ struct LoadState {
     addresses: Mutex<Vec<String>>,
     refused: AtomicU64,
     acknowledged: AtomicU64,
-    /// The longest that a refusal took, in milliseconds.
+    /// Longest time until a refusal, in milliseconds.
     slowest_refusal: AtomicU64,
-    /// Refusals without a word on when to come again.
+    /// Refusals without `Retry-After`.
     silent: AtomicU64,
     over: AtomicBool,
-    /// Why it gave up, if it did.
+    /// Reason for which it gave up.
     gave_up: Mutex<Option<String>>,
 }
 
@@ -57,17 +57,17 @@ impl SubmitLoad {
         Self { shared, task }
     }
 
-    /// Those that are there now.
+    /// Sets the addresses of the running servers.
     pub(super) fn use_addresses(&self, addresses: Vec<String>) {
         *self.shared.addresses.lock() = addresses;
     }
 
-    /// Answers that said 503 or 507.
+    /// Number of responses with status 503 or 507.
     pub(super) fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
-    /// Whoever waits for more of them learns when there will be none.
+    /// Number of acknowledged submissions. Panics if there will be no more.
     pub(super) fn acknowledged(&self) -> u64 {
         if let Some(why) = &*self.shared.gave_up.lock() {
             panic!("submits do not go on: {why}");
@@ -79,18 +79,18 @@ impl SubmitLoad {
         Duration::from_millis(self.shared.slowest_refusal.load(Ordering::Relaxed))
     }
 
-    /// Refusals that did not say when to come again.
+    /// Number of refusals without `Retry-After`.
     pub(super) fn silent(&self) -> u64 {
         self.shared.silent.load(Ordering::Relaxed)
     }
 
-    /// Submits no more; the names of those that were acknowledged.
+    /// Stops submitting, and returns the names of the acknowledged runs.
     pub(super) async fn stop(self) -> BTreeSet<String> {
         self.shared.over.store(true, Ordering::Relaxed);
         self.end().await
     }
 
-    /// Waits until all were acknowledged; their names.
+    /// Waits until all are acknowledged, and returns their names.
     pub(super) async fn end(self) -> BTreeSet<String> {
         self.task.await.unwrap()
     }
@@ -120,12 +120,12 @@ async fn submit(shared: Arc<LoadState>, runs: usize, job: fn(&str) -> Value) -> 
                 all[attempt % all.len()].clone()
             };
             let asked = Instant::now();
-            // It may have been done before, and its answer lost.
+            // An earlier attempt may have succeeded with a lost response.
             let call = call_api_idempotent(&address, "/api/project/main/runs/apply", &body, Some(&name));
             match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
                 Ok(Ok(answer)) if answer.status == 200 => break,
                 Ok(Ok(answer)) => {
-                    // Asked too fast is no refusal.
+                    // A rate limit is not a refusal.
                     if answer.status == 429 {
                         tokio::time::sleep(Duration::from_millis(200)).await;
                         continue;
@@ -138,7 +138,7 @@ async fn submit(shared: Arc<LoadState>, runs: usize, job: fn(&str) -> Value) -> 
                     shared.refused.fetch_add(1, Ordering::Relaxed);
                     shared.silent.fetch_add(u64::from(answer.retry_after.is_none()), Ordering::Relaxed);
                 }
-                // Not there, cut off, or frozen.
+                // Not running, disconnected, or frozen.
                 Ok(Err(_)) | Err(_) => {}
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -150,14 +150,14 @@ async fn submit(shared: Arc<LoadState>, runs: usize, job: fn(&str) -> Value) -> 
     acknowledged
 }
 
-/// Tokens of locks that are held.
+/// Tokens of held locks.
 pub(super) async fn held_lock_tokens(postgres: &Postgres) -> BTreeSet<String> {
     let tables = ["runs", "jobs", "instances", "fleets"];
     let each = tables.map(|table| format!("SELECT lock_token FROM {table} WHERE lock_token IS NOT NULL"));
     postgres.run(&each.join(" UNION ALL ")).await.unwrap().into_iter().flatten().collect()
 }
 
-/// Names of runs that ended well.
+/// Names of successful runs.
 pub(super) async fn done(postgres: &Postgres) -> BTreeSet<String> {
     let rows = postgres.run("SELECT name FROM runs WHERE status = 'done'").await.unwrap();
     rows.into_iter().flatten().collect()

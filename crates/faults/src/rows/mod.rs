@@ -1,4 +1,4 @@
-//! The rows, by what they are about.
+//! Rows of the matrix, by topic.
 
 mod agents;
 mod clock;
@@ -22,7 +22,7 @@ use super::FaultRow;
 const TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The whole matrix, in the order of its ids.
+/// The whole matrix, in the order of its IDs.
 pub fn all_rows() -> Vec<FaultRow> {
     let mut rows: Vec<FaultRow> = [
         agents::ROWS,
@@ -43,7 +43,7 @@ pub fn all_rows() -> Vec<FaultRow> {
     rows
 }
 
-/// Waits for something, and says how long it took.
+/// Waits for a condition, and returns how long it took.
 async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !holds().await {

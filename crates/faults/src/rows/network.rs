@@ -1,4 +1,4 @@
-//! The way between the server and its hosts.
+//! The network between the server and its hosts.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -49,7 +49,7 @@ pub(super) const ROWS: &[FaultRow] = &[
     },
 ];
 
-/// The bound of F4.
+/// Bound of F4.
 const CLEANUP_BOUND: Duration = Duration::from_secs(15);
 
 async fn partition(trial: &mut Trial) {
@@ -171,19 +171,19 @@ async fn ssh(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
     ground.stage.apply(&small_task_config("kept", &[&counting_command("/var/tmp/go")])).await;
     ground.stage.says("kept", "line 3").await;
-    // All but the one that listens.
+    // All processes except the listener.
     let sessions = |ground: &LabEnv| running(ground.host(1), "sshd: root");
     // Dropped: the processes of all sessions end at once.
     trial.pause(0, 1000).await;
     for pid in sessions(&ground) {
-        // One takes another along.
+        // The end of one process may end another.
         let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).output();
     }
     trial.fired("sessions dropped");
     let had = log_len(&mut ground.stage, "kept").await;
     let took = wait_for_log_growth(&mut ground.stage, "kept", had).await;
     trial.within("reconnected", Duration::from_secs(10), took);
-    // Frozen: connected, logged in, and nobody answers.
+    // Frozen: connected and logged in, without a response.
     trial.pause(0, 1000).await;
     let frozen = sessions(&ground);
     assert!(!frozen.is_empty());
@@ -200,7 +200,7 @@ async fn ssh(trial: &mut Trial) {
     let run = ground.stage.reaches("kept", &["done"]).await;
     assert_single_attempt(&run);
     assert_counted(&ground.stage.log(&run).await);
-    // Another machine has taken the address.
+    // Another machine uses the address.
     ground.host(1).change_host_key().unwrap();
     trial.fired("host key changed");
     let began = Instant::now();

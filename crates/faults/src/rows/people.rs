@@ -1,4 +1,4 @@
-//! People and programs at the server's door: readers, command lines, tokens, and calls that come twice.
+//! Clients of the server: log readers, command lines, tokens, and duplicated calls.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -74,7 +74,7 @@ fn stream_of(run: &Value) -> StreamRequest {
     StreamRequest { run_name: name, job_submission_id: id, offset, start_time, follow, diagnose }
 }
 
-/// What one tailer got, and when it saw the last word.
+/// Output received by one tailer, and the time of the last line.
 struct TailedLog {
     began: Instant,
     bytes: Vec<u8>,
@@ -116,7 +116,7 @@ async fn tailers(trial: &mut Trial) {
     stage.says("wordy", "line 4000").await;
     let run = stage.run("wordy").await;
     let client = Arc::new(client(&stage, TOKEN));
-    // One that opens and never reads.
+    // A client that opens the stream and never reads.
     let deaf = client.stream_logs("main", &stream_of(&run)).await.unwrap();
     let mut reading = tokio::task::JoinSet::new();
     let mut open = |after: Duration| {
@@ -147,7 +147,7 @@ async fn tailers(trial: &mut Trial) {
     }
     trial.record_faults("tailers", TAILERS as u64);
     trial.fired("never reads");
-    // Of those who were there when the last word came, none is far behind the first.
+    // Of the clients connected when the last line was written, none is far behind the first.
     let first = seen.iter().min().copied().unwrap();
     let last = seen.iter().max().copied().unwrap();
     trial.within("lag", Duration::from_secs(1), last - first);
@@ -165,7 +165,7 @@ async fn access_revoked(trial: &mut Trial) {
     for (name, what) in [("ann", "token revoked"), ("ben", "user disabled"), ("cat", "member removed")] {
         let made = stage.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
         let token = made["creds"]["token"].as_str().unwrap().to_owned();
-        // Who may go into other people's jobs.
+        // A role that may access jobs of other users.
         let member = json!({"members": [{"username": name, "project_role": "admin"}]});
         stage.post("/api/projects/main/add_members", &member).await;
         let client = client(&stage, &token);
@@ -214,7 +214,7 @@ async fn drained(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
     while let Ok(1..) = stream.read(&mut rest).await {}
 }
 
-/// Whoever types, until the end of the row.
+/// A running command, killed at the end of the row.
 struct CommandGuard(Child);
 
 impl Drop for CommandGuard {
@@ -229,7 +229,7 @@ fn spawn_command(stage: &TestEnv, args: &[&str]) -> CommandGuard {
     CommandGuard(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
 }
 
-/// Waits until the server knows a run.
+/// Waits until the server has a run.
 async fn wait_until_submitted(stage: &mut TestEnv, name: &str) {
     eventually_async(&format!("{name} is submitted"), async || {
         let runs = stage.post("/api/runs/list", &json!({"project_name": "main", "only_active": true})).await;
@@ -238,7 +238,7 @@ async fn wait_until_submitted(stage: &mut TestEnv, name: &str) {
     .await;
 }
 
-/// Connections to a port that are open on this machine.
+/// Number of open connections to a port on this machine.
 fn connections(port: u16) -> usize {
     let listed = Command::new("ss").args(["-Htn", "state", "established"]).output().unwrap();
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -258,7 +258,7 @@ async fn command_lines(trial: &mut Trial) {
                        commands: [echo up, {page}]\n"
     );
     std::fs::write(stage.home().join("open.yml"), job).unwrap();
-    // Killed while it follows: the run goes on.
+    // Killed while it follows: the run continues.
     let mut apply = spawn_command(&stage, &["apply", "-f", "open.yml", "-y"]);
     wait_until_submitted(&mut stage, "open").await;
     stage.reaches("open", &["running"]).await;
@@ -267,7 +267,7 @@ async fn command_lines(trial: &mut Trial) {
     signal(apply.0.id(), "KILL");
     apply.0.wait().unwrap();
     trial.fired("apply killed");
-    // Killed while it forwards: nothing of the forward is left, at either end.
+    // Killed while it forwards: nothing of the forward remains on either side.
     let mut attach = spawn_command(&stage, &["attach", "open", "-p", &format!("*:{port}")]);
     let mut told = None;
     for line in BufReader::new(attach.0.stderr.take().unwrap()).lines() {
@@ -296,7 +296,7 @@ async fn command_lines(trial: &mut Trial) {
     trial.judge(&mut stage, &[site]).await;
 }
 
-/// The first interrupt asks the job to stop, which does not listen; the second does not ask.
+/// The first interrupt asks the job to stop, which it ignores; the second aborts it.
 async fn interrupted_twice(trial: &mut Trial, stage: &mut TestEnv) {
     let job = "type: task\nname: deaf\nuser: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n\
                commands: [\"trap '' INT TERM; echo up; while :; do sleep 0.1; done\"]\n";
@@ -317,7 +317,7 @@ async fn interrupted_twice(trial: &mut Trial, stage: &mut TestEnv) {
     apply.0.wait().unwrap();
 }
 
-/// One request on a connection of its own; it may be cut, and is then said again.
+/// Sends one request on a separate connection, and repeats it if the connection is cut.
 async fn asked(address: &str, path: &str, key: Option<&str>, body: &Value) -> Value {
     eventually_async(&format!("{path} is answered"), async || attempt(address, path, key, body).await).await
 }
@@ -347,7 +347,7 @@ async fn doubled(trial: &mut Trial) {
     let (api_seed, shim_seed) = (trial.rng.draw(), trial.rng.draw());
     let door = ground.host(1).path("/var/lib/windlass/door/shim.sock");
     let shim = FaultProxy::before(&door, shim_seed).unwrap();
-    // What was open was opened before.
+    // Connections from before the proxy are closed.
     ground.stage.stop_server();
     ground.stage.start().await;
     ground.stage.wait_for_hosts("lab", 1).await;
@@ -367,7 +367,7 @@ async fn doubled(trial: &mut Trial) {
         assert_single_attempt(&run);
         assert_eq!(stage.log(&run).await, "said\n", "O1");
     }
-    // A stop that comes twice, the second time perhaps after the end.
+    // A duplicated stop, the second one possibly after the end.
     stage.apply(&small_task_config("stopped", &["echo up; sleep 4716"])).await;
     stage.says("stopped", "up").await;
     let stop = json!({"runs_names": ["stopped"], "abort": true});

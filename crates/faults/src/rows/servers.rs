@@ -1,4 +1,4 @@
-//! Servers: killed, frozen, replaced, alone and several on one Postgres.
+//! Servers: killed, frozen, replaced; one alone and several on one Postgres.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -57,11 +57,11 @@ pub(super) const ROWS: &[FaultRow] = &[
 
 const READY_BOUND: Duration = Duration::from_secs(3);
 const TAKEOVER_BOUND: Duration = Duration::from_secs(35);
-/// The longest pause between two looks.
+/// Maximum polling interval.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(5);
 const LINES: usize = 40;
 
-/// Writes numbered lines for about two seconds.
+/// A task that writes numbered lines for about two seconds.
 fn counting_task(name: &str) -> Value {
     let say = format!("i=0; while [ $i -lt {LINES} ]; do echo line $i; i=$((i+1)); sleep 0.05; done");
     task(name, &[&say])
@@ -94,7 +94,7 @@ async fn killed(trial: &mut Trial) {
         assert_eq!(run["jobs"][0]["job_submissions"].as_array().unwrap().len(), 1, "R7: {run:#}");
         assert_eq!(stage.log(&run).await, expected_lines(), "O1");
     }
-    // One more that begins after all of that goes at once: nothing is still locked.
+    // Another run starts immediately: nothing is still locked.
     let began = Instant::now();
     stage.ends(&task("last", &["true"])).await;
     trial.within("work goes on", TAKEOVER_BOUND, began.elapsed());
@@ -102,7 +102,7 @@ async fn killed(trial: &mut Trial) {
     trial.judge(&mut stage, &sites).await;
 }
 
-/// Killed again and again while it makes its tables, until one start comes through.
+/// Kills the server repeatedly while it creates its tables, until one start succeeds.
 async fn killed_during_migration(trial: &mut Trial, stage: &mut TestEnv) {
     let data = stage.home().join("server");
     for _ in 0..3 {
@@ -147,7 +147,7 @@ fn sites(replicas: &Replicas, hosts: usize) -> Vec<AgentSite> {
     (1..=hosts).map(site).collect()
 }
 
-/// Stops all servers in good order and looks at what they leave.
+/// Stops all servers cleanly and runs the checkers.
 pub(super) async fn stop_and_check(trial: &mut Trial, replicas: &mut Replicas, hosts: usize) {
     for number in 0..2 {
         if replicas.server(number).is_ok() {
@@ -164,7 +164,7 @@ async fn frozen(trial: &mut Trial) {
     let plan = ReplicaOptions { name: &name, servers: 2, hosts: 2, blocks: 4, runtime: HostRuntime::Process };
     let mut replicas = Replicas::start_with_lock_timeout(plan, &format!("{locks}s")).await.unwrap();
     let taken_over = Duration::from_secs(locks) + POLL_INTERVAL_MAX;
-    // Hosts stand still, so that passes hold their rows in the middle of a call.
+    // Frozen hosts, so that passes hold their rows during a call.
     replicas.freeze_hosts().unwrap();
     for number in 0..6 {
         replicas.apply(1, &small_task(&format!("run-{number}"))).await.unwrap();
@@ -197,7 +197,7 @@ async fn frozen(trial: &mut Trial) {
     stop_and_check(trial, &mut replicas, 2).await;
 }
 
-/// A task that any of the hosts takes a part of.
+/// A task that needs only a part of a host.
 pub(super) fn small_task(name: &str) -> Value {
     let mut job = task(name, &["echo one", "echo two"]);
     job["resources"] = json!({"cpu": {"count": {"min": 1}}, "memory": {"min": 0.1}, "disk": null});
@@ -253,7 +253,7 @@ pub(super) async fn check_all_done(trial: &mut Trial, replicas: &Replicas, ackno
     }
 }
 
-/// The same program with a byte more is another one to everybody who looks at it.
+/// The same binary with an appended byte counts as a different version.
 async fn replaced(trial: &mut Trial) {
     let mut replicas = start_pair(trial, "f30").await;
     let runs = if trial.is_long { 200 } else { 30 };

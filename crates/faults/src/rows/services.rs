@@ -1,4 +1,4 @@
-//! Services: gateways, replicas, deployments, and the numbers that they are scaled by.
+//! Services: gateways, replicas, deployments, and the metrics used for scaling.
 
 #![expect(clippy::unwrap_used, reason = "a row that cannot go on should stop")]
 
@@ -53,10 +53,10 @@ pub(super) const ROWS: &[FaultRow] = &[
     },
 ];
 
-/// The bound of F21.
+/// Bound of F21.
 const SERVE_BOUND: Duration = Duration::from_secs(2);
 
-/// How long it takes until somebody is answered so.
+/// Waits until a request gets this status, and returns how long it took.
 fn wait_until_answered(caller: &ServiceCaller, status: u16, said: impl Fn() -> String) -> Duration {
     let began = Instant::now();
     eventually_ok(&format!("the answer is {status}"), || match caller.get("/") {
@@ -66,7 +66,7 @@ fn wait_until_answered(caller: &ServiceCaller, status: u16, said: impl Fn() -> S
     began.elapsed()
 }
 
-/// A gateway with one service that needs no token, and its process.
+/// Creates a gateway with one service that needs no token, and starts its process.
 async fn publish_service(stage: &mut TestEnv, more: &Value) -> (String, u16, GatewayProcess) {
     let token = create_gateway(stage, "entry", 1).await;
     let port = free_port();
@@ -96,7 +96,7 @@ async fn gateway_lost(trial: &mut Trial) {
     let took = wait_until_answered(&caller, 200, || node.said());
     trial.within("serves after a kill", SERVE_BOUND, took);
 
-    // Half of the file is there, as after a power cut on a bad disk. The server knows the rest.
+    // A truncated file, as after a power cut on a bad disk. The server has the complete routes.
     node.kill();
     let file = stage.home().join("one/entry/routes");
     let whole = std::fs::read(&file).unwrap();
@@ -204,14 +204,14 @@ async fn metrics_missing(trial: &mut Trial) {
         run["scaling"][0]["message"].as_str().is_some_and(|said| said.starts_with("nobody says what came"))
     };
     stage.eventually_run("open", TIMEOUT, silent).await;
-    // Longer than the window: by the counts alone it would sleep now.
+    // Longer than the window: by the counts alone it would be scaled to zero now.
     let until = Instant::now() + Duration::from_secs(45);
     while Instant::now() < until {
         let run = stage.run("open").await;
         assert!(run["status"] == "running" && run["scaling"][0]["desired"] == 1, "S4: {run:#}");
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
-    // Somebody counts again, and nobody asks.
+    // Requests are counted again, and there are none.
     node = GatewayProcess::start(&stage, &stage.url(), &token, "one", port);
     stage.eventually_run("open", TIMEOUT, |run| run["status"] == "pending").await;
     assert!(!node.said().contains("panicked"), "{}", node.said());

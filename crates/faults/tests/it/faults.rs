@@ -1,4 +1,4 @@
-//! The fault matrix judges as it says: a row that proved nothing has failed, and so has one that was too late.
+//! Tests of the evaluation: a row without faults fails, and so does one that exceeds its bound.
 
 use std::time::Duration;
 

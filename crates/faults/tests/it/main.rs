@@ -1,4 +1,4 @@
-//! The fault matrix's own tests.
+//! Tests of the fault matrix.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

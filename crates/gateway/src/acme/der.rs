@@ -1,4 +1,4 @@
-//! The ASN.1 documents we write: a request for a certificate (PKCS #10), and a certificate signed by itself (X.509).
+//! ASN.1 encoding of certificate requests (PKCS #10) and self-signed certificates (X.509).
 
 use ring::{
     rand::SystemRandom,
@@ -26,7 +26,7 @@ const EXTENSION_REQUEST: &[u8] = &[0x06, 9, 0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 
 const SUBJECT_ALT_NAME: &[u8] = &[0x06, 3, 0x55, 0x1d, 0x11];
 const COMMON_NAME: &[u8] = &[0x06, 3, 0x55, 4, 3];
 
-/// A tag, the length, and the parts.
+/// Encodes a tag, the length and the parts.
 fn tagged(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = vec![tag];
@@ -45,12 +45,12 @@ fn bit_string(bytes: &[u8]) -> Vec<u8> {
     tagged(BITS, &[&[0], bytes])
 }
 
-/// A new key for a certificate, as PKCS #8.
+/// Generates a key for a certificate, as PKCS #8.
 pub(super) fn new_key() -> Result<Vec<u8>, ring::error::Unspecified> {
     Ok(EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &SystemRandom::new())?.as_ref().to_vec())
 }
 
-/// Asks for a certificate for these names, signed with the key that it will have.
+/// Encodes a certificate request for these names, signed with the key of the certificate.
 pub(super) fn certificate_request(key: &[u8], names: &[String]) -> Result<Vec<u8>, ring::error::Unspecified> {
     let random = SystemRandom::new();
     let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key, &random)
@@ -69,8 +69,8 @@ pub(super) fn certificate_request(key: &[u8], names: &[String]) -> Result<Vec<u8
     Ok(tagged(SEQUENCE, &[&info, &how, &bit_string(signature.as_ref())]))
 }
 
-/// A certificate for these names and addresses that nobody vouches for, with the key it belongs to. Whoever uses it
-/// trusts this very certificate, so it does not end.
+/// Creates a self-signed certificate for these names and addresses, with its key. Clients trust this exact certificate,
+/// so it does not expire.
 pub fn self_signed(names: &[String]) -> Result<(Vec<u8>, Vec<u8>), ring::error::Unspecified> {
     let random = SystemRandom::new();
     let key = new_key()?;
@@ -78,7 +78,7 @@ pub fn self_signed(names: &[String]) -> Result<(Vec<u8>, Vec<u8>), ring::error::
         .map_err(|_| ring::error::Unspecified)?;
     let mut serial = [0_u8; 16];
     ring::rand::SecureRandom::fill(&random, &mut serial)?;
-    // Above 0, and no longer than it must be.
+    // Positive, and in the shortest encoding.
     serial[0] = serial[0] & 0x3f | 0x40;
     let alternatives: Vec<u8> = names
         .iter()

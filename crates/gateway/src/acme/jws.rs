@@ -1,4 +1,4 @@
-//! Signed requests of ACME: JSON Web Signatures with one elliptic curve.
+//! Signed requests of ACME: JSON Web Signatures with P-256.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use ring::{
@@ -8,7 +8,7 @@ use ring::{
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// The key of an account.
+/// Key of an ACME account.
 pub struct AccountKey {
     pair: EcdsaKeyPair,
     pkcs8: Vec<u8>,
@@ -20,7 +20,7 @@ impl std::fmt::Debug for AccountKey {
     }
 }
 
-/// The key of an account could not be made or read.
+/// Failure to generate or load the key of an account.
 #[derive(Debug, thiserror::Error)]
 #[error("use the key of the ACME account")]
 pub struct KeyError;
@@ -36,25 +36,26 @@ impl AccountKey {
         Ok(Self { pair: pair.map_err(|_| KeyError)?, pkcs8: pkcs8.to_vec() })
     }
 
-    /// To be kept secret, and to be loaded again.
+    /// Returns the secret key, to be stored and loaded again.
     pub fn pkcs8(&self) -> &[u8] {
         &self.pkcs8
     }
 
     fn jwk(&self) -> Value {
-        // 04, then the two coordinates of 32 bytes each.
+        // 0x04, then the two coordinates of 32 bytes each.
         let point = self.pair.public_key().as_ref();
         let coordinate = |from: usize| encode(point.get(from..from + 32).unwrap_or_default());
-        // In the order of letters, which is what a thumbprint is taken of.
+        // In alphabetical order, as the thumbprint requires.
         json!({ "crv": "P-256", "kty": "EC", "x": coordinate(1), "y": coordinate(33) })
     }
 
-    /// What proves that whoever answers a challenge holds this key.
+    /// Returns the key authorization for a challenge, which proves possession of this key.
     pub(super) fn authorization(&self, token: &str) -> String {
         format!("{token}.{}", encode(&Sha256::digest(self.jwk().to_string())))
     }
 
-    /// A signed request. Without an account's address it carries the key itself. An empty payload reads.
+    /// Encodes a signed request. Without an account URL it contains the public key itself. Without a payload it is a
+    /// read.
     pub(super) fn sign(
         &self,
         url: &str,

@@ -1,15 +1,15 @@
-//! How long a certificate lives: the two times in it. All else of it is somebody else's business.
+//! Validity period of a certificate. Parses nothing else of it.
 
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// From when to when, in seconds of Unix time. Of what is no certificate: nothing.
+/// Returns the start and the end of the validity, in seconds of Unix time; `None` if this is not a certificate.
 pub(crate) fn period(der: &[u8]) -> Option<(i64, i64)> {
     let (certificate, _) = read_tagged(der, SEQUENCE)?;
     let (info, _) = read_tagged(certificate, SEQUENCE)?;
-    // The version may be left out. Serial number, algorithm and issuer follow.
+    // The version is optional. Serial number, algorithm and issuer follow.
     let mut rest = read_tagged(info, VERSION).map_or(info, |(_, rest)| rest);
     for _ in 0..3 {
         rest = read_element(rest)?.2;
@@ -21,7 +21,7 @@ pub(crate) fn period(der: &[u8]) -> Option<(i64, i64)> {
     Some((from, parse_time(tag, until)?))
 }
 
-/// Tag, content, and what follows.
+/// Returns the tag, the content and the remaining input.
 fn read_element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = input.split_first()?;
     let (first, rest) = rest.split_first()?;
@@ -29,7 +29,7 @@ fn read_element(input: &[u8]) -> Option<(u8, &[u8], &[u8])> {
         (usize::from(*first), rest)
     } else {
         let (bytes, rest) = rest.split_at_checked(usize::from(*first & 0x7f))?;
-        // Four bytes are more than any certificate has.
+        // No certificate needs a length of more than four bytes.
         let length = if bytes.len() <= 4 { bytes } else { return None };
         (length.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte)), rest)
     };
@@ -41,7 +41,7 @@ fn read_tagged(input: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
     read_element(input).filter(|(tag, ..)| *tag == wanted).map(|(_, content, rest)| (content, rest))
 }
 
-/// `261120093000Z`, or the same with all four digits of the year.
+/// Parses `261120093000Z`, or the same with a four-digit year.
 fn parse_time(tag: u8, text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
     let (year, rest) = match tag {
@@ -61,7 +61,7 @@ fn parse_time(tag: u8, text: &[u8]) -> Option<i64> {
     Some(days_since_epoch(year, month, day) * 86_400 + part(4)? * 3_600 + part(6)? * 60 + part(8)?)
 }
 
-/// Days since 1970, of the calendar that certificates use. March is the first month here: then a leap day is the last.
+/// Returns the days since 1970 in the Gregorian calendar. The year starts in March, so that a leap day is its last day.
 fn days_since_epoch(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));

@@ -1,7 +1,7 @@
-//! Certificates by ACME (RFC 8555), proven over HTTP (HTTP-01).
+//! Certificates by ACME (RFC 8555), validated over HTTP (HTTP-01).
 //!
-//! Why not a crate? The ones there are bring a second HTTP client and a certificate library; what is needed of the
-//! protocol is this file. Keys and orders belong to the caller, so several gateways can share them.
+//! No crate is used: the existing ones add a second HTTP client and a certificate library, while the required part of
+//! the protocol fits into this file. Keys and orders belong to the caller, so several gateways can share them.
 
 mod der;
 mod jws;
@@ -25,17 +25,17 @@ pub use jws::{AccountKey, KeyError};
 
 use crate::{connect::Stream, tls::CertificatePem};
 
-/// Where a certificate authority looks for the proof.
+/// Path prefix at which a certificate authority requests the key authorization.
 pub const CHALLENGE_PATH: &str = "/.well-known/acme-challenge/";
-/// The largest answer of an authority.
+/// Maximum size of a response of the authority.
 const RESPONSE_MAX: usize = 1024 * 1024;
-/// How often an order is looked at, and for how long.
+/// Maximum number of polls of an order, and the interval between them.
 const POLLS_MAX: u32 = 60;
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// A nonce may be too old; then the answer brings a new one.
+/// Maximum number of attempts with a new nonce: a nonce may have expired, and the response then contains a new one.
 const NONCE_ATTEMPTS_MAX: u32 = 5;
 
-/// Proofs to be shown, by their token.
+/// Key authorizations to serve, by token.
 #[derive(Debug, Default)]
 pub struct Challenges(RwLock<HashMap<String, String>>);
 
@@ -48,18 +48,18 @@ impl Challenges {
         self.0.write().remove(token);
     }
 
-    /// What to answer for a path, if it is one of ours.
+    /// Returns the response for a path, if it is that of a pending challenge.
     pub(crate) fn find(&self, path: &str) -> Option<String> {
         self.0.read().get(path.strip_prefix(CHALLENGE_PATH)?).cloned()
     }
 }
 
-/// Opens connections to the authority: names, trust and proxies are the caller's business.
+/// Opens connections to the authority. Name resolution, trust and proxies are up to the caller.
 pub trait Dialer: Send + Sync + 'static {
     fn dial<'a>(&'a self, https: bool, host: &'a str, port: u16) -> BoxFuture<'a, io::Result<Stream>>;
 }
 
-/// Why there is no certificate.
+/// Failure to obtain a certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum AcmeError {
     #[error("`{url}` is no address of an authority")]
@@ -140,7 +140,7 @@ struct Challenge {
     error: Option<Value>,
 }
 
-/// An account at an authority.
+/// Account at an authority.
 pub struct Account {
     dialer: Arc<dyn Dialer>,
     directory: Directory,
@@ -157,7 +157,7 @@ struct AcmeResponse {
 }
 
 impl Account {
-    /// Opens the account of this key, or finds it again.
+    /// Opens the account of this key; creates it if necessary.
     pub async fn open(
         dialer: Arc<dyn Dialer>,
         directory: &str,
@@ -177,7 +177,7 @@ impl Account {
         Ok(account)
     }
 
-    /// How long to wait between two looks at an order.
+    /// Sets the interval between two polls of an order.
     #[must_use]
     pub const fn with_poll_interval(mut self, pause: Duration) -> Self {
         self.pause = pause;
@@ -188,7 +188,8 @@ impl Account {
         &self.key
     }
 
-    /// Gets a certificate for these names; the first names it. `challenges` must be shown on port 80 of all of them.
+    /// Obtains a certificate for these names; the first becomes its name. `challenges` must be served on port 80 of all
+    /// of them.
     pub async fn certificate(
         &mut self,
         names: &[String],
@@ -212,7 +213,7 @@ impl Account {
         Ok(CertificatePem { name, chain, key: key_pem(&key) })
     }
 
-    /// Proves that a name is ours.
+    /// Proves control of a name.
     async fn complete_authorization(&mut self, url: &str, challenges: &Challenges) -> Result<(), AcmeError> {
         let authorization: Authorization = parse_json(url, &self.post(url, None).await?.body)?;
         if authorization.status == "valid" {
@@ -243,7 +244,7 @@ impl Account {
         Err(AcmeError::Late { name: name.to_owned() })
     }
 
-    /// Waits for an order; gives the address of the certificate.
+    /// Waits for an order and returns the URL of the certificate.
     async fn await_order(&mut self, url: &str, name: &str) -> Result<String, AcmeError> {
         for _ in 0..POLLS_MAX {
             let order: Order = parse_json(url, &self.post(url, None).await?.body)?;
@@ -260,7 +261,7 @@ impl Account {
         Err(AcmeError::Late { name: name.to_owned() })
     }
 
-    /// A signed request; without a payload it only reads.
+    /// Sends a signed request; without a payload it is a read.
     async fn post(&mut self, url: &str, payload: Option<&Value>) -> Result<AcmeResponse, AcmeError> {
         for _ in 0..NONCE_ATTEMPTS_MAX {
             let nonce = match self.nonce.take() {
@@ -332,7 +333,7 @@ async fn send_request(
     let http = |source| AcmeError::Http { url: url.to_owned(), source };
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(http)?;
-    // Ends with the answer: nobody else holds the sender.
+    // Ends with the response, because the sender is not used elsewhere.
     tokio::spawn(connection);
     sender.send_request(request).await.map_err(http)
 }

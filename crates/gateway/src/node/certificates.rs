@@ -1,7 +1,7 @@
-//! The certificates of a gateway: given in files, or ordered from an authority for each name that it serves.
+//! Certificates of a gateway: from files, or ordered from an authority for each name that it serves.
 //!
-//! What was ordered lies in the state directory and is used again after a restart. It is ordered anew when two thirds of
-//! its life are over. A name that cannot be proven is tried again later and later: authorities count failures.
+//! Ordered certificates are stored in the state directory and used again after a restart. They are renewed after two
+//! thirds of their lifetime. Failed orders are retried at increasing intervals, because authorities count failures.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -31,25 +31,25 @@ use crate::{
     way::{CertificateSource, GatewayConfig},
 };
 
-/// How often it is looked whether a certificate gets old.
+/// Interval at which certificates are checked for renewal.
 const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_secs(3_600);
-/// Before a name is tried again that failed so often.
+/// Delay before the next order for a name, by the number of failures.
 const RETRY_DELAYS_S: [u64; 4] = [60, 300, 900, 3_600];
-/// The same of files that cannot be read.
+/// Delay before unreadable files are read again.
 const FILE_RETRY_DELAY: Duration = Duration::from_secs(60);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// All of one order.
+/// Timeout of a whole order.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(300);
-/// Names of one gateway that are ordered.
+/// Maximum number of names for which one gateway orders certificates.
 const NAMES_MAX: usize = 10_000;
 
-/// Who gives certificates.
+/// Settings of the certificate authority.
 #[derive(Clone, Debug)]
 pub struct AcmeSettings {
-    /// Where the authority begins.
+    /// Directory URL of the authority.
     pub directory: String,
     pub contact: Option<String>,
-    /// Certificates by which the authority itself is known, where the machine does not trust it anyway.
+    /// Certificates that identify the authority, if the machine does not trust it by itself.
     pub roots: Option<String>,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct CertificateManager {
     challenges: Arc<Challenges>,
     folder: PathBuf,
     acme: AcmeSettings,
-    /// Named by whoever started the process: nothing else is used then.
+    /// Files given at the start of the process; they take precedence over everything else.
     given: Option<(PathBuf, PathBuf)>,
     wanted: Mutex<RequestedCertificates>,
     news: Notify,
@@ -70,7 +70,7 @@ struct RequestedCertificates {
     names: BTreeSet<String>,
 }
 
-/// Why there is no certificate for a name.
+/// Failure to obtain a certificate for a name.
 #[derive(Debug, thiserror::Error)]
 enum OrderError {
     #[error(transparent)]
@@ -119,7 +119,7 @@ impl CertificateManager {
         Arc::clone(&self.challenges)
     }
 
-    /// What the server says now. Names without HTTPS need nothing.
+    /// Applies the settings from the server. Names without HTTPS need no certificate.
     pub(super) fn update(&self, told: &GatewayConfig) {
         let services = told.services.iter().filter(|service| service.https);
         let names = services.flat_map(|service| &service.domains).chain(&told.own);
@@ -135,7 +135,7 @@ impl CertificateManager {
         }
     }
 
-    /// Reads files anew.
+    /// Reads the files again.
     pub(super) fn reload(&self) -> Result<(), NodeError> {
         let source = self.wanted.lock().source.clone();
         match (&self.given, source) {
@@ -156,7 +156,7 @@ impl CertificateManager {
         Ok(())
     }
 
-    /// For ever; ends when it is dropped.
+    /// Runs until dropped.
     pub(super) async fn run(self: Arc<Self>) {
         let mut orders = OrderState::default();
         let mut loaded = None;
@@ -171,7 +171,7 @@ impl CertificateManager {
                         match self.load(&chain, &key) {
                             Ok(()) => loaded = files,
                             Err(error) => {
-                                tracing::warn!(%error, "use the certificate that the gateway names")
+                                tracing::warn!(%error, "failed to load the configured certificate")
                             }
                         }
                     }
@@ -182,7 +182,7 @@ impl CertificateManager {
         }
     }
 
-    /// One after the other. Gives the time until something is to be done again.
+    /// Orders missing certificates, one after the other. Returns the time until the next check.
     async fn order_missing(&self, names: &BTreeSet<String>, orders: &mut OrderState) -> Duration {
         orders.troubles.retain(|name, _| names.contains(name));
         let mut next = RENEWAL_CHECK_INTERVAL;
@@ -204,7 +204,7 @@ impl CertificateManager {
             match ordered {
                 Ok(()) => {
                     orders.troubles.remove(name);
-                    tracing::info!(name, "there is a certificate");
+                    tracing::info!(name, "certificate issued");
                 }
                 Err(error) => {
                     orders.account = None;
@@ -212,7 +212,7 @@ impl CertificateManager {
                     let last = RETRY_DELAYS_S.len() - 1;
                     let after = RETRY_DELAYS_S.get(failures.min(last)).copied().unwrap_or(3_600);
                     let after = Duration::from_secs(after);
-                    tracing::warn!(name, error = %chain(&error), again_s = after.as_secs(), "order a certificate");
+                    tracing::warn!(name, error = %chain(&error), again_s = after.as_secs(), "failed to obtain certificate");
                     orders.troubles.insert(name.clone(), (failures + 1, Instant::now() + after));
                     next = next.min(after);
                 }
@@ -221,7 +221,7 @@ impl CertificateManager {
         next
     }
 
-    /// There is one in use, or one was kept, and most of its life is left.
+    /// Returns whether a certificate is in use or stored, and not due for renewal. Loads a stored one.
     fn is_current(&self, name: &str) -> bool {
         let Ok(kept) = fs::read(self.file(name)) else { return false };
         let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
@@ -244,7 +244,7 @@ impl CertificateManager {
         Ok(self.certificates.put(&combined_pem(name, whole))?)
     }
 
-    /// The account of this gateway; made when it is needed for the first time.
+    /// Opens the account of this gateway; generates its key at the first use.
     async fn account(&self) -> Result<Account, OrderError> {
         let path = self.folder.join("account.key");
         let key = match fs::read(&path) {
@@ -266,27 +266,27 @@ impl CertificateManager {
     }
 }
 
-/// Where orders stand.
+/// State of orders.
 #[derive(Default)]
 struct OrderState {
     account: Option<Account>,
-    /// How often a name failed in a row, and until when it is left alone.
+    /// Number of consecutive failures of a name, and the time of the next attempt.
     troubles: HashMap<String, (usize, Instant)>,
 }
 
-/// A name that can be proven over HTTP, and be the name of a file.
+/// Returns whether a name can be validated over HTTP and used as a file name.
 fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && !name.starts_with(['.', '-'])
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
 }
 
-/// Chain and key lie in one text.
+/// Builds a PEM from text that contains both chain and key.
 fn combined_pem(name: &str, text: Vec<u8>) -> CertificatePem {
     CertificatePem { name: name.to_owned(), chain: text.clone(), key: text }
 }
 
-/// Survives a power cut, and is nobody else's business.
+/// Writes a file durably, readable by this user only.
 fn write_private_file(path: &Path, content: &[u8]) -> io::Result<()> {
     let fresh = path.with_extension("new");
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
@@ -301,7 +301,6 @@ fn unix_now() -> i64 {
     i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// Opens connections to the authority.
 struct AuthorityDialer {
     roots: Option<String>,
 }

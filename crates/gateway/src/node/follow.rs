@@ -1,4 +1,4 @@
-//! Keeps the routes of a gateway as the server has them, and tells it what came.
+//! Synchronises the routes of a gateway with the server, and reports its traffic.
 
 use std::{
     collections::HashMap,
@@ -32,15 +32,15 @@ use crate::{
     way,
 };
 
-/// The server answers by then, changed or not.
+/// Long-poll wait: the server responds by then, changed or not.
 const POLL_WAIT: Duration = Duration::from_secs(8);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it is said what came. The server gives a gateway up that is silent for three of these.
+/// Interval of traffic reports. The server considers a gateway lost after three missing reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 const REPORT_TIMEOUT: Duration = Duration::from_secs(4);
-/// Between two tries to reach a server that is away.
+/// Delay between two attempts to reach an unreachable server.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// How long requests to a replica that left may last before nobody waits for them.
+/// Maximum time to wait for requests to a replica that was removed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct RouteSync {
@@ -48,23 +48,23 @@ pub(super) struct RouteSync {
     id: Uuid,
     address: Option<String>,
     file: PathBuf,
-    /// Who keeps certificates, where there is HTTPS.
+    /// Manager of certificates, if HTTPS is enabled.
     certificates: Option<Arc<CertificateManager>>,
     own: Arc<OwnHostname>,
     routes: Arc<Routes>,
     sites: Arc<ReplicaConnector>,
     state: Mutex<SyncState>,
-    /// There is something to say at once.
+    /// Notified when a report is due at once.
     news: Notify,
 }
 
 #[derive(Default)]
 struct SyncState {
     version: Option<String>,
-    /// What each service had counted when it was last told.
+    /// Counters of each service at the last report.
     told: HashMap<String, TrafficTotals>,
     left: Vec<Uuid>,
-    /// The last trouble with the server: told once.
+    /// Last error of the server connection; logged once.
     trouble: Option<String>,
 }
 
@@ -100,12 +100,12 @@ impl RouteSync {
         &self.routes
     }
 
-    /// The name of the gateway itself.
+    /// Returns the name of the gateway itself.
     pub(super) fn own(&self) -> Arc<OwnHostname> {
         Arc::clone(&self.own)
     }
 
-    /// How this process stands with the server, for Prometheus.
+    /// Returns the metrics of the connection to the server, for Prometheus.
     pub(super) fn metrics(&self) -> String {
         let reached = u8::from(self.state.lock().trouble.is_none());
         format!(
@@ -117,7 +117,7 @@ impl RouteSync {
         )
     }
 
-    /// What is told beside the routes.
+    /// Applies the settings that come with the routes.
     fn apply_settings(&self, told: &way::GatewayConfig) {
         self.own.set(told.own.as_deref());
         if let Some(certificates) = &self.certificates {
@@ -129,7 +129,7 @@ impl RouteSync {
         Arc::clone(&self.sites) as Arc<dyn Connector>
     }
 
-    /// What was known last. A file that is damaged is told of, and the server is asked anyway.
+    /// Loads the stored routes. A damaged file is logged and ignored; the routes then come from the server.
     pub(super) fn restore(&self) -> Result<(), RouteFileError> {
         match SavedRoutes::read(&self.file) {
             Ok(None) => {}
@@ -137,18 +137,18 @@ impl RouteSync {
                 self.apply_settings(&kept.told);
                 self.sites.replace(kept.told.sites.clone());
                 if let Err(stale) = self.routes.replace(kept.snapshot()) {
-                    tracing::warn!(%stale, "use the routes that were kept");
+                    tracing::warn!(%stale, "failed to apply stored routes");
                 }
             }
             Err(error @ RouteFileError::Damaged { .. }) | Err(error @ RouteFileError::Content { .. }) => {
-                tracing::warn!(%error, "use the routes that were kept");
+                tracing::warn!(%error, "failed to load stored routes");
             }
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    /// Asks for ever; ends when it is dropped.
+    /// Polls the server for routes until dropped.
     pub(super) async fn follow(self: Arc<Self>) {
         loop {
             let asked = RoutesRequest {
@@ -164,7 +164,7 @@ impl RouteSync {
                     match serde_json::from_str::<way::GatewayConfig>(document.text()) {
                         Ok(told) => self.take(answer.version, told).await,
                         Err(error) => {
-                            tracing::error!(%error, "understand the routes: is the server newer than this gateway?");
+                            tracing::error!(%error, "failed to parse routes; the server may be newer than this gateway");
                             tokio::time::sleep(RETRY_DELAY).await;
                         }
                     }
@@ -179,7 +179,7 @@ impl RouteSync {
 
     fn reached(&self) {
         if self.state.lock().trouble.take().is_some() {
-            tracing::info!("the server answers again");
+            tracing::info!("server is reachable again");
         }
     }
 
@@ -187,48 +187,48 @@ impl RouteSync {
         let text = error.to_string();
         let mut state = self.state.lock();
         if state.trouble.as_ref() != Some(&text) {
-            tracing::warn!(%error, "ask for the routes; those that are known stay in use");
+            tracing::warn!(%error, "failed to fetch routes; continuing with the known ones");
             state.trouble = Some(text);
         }
     }
 
     async fn take(self: &Arc<Self>, version: String, mut told: way::GatewayConfig) {
         for service in &mut told.services {
-            // Nobody is sent to a door that is not there.
+            // A redirect to HTTPS requires an HTTPS listener.
             service.https &= self.certificates.is_some();
         }
         self.apply_settings(&told);
         let kept = SavedRoutes { generation: self.routes.generation() + 1, version: version.clone(), told };
-        // Sites first: a replica that is named can be reached.
+        // Sites first, so that every replica in the routes can be reached.
         self.sites.replace(kept.told.sites.clone());
         let leaving = self.routes.replace(kept.snapshot()).unwrap_or_default();
         self.state.lock().version = Some(version);
-        tracing::info!(generation = kept.generation, services = kept.told.services.len(), "new routes");
+        tracing::info!(generation = kept.generation, services = kept.told.services.len(), "routes updated");
         for replica in leaving {
             tokio::spawn(Arc::clone(self).drain(replica));
         }
         let file = self.file.clone();
         let saved = tokio::task::spawn_blocking(move || state::save(&file, &kept)).await;
         if let Ok(Err(error)) = saved {
-            tracing::warn!(%error, "keep the routes for a restart");
+            tracing::warn!(%error, "failed to store routes");
         }
     }
 
     async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
         let drained = replica.drained(DRAIN_TIMEOUT).await;
-        tracing::debug!(replica = replica.id(), ?drained, "a replica was drained");
+        tracing::debug!(replica = replica.id(), ?drained, "replica drained");
         if let Ok(id) = replica.id().parse() {
             self.state.lock().left.push(id);
             self.news.notify_one();
         }
     }
 
-    /// Says what came, for ever; ends when it is dropped.
+    /// Sends traffic reports until dropped.
     pub(super) async fn report(self: Arc<Self>) {
         loop {
             let _ = timeout(REPORT_INTERVAL, self.news.notified()).await;
             if let Err(error) = self.tell().await {
-                tracing::debug!(%error, "tell what came");
+                tracing::debug!(%error, "failed to report traffic");
                 tokio::time::sleep(RETRY_DELAY).await;
             }
             self.routes.sweep();
@@ -272,14 +272,14 @@ impl RouteSync {
         Ok(())
     }
 
-    /// Nothing goes through this process any more.
+    /// Sends the last report and deregisters this process.
     pub(super) async fn deregister(&self) {
         if let Err(error) = self.tell().await {
-            tracing::debug!(%error, "tell what came last");
+            tracing::debug!(%error, "failed to send the last traffic report");
         }
         let asked = LeaveRequest { node: self.id };
         if let Err(error) = self.server.call::<LeaveGateway>(&asked, REPORT_TIMEOUT).await {
-            tracing::debug!(%error, "say that this process is gone");
+            tracing::debug!(%error, "failed to deregister");
         }
     }
 }

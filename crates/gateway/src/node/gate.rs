@@ -1,4 +1,4 @@
-//! Tokens of callers, as the server knows them.
+//! Token checks by the server.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -11,20 +11,20 @@ use windlass_api::{
 use super::server::ServerClient;
 use crate::auth::{Gatekeeper, Verdict};
 
-/// A caller waits for this.
+/// Timeout of a token check; a caller waits for it.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the server is asked about the token of a stream that goes on.
+/// Interval at which the token of a long-lived stream is checked again.
 const REVOCATION_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
 pub(super) struct ServerGatekeeper(pub(super) Arc<ServerClient>);
 
-/// What the server says of a token; nothing when it does not answer.
+/// Queries the server about a token; `None` if it does not respond.
 async fn check_token(server: &ServerClient, token: &str, project: &str) -> Option<TokenCheck> {
     let asked = TokenCheckRequest { token: token.to_owned(), project: project.to_owned() };
     match server.call::<CheckServiceToken>(&asked, CHECK_TIMEOUT).await {
         Ok(answer) => Some(answer),
         Err(error) => {
-            tracing::debug!(%error, "check a token");
+            tracing::debug!(%error, "failed to check token");
             None
         }
     }
@@ -50,7 +50,7 @@ impl Gatekeeper for ServerGatekeeper {
         Box::pin(async move {
             loop {
                 tokio::time::sleep(REVOCATION_CHECK_INTERVAL).await;
-                // A server that does not answer takes nobody's rights away.
+                // An unreachable server does not revoke access.
                 if check_token(&server, &token, &project).await.is_some_and(|answer| !answer.allowed) {
                     return;
                 }

@@ -1,7 +1,8 @@
-//! Listeners go from one process to the next over a socket, so that no caller finds the door shut.
+//! Handover of listening sockets to the next process, so that no connection is refused during a restart.
 //!
-//! The new process asks at `handover.sock` in the state directory and is given the listening sockets themselves, with
-//! whoever waits in them. Once it serves it says so, and the old one stops accepting, answers what it has and ends.
+//! The new process connects to `handover.sock` in the state directory and receives the listening sockets themselves,
+//! with the connections pending in them. Once it serves, it acknowledges; the old process then stops accepting,
+//! completes its requests and exits.
 
 use std::{
     fs, io,
@@ -21,9 +22,9 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// Listeners of one gateway.
+/// Maximum number of listeners of one gateway.
 const LISTENERS_MAX: usize = 4;
-/// The new process must serve by then, or the old one goes on.
+/// Time within which the new process must serve; otherwise the old one continues.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(30);
 const GREETING: &[u8] = b"windlass-gateway 1\n";
 const ACKNOWLEDGED: u8 = b'!';
@@ -32,27 +33,27 @@ fn path(state: &Path) -> PathBuf {
     state.join("handover.sock")
 }
 
-/// What a process that is there gave away. It goes on serving until [`InheritedListeners::taken`].
+/// Listeners received from a running process, which continues to serve until [`InheritedListeners::taken`].
 pub(super) struct InheritedListeners {
     stream: UnixStream,
     listeners: Vec<TcpListener>,
 }
 
 impl InheritedListeners {
-    /// The listener with this address, if there is one.
+    /// Returns the listener with this address, if there is one.
     pub(super) fn take(&mut self, address: SocketAddr) -> Option<TcpListener> {
         let at =
             self.listeners.iter().position(|one| one.local_addr().is_ok_and(|local| local == address))?;
         Some(self.listeners.swap_remove(at))
     }
 
-    /// The other may go.
+    /// Acknowledges that this process serves, so that the other one can exit.
     pub(super) fn taken(mut self) -> io::Result<()> {
         self.stream.write_all(&[ACKNOWLEDGED])
     }
 }
 
-/// Asks the process that is there, if one is.
+/// Requests the listeners of a running process, if there is one.
 pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedListeners>> {
     let stream = match UnixStream::connect(path(state)) {
         Ok(stream) => stream,
@@ -79,7 +80,7 @@ pub(super) fn request_listeners(state: &Path) -> io::Result<Option<InheritedList
     Ok(Some(InheritedListeners { stream, listeners: fds.into_iter().map(TcpListener::from).collect() }))
 }
 
-/// Where the next process will ask. Takes the place of whoever was there.
+/// Opens the socket for the next process. Replaces that of a previous process.
 pub(super) fn bind(state: &Path) -> io::Result<UnixListener> {
     let path = path(state);
     let fresh = path.with_extension("new");
@@ -90,7 +91,8 @@ pub(super) fn bind(state: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Gives the listeners to whoever asked. Whether they were taken: if not, this process goes on.
+/// Sends the listeners to the process that requested them. Returns whether it acknowledged; if not, this process
+/// continues.
 pub(super) fn send_listeners(stream: &UnixStream, listeners: &[TcpListener]) -> io::Result<bool> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(HANDOVER_TIMEOUT))?;
@@ -133,7 +135,7 @@ mod tests {
         assert!(given.take(address).is_none());
         given.taken().unwrap();
         assert!(old.join().unwrap());
-        // The old process has closed its own; whoever had come before is met here.
+        // The old process has closed its listener; a connection that was pending is accepted here.
         assert_eq!(taken.accept().unwrap().1, waiting.local_addr().unwrap());
         assert!(
             request_listeners(folder.path()).unwrap().is_none(),

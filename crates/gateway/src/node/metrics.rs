@@ -1,4 +1,4 @@
-//! What a process of a gateway counts, for Prometheus, at an address of its own: callers have no business there.
+//! Metrics of a gateway process for Prometheus, on a separate address that callers cannot reach.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::follow::RouteSync;
 use crate::{metrics, serve::ListenerLimits};
 
-/// Until `stop`.
+/// Serves metrics until `stop`.
 pub(super) async fn serve(listener: TcpListener, follower: Arc<RouteSync>, stop: CancellationToken) {
     loop {
         let accepted = tokio::select! {
@@ -24,7 +24,7 @@ pub(super) async fn serve(listener: TcpListener, follower: Arc<RouteSync>, stop:
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "accept somebody who reads metrics");
+                tracing::warn!(%error, "failed to accept metrics connection");
                 tokio::time::sleep(ListenerLimits::ACCEPT_RETRY_DELAY).await;
                 continue;
             }

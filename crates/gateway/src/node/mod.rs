@@ -1,7 +1,8 @@
-//! The process of a gateway: routes from the server, requests from callers, word back of what came.
+//! Gateway process: fetches routes from the server, serves requests and reports traffic.
 //!
-//! It asks the server and is never asked: nothing but its own ports has to be open. While the server is away it goes on
-//! with the routes that it has, which lie in a file too; tokens that were checked are believed up to their bound.
+//! All communication is initiated by the gateway, so only its own ports have to be open. While the server is
+//! unreachable, the gateway continues with the routes that it has, which are also stored in a file; checked tokens stay
+//! valid up to their limit.
 
 mod certificates;
 mod follow;
@@ -39,14 +40,14 @@ use crate::{
 
 /// A stream through SSH takes longer to open than a socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Tokens whose checks are remembered.
+/// Maximum number of cached token checks.
 const TOKENS_MAX: usize = 100_000;
-/// A wrong token may be made right.
+/// Short, because a rejected token may become valid.
 const DENY_TTL: Duration = Duration::from_secs(5);
-/// The server need not wait for what this process had, but the process does not wait for the server either.
+/// Maximum time to deregister on exit. The server does not depend on it.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why a gateway does not start.
+/// Failure to start a gateway.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     #[error(transparent)]
@@ -79,31 +80,31 @@ pub enum NodeError {
     HandOver(#[source] io::Error),
 }
 
-/// How a gateway is run.
+/// Settings of a gateway process.
 #[derive(Debug)]
 pub struct Settings {
     pub server: ServerClient,
-    /// Routes and the socket of the next process are kept here.
+    /// State directory: stored routes and the handover socket.
     pub state: PathBuf,
     pub listen: SocketAddr,
     pub tls: Option<TlsSettings>,
-    /// Where metrics are shown.
+    /// Address of the metrics endpoint.
     pub metrics: Option<SocketAddr>,
-    /// Where people find it.
+    /// Public address of the gateway.
     pub address: Option<String>,
-    /// How long a token is believed after the server said yes to it.
+    /// Time for which a token stays valid after the server has accepted it.
     pub trust: Duration,
 }
 
 #[derive(Clone, Debug)]
 pub struct TlsSettings {
     pub listen: SocketAddr,
-    /// Chain and key; where the gateway's configuration says otherwise, this counts.
+    /// Chain and key. They take precedence over the gateway's configuration.
     pub given: Option<(PathBuf, PathBuf)>,
     pub acme: AcmeSettings,
 }
 
-/// A gateway that listens.
+/// Gateway with open listeners.
 pub struct Node {
     follower: Arc<RouteSync>,
     proxy: Arc<Proxy>,
@@ -115,7 +116,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// With the routes that were known last, and with the listeners of the process before, if one is there.
+    /// Loads the stored routes, and takes over the listeners of a running process, if there is one.
     pub fn start(settings: Settings, id: Uuid) -> Result<Self, NodeError> {
         let Settings { server, state, listen, tls, metrics, address, trust } = settings;
         make_private_dir(&state)?;
@@ -148,24 +149,24 @@ impl Node {
         Ok(Self { follower, proxy: Arc::new(proxy), plain, encrypted, metrics, given, state })
     }
 
-    /// Where it listens: plain, and encrypted.
+    /// Returns the addresses of the plain and the TLS listener.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let encrypted = self.encrypted.as_ref().and_then(|(listener, _)| listener.local_addr().ok());
         (self.plain.local_addr().ok(), encrypted)
     }
 
-    /// Where it shows metrics.
+    /// Returns the address of the metrics endpoint.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 
-    /// Reads certificates anew; open connections keep theirs.
+    /// Returns a function that reloads the certificates; open connections keep theirs.
     pub fn reloader(&self) -> impl Fn() -> Result<(), NodeError> + Send + Sync + 'static {
         let keeper = self.encrypted.as_ref().map(|(_, keeper)| Arc::clone(keeper));
         move || keeper.as_ref().map_or(Ok(()), |keeper| keeper.reload())
     }
 
-    /// Serves until `stop`, or until another process took the listeners; then lets requests finish.
+    /// Serves until `stop`, or until another process has taken over the listeners; then lets requests finish.
     pub async fn run(self, stop: CancellationToken) -> Result<(), NodeError> {
         let Self { follower, proxy, plain, encrypted, metrics, given, state } = self;
         let listening = ListenerConfig {
@@ -194,7 +195,7 @@ impl Node {
         }
         let next = handover::bind(&state).map_err(NodeError::HandOver)?;
         if let Some(given) = given {
-            // Both accept for a moment; nobody is turned away.
+            // Both processes accept for a moment, so that no connection is refused.
             given.taken().map_err(NodeError::TakeOver)?;
         }
         let next = tokio::spawn(await_handover(next, handed, stop.clone()));
@@ -202,7 +203,7 @@ impl Node {
         let reporting = tokio::spawn(Arc::clone(&follower).report());
         stop.cancelled().await;
         next.abort();
-        // The listeners that could be handed over are closed with it.
+        // Closes the listeners that were kept for a handover.
         let _ = next.await;
         doors.close();
         doors.wait().await;
@@ -214,7 +215,7 @@ impl Node {
     }
 }
 
-/// Gives the listeners to the next process; then this one stops.
+/// Passes the listeners to the next process; then stops this one.
 async fn await_handover(
     door: std::os::unix::net::UnixListener,
     listeners: Vec<TcpListener>,
@@ -222,7 +223,7 @@ async fn await_handover(
 ) {
     let door = match tokio::net::UnixListener::from_std(door) {
         Ok(door) => door,
-        Err(error) => return tracing::warn!(%error, "wait for the next process"),
+        Err(error) => return tracing::warn!(%error, "failed to open handover socket"),
     };
     let listeners = Arc::new(listeners);
     loop {
@@ -239,13 +240,15 @@ async fn await_handover(
         };
         match given {
             Ok(Ok(true)) => {
-                tracing::info!("another process took the listeners; this one answers what it has and ends");
+                tracing::info!("listeners handed over to another process; draining requests");
                 stop.cancel();
                 return;
             }
-            Ok(Ok(false)) => tracing::warn!("another process asked for the listeners and did not serve"),
+            Ok(Ok(false)) => {
+                tracing::warn!("another process requested the listeners but did not start serving")
+            }
             Ok(Err(error)) => {
-                tracing::warn!(%error, "hand the listeners over");
+                tracing::warn!(%error, "failed to hand over listeners");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
             Err(_) => return,
@@ -266,7 +269,7 @@ fn listener(
     Ok(listener)
 }
 
-/// It holds what opens hosts: ours alone.
+/// Creates the state directory, accessible to this user only, because it contains credentials for hosts.
 fn make_private_dir(path: &Path) -> Result<(), NodeError> {
     use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
     let failed = |source| NodeError::Directory { path: path.to_owned(), source };
@@ -274,7 +277,7 @@ fn make_private_dir(path: &Path) -> Result<(), NodeError> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700)).map_err(failed)
 }
 
-/// What is kept over a restart.
+/// State that is stored across restarts.
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 struct SavedRoutes {
     generation: u64,

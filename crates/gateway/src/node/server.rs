@@ -1,4 +1,4 @@
-//! How a gateway speaks to the server: one call, one connection, plain or with TLS.
+//! Client for the server's API: one connection per call, with or without TLS.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use tokio::time::timeout;
 use windlass_api::Operation;
 use windlass_dial::{DialError, ServerUrl, ServerUrlError};
 
-/// The largest answer: the routes of ten thousand services.
+/// Maximum size of a response: the routes of ten thousand services.
 const RESPONSE_MAX: usize = 256 * 1024 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// As much of a refusal is shown.
+/// Maximum length of the error text that is shown of a refusal.
 const ERROR_TEXT_MAX: usize = 300;
 
-/// Why there is no answer.
+/// Failure of a call to the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error(transparent)]
@@ -39,14 +39,14 @@ pub enum ServerError {
     Body,
     #[error("the server took longer than {} s", after.as_secs())]
     Late { after: Duration },
-    /// The token is not that of a gateway that exists.
+    /// The token does not belong to an existing gateway.
     #[error("the server does not know this gateway's token")]
     Denied,
     #[error("the server answered {status}: {words}")]
     Refused { status: StatusCode, words: String },
 }
 
-/// The server, as it is found.
+/// Address and credential of the server.
 pub struct ServerClient {
     place: ServerUrl,
     authorization: HeaderValue,
@@ -59,7 +59,7 @@ impl std::fmt::Debug for ServerClient {
 }
 
 impl ServerClient {
-    /// `certificate` is what an `https` server is known by, where the machine does not trust it anyway.
+    /// `certificate` identifies an `https` server that the machine does not trust by itself.
     pub fn new(url: &str, token: &str, certificate: Option<&str>) -> Result<Self, ServerError> {
         let place = ServerUrl::parse(url, certificate)?;
         let mut authorization =

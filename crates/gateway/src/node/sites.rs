@@ -1,6 +1,6 @@
-//! Streams to replicas from a gateway's host: over SSH, or a socket where the host is this machine.
+//! Streams from the gateway to replicas: over SSH, or over a socket if the host is this machine.
 //!
-//! A host is gone to only when the server knows its key: a gateway learns no keys of its own.
+//! Connects to a host only if the server knows its key: a gateway never accepts a host key on first use.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use crate::{
     way::{AgentAddress, ReplicaHost},
 };
 
-/// The hosts that this gateway was told of, and the connections to them.
+/// Hosts from the routes, and the connections to them.
 pub(super) struct ReplicaConnector {
     known: RwLock<BTreeMap<String, ReplicaHost>>,
     hosts: SshPool<String>,
@@ -36,7 +36,7 @@ impl ReplicaConnector {
         Self { known: RwLock::default(), hosts: SshPool::new(Backoff::STANDARD) }
     }
 
-    /// Connections to those that are no longer named end when nobody uses them.
+    /// Replaces the known hosts. Connections to removed ones are closed when they are no longer in use.
     pub(super) fn replace(&self, sites: BTreeMap<String, ReplicaHost>) {
         let old = std::mem::replace(&mut *self.known.write(), sites);
         let known = self.known.read();
@@ -81,7 +81,7 @@ impl Connector for ReplicaConnector {
     }
 }
 
-/// A stream, and the connection that must live as long.
+/// Stream, with the connection that must stay open as long.
 struct TunneledStream {
     stream: TokioIo<Upgraded>,
     _below: Option<Arc<Connection>>,

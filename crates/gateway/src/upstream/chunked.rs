@@ -1,4 +1,4 @@
-//! The chunked coding of an answer, read from a buffer. Pure: bytes in, pieces out.
+//! Decoder for the chunked coding of a response. Pure: works on a buffer only.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use hyper::{
@@ -8,12 +8,12 @@ use hyper::{
 
 use super::ExchangeError;
 
-/// The longest line with a size: extensions count, and nobody needs them.
+/// Maximum length of a line with a chunk size, extensions included; they are not used in practice.
 const LINE_MAX: usize = 256;
 const TRAILERS_MAX: usize = 16 * 1024;
 const TRAILER_FIELDS_MAX: usize = 64;
 
-/// Where in the coding we are.
+/// State of the decoder.
 #[derive(Debug, Default)]
 pub(crate) enum ChunkedDecoder {
     #[default]
@@ -24,7 +24,7 @@ pub(crate) enum ChunkedDecoder {
     End,
 }
 
-/// What the next bytes are.
+/// Next decoded part.
 #[derive(Debug, PartialEq)]
 pub(crate) enum ChunkPart {
     Data(Bytes),
@@ -93,7 +93,7 @@ fn line_end(buffer: &[u8], max: usize) -> Result<Option<usize>, ExchangeError> {
 
 fn size(line: &[u8]) -> Result<u64, ExchangeError> {
     let digits = line.iter().position(|b| *b == b';').map_or(line, |at| line.get(..at).unwrap_or(line));
-    // White space is allowed before an extension, and nowhere else.
+    // White space is allowed before an extension only.
     let digits = if digits.len() < line.len() { digits.trim_ascii_end() } else { digits };
     if digits.is_empty() || digits.len() > 15 {
         return Err(ExchangeError::Malformed("a chunk has no sensible size"));
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// Feeds the bytes in steps of `step` and gathers what comes out.
+    /// Feeds the bytes in steps of `step` and collects the output.
     fn decode(text: &str, step: usize) -> Result<(String, Vec<String>, String), String> {
         let (mut state, mut buffer) = (ChunkedDecoder::default(), BytesMut::new());
         let (mut data, mut fields) = (Vec::new(), Vec::new());
@@ -185,7 +185,8 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// However the bytes are cut, they mean the same; what is not chunked is refused, and nothing is read twice.
+        /// Checks that the result does not depend on how the bytes are split, that invalid input is rejected, and that
+        /// nothing is read twice.
         #[test]
         fn fuzz_of_chunked_bodies(
             words in prop::collection::vec(
@@ -199,7 +200,7 @@ mod tests {
             let pieces = decode(&text, step);
             match (&whole, &pieces) {
                 (Ok(whole), Ok(pieces)) => prop_assert_eq!(whole, pieces),
-                // A cut may be noticed earlier, and for another reason.
+                // Truncation may be detected earlier, and for another reason.
                 (whole, pieces) => prop_assert_eq!(whole.is_ok(), pieces.is_ok(), "{:?} {:?}", whole, pieces),
             }
         }

@@ -1,4 +1,4 @@
-//! One connection to a replica: writes a request, reads an answer, and knows whether it can be used again.
+//! Connection to a replica: writes a request, reads a response, and determines whether it can be reused.
 
 use std::{
     io,
@@ -24,35 +24,36 @@ use crate::{
     connect::Stream,
 };
 
-/// What is read at once: little at first, as thousands of connections may wait, and more from who has more to say.
+/// Size of a read: small at first, because thousands of connections may be idle, and larger for replicas that send
+/// more.
 const READ_MIN: usize = 4 * 1024;
 const READ_MAX: usize = 64 * 1024;
-/// Pieces up to this size are copied behind what is written before them: one call instead of two.
+/// Maximum size of a part that is copied behind pending data: one write instead of two.
 const COPY_MAX: usize = 8 * 1024;
 
-/// A connection. It is handed on in a box.
+/// Connection, passed on boxed.
 pub(crate) struct UpstreamConnection {
     io: Stream,
     read: BytesMut,
-    /// How much room it is given.
+    /// Size of the next read.
     room: usize,
     write: BytesMut,
-    /// A large piece, written after `write` without a copy.
+    /// Large part, written after `write` without a copy.
     piece: Bytes,
-    /// Whether that piece is a chunk, whose end is still to be written.
+    /// True if that part is a chunk whose terminator is still to be written.
     tail: bool,
     pub(crate) idle_since: Instant,
-    /// Bytes of this request that the socket has taken.
+    /// Bytes of this request that the socket has accepted.
     sent: u64,
-    /// For whoever waits for an answer.
+    /// Timer for the wait for a response.
     pub(crate) alarm: LazyTimer,
 }
 
-/// The part of a request that is still to be written.
+/// Part of a request that is still to be written.
 pub(crate) struct RequestWriter {
     body: RequestBody,
     framing: Framing,
-    /// What of an announced length is still to come.
+    /// Bytes of the announced length that are still missing.
     left: u64,
     state: WriteState,
 }
@@ -99,14 +100,15 @@ impl UpstreamConnection {
         }
     }
 
-    /// Whether an idle connection is still open and silent. Anything to read on it, its end included, spoils it.
+    /// Returns whether an idle connection is still open and silent. Any readable data, including EOF, makes it
+    /// unusable.
     pub(crate) fn is_reusable(&mut self, cx: &mut Context<'_>) -> bool {
         let mut byte = [0_u8; 1];
         let mut buffer = ReadBuf::new(&mut byte);
         self.read.is_empty() && Pin::new(&mut self.io).poll_read(cx, &mut buffer).is_pending()
     }
 
-    /// Where the head of the next request is written to.
+    /// Resets the state and returns the buffer for the head of the next request.
     pub(crate) fn begin(&mut self) -> &mut BytesMut {
         self.write.clear();
         self.piece = Bytes::new();
@@ -115,24 +117,24 @@ impl UpstreamConnection {
         &mut self.write
     }
 
-    /// Bytes of the request that left us.
+    /// Returns the number of bytes of the request that were sent.
     pub(crate) const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Whether the replica may have seen some of the request.
+    /// Returns whether the replica may have received a part of the request.
     pub(crate) const fn has_sent(&self) -> bool {
         self.sent > 0
     }
 
-    /// Writes on, as far as it goes.
+    /// Continues to write, as far as possible.
     pub(crate) fn poll_send(
         &mut self,
         sending: &mut RequestWriter,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), ExchangeError>> {
         loop {
-            // Fill before flush: the head and a small body leave in one write.
+            // Fill before flush, so that the head and a small body are sent in one write.
             while sending.state == WriteState::Body && self.piece.is_empty() && self.write.len() < COPY_MAX {
                 match sending.body.poll_part(cx) {
                     Poll::Pending => break,
@@ -161,7 +163,7 @@ impl UpstreamConnection {
             }
             ready!(self.poll_write(cx)).map_err(ExchangeError::Write)?;
             if self.piece.is_empty() && self.write.is_empty() && sending.state == WriteState::Body {
-                // What is not full waits for nobody: a stream's pieces go out as they come.
+                // Flushed even if not full, so that parts of a stream are sent as they arrive.
                 if let Poll::Ready(Err(error)) = Pin::new(&mut self.io).poll_flush(cx) {
                     return Poll::Ready(Err(ExchangeError::Write(error)));
                 }
@@ -177,7 +179,7 @@ impl UpstreamConnection {
         if chunked {
             put_chunk_size(&mut self.write, data.len());
         } else {
-            // More than was announced would be taken for another request.
+            // More data than announced would be parsed as another request.
             sending.left =
                 sending.left.checked_sub(data.len() as u64).ok_or(RequestBodyError::LengthMismatch)?;
         }
@@ -240,7 +242,7 @@ impl UpstreamConnection {
         Poll::Ready(Ok(filled))
     }
 
-    /// Reads until the head of the final answer is there. `headers` is an old map to use again.
+    /// Reads until the head of the final response is complete. `headers` is a map to reuse.
     pub(crate) fn poll_head(
         &mut self,
         method: &Method,
@@ -273,7 +275,7 @@ impl UpstreamConnection {
         }
     }
 
-    /// The next piece of the answer's body; nothing at its end.
+    /// Returns the next part of the response body; `None` at its end.
     pub(crate) fn poll_body(
         &mut self,
         reading: &mut BodyReader,
@@ -322,18 +324,18 @@ impl UpstreamConnection {
         }
     }
 
-    /// Whether nothing is left over of the last exchange.
+    /// Returns whether nothing is left over from the last exchange.
     pub(crate) fn is_clean(&self) -> bool {
         self.read.is_empty() && self.write.is_empty() && self.piece.is_empty()
     }
 
-    /// The bare stream after a change of protocol, and what was read of it already.
+    /// Returns the raw stream after an upgrade, and the bytes that were read from it already.
     pub(crate) fn into_stream(self) -> (Stream, Bytes) {
         (self.io, self.read.freeze())
     }
 }
 
-/// What of an answer's body is still to be read.
+/// Unread rest of a response body.
 #[derive(Debug)]
 pub(crate) enum BodyReader {
     Sized(u64),
@@ -353,7 +355,7 @@ impl From<Framing> for BodyReader {
     }
 }
 
-/// A connection that the replica closed while it was idle may end with a reset instead of an end.
+/// Maps a reset to a close: a connection that the replica closed while idle may end with either.
 fn read_failure(error: io::Error) -> ExchangeError {
     if error.kind() == io::ErrorKind::ConnectionReset {
         ExchangeError::ClosedBeforeResponse

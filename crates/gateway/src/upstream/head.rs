@@ -1,5 +1,4 @@
-//! The head of a replica's answer, and what it says about the body. Strict: what could be read in two ways is
-//! refused.
+//! Parser for the head of a response, and the framing of its body. Strict: ambiguous heads are rejected.
 
 use std::{mem::MaybeUninit, ops::Range};
 
@@ -14,17 +13,17 @@ use super::ExchangeError;
 pub(crate) const HEAD_MAX: usize = 64 * 1024;
 pub(crate) const HEADERS_MAX: usize = 128;
 
-/// How long a body is.
+/// Framing of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
     None,
     Sized(u64),
     Chunked,
-    /// Until the connection ends.
+    /// Until the connection is closed.
     Close,
 }
 
-/// The head of an answer.
+/// Head of a response.
 #[derive(Debug)]
 pub(crate) struct ResponseHead {
     pub(crate) status: StatusCode,
@@ -33,7 +32,7 @@ pub(crate) struct ResponseHead {
     pub(crate) keep_alive: bool,
 }
 
-/// Where a field stands in a head.
+/// Position of a field in a head.
 #[derive(Clone, Copy, Default)]
 struct HeaderSpan {
     name: u16,
@@ -48,20 +47,20 @@ impl HeaderSpan {
     }
 
     fn value(self) -> Range<usize> {
-        // An empty value may point anywhere.
+        // An empty value may have any position.
         let start = if self.value_len == 0 { 0 } else { usize::from(self.value) };
         start..start + usize::from(self.value_len)
     }
 }
 
-/// Takes a whole head out of the buffer, or nothing while it is incomplete. `headers` is an old map to use again.
+/// Parses and consumes a complete head; `None` while it is incomplete. `headers` is a map to reuse.
 pub(super) fn parse(
     buffer: &mut BytesMut,
     method: &Method,
     headers: &mut HeaderMap,
 ) -> Result<Option<ResponseHead>, ExchangeError> {
     let mut slots = [MaybeUninit::<httparse::Header<'_>>::uninit(); HEADERS_MAX];
-    // A head has at most 64 KiB, so its parts are found with 16 bits: less to clear for each answer.
+    // A head has at most 64 KiB, so 16 bits suffice for positions: less to clear for each response.
     let mut spans = [HeaderSpan::default(); HEADERS_MAX];
     let base = buffer.as_ptr() as usize;
     let (length, version, code, count) = {
@@ -143,12 +142,12 @@ fn framing(
     }
 }
 
-/// The one length that all its fields agree on.
+/// Returns the content length, on which all its fields must agree.
 pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, &'static str> {
     let mut length = None;
     for value in headers.get_all(header::CONTENT_LENGTH) {
         let bytes = value.as_bytes();
-        // `u64::from_str` would take a sign.
+        // `u64::from_str` would accept a sign.
         let this = (!bytes.is_empty() && bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit))
             .then(|| bytes.iter().fold(0_u64, |n, digit| n * 10 + u64::from(digit - b'0')))
             .ok_or("its content length is no number")?;
@@ -160,7 +159,7 @@ pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, &'stati
     Ok(length)
 }
 
-/// Whether a list of tokens has this one, in any case of letters.
+/// Returns whether a list of tokens contains this one, case-insensitively.
 pub(crate) fn has_token(value: &HeaderValue, token: &[u8]) -> bool {
     value.as_bytes().split(|b| *b == b',').any(|word| word.trim_ascii().eq_ignore_ascii_case(token))
 }
@@ -248,7 +247,7 @@ mod tests {
             for bytes in [words.concat().as_bytes(), said.as_bytes(), &noise] {
                 let mut buffer = BytesMut::from(bytes);
                 let Ok(Some(answer)) = parse(&mut buffer, &Method::GET, &mut HeaderMap::new()) else { continue };
-                // What has a length and an encoding could be read in two ways.
+                // A head with both a length and an encoding would be ambiguous.
                 let lengths = answer.headers.contains_key(header::CONTENT_LENGTH);
                 let encodings = answer.headers.contains_key(header::TRANSFER_ENCODING);
                 prop_assert!(!(lengths && encodings), "{answer:?}");

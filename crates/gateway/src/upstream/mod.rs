@@ -1,9 +1,9 @@
-//! HTTP/1.1 to a replica, over any stream.
+//! HTTP/1.1 client for replicas, over any stream.
 //!
-//! Why not a client of a library? It would drive each connection in a task of its own and hand over each piece
-//! through channels. Here one task carries a request from the caller's socket to the replica's and back, the
-//! headers of a request are written from where they lie, and we know for certain whether a replica has said
-//! anything yet, which decides whether a request may be sent to another.
+//! A library client is not used: it would drive each connection in a separate task and pass each part through channels.
+//! Here one task carries a request from the client's socket to the replica's and back, the headers of a request are
+//! written without copies, and it is known for certain whether a replica has started to respond, which decides whether
+//! a request may be sent to another.
 
 mod chunked;
 mod conn;
@@ -12,7 +12,7 @@ mod head;
 pub(crate) use conn::{BodyReader, RequestWriter, UpstreamConnection};
 pub(crate) use head::{Framing, ResponseHead, content_length, has_token};
 
-/// Why an exchange with a replica failed.
+/// Failure of an exchange with a replica.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
     #[error("write to the replica")]

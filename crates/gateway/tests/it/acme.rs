@@ -1,4 +1,4 @@
-//! Certificates from an authority of our own, which checks all that the protocol asks of a client.
+//! Certificates from a test authority, which checks everything that the protocol requires of a client.
 
 use std::{
     collections::HashSet,
@@ -31,7 +31,7 @@ use crate::{
     listener::tls_connect,
 };
 
-/// Everything is on this machine and plain.
+/// Dialer for plain connections on this machine.
 struct PlainDialer;
 
 impl Dialer for PlainDialer {
@@ -54,10 +54,10 @@ struct AuthorityState {
     chain: Option<String>,
 }
 
-/// The authority.
+/// Test authority.
 pub(crate) struct Authority {
     pub(crate) folder: TempDir,
-    /// Where it looks for proofs, whatever the name.
+    /// Address at which it requests key authorizations, for any name.
     gateway: SocketAddr,
     book: Mutex<AuthorityState>,
 }
@@ -123,14 +123,14 @@ impl Authority {
         response
     }
 
-    /// The payload of a request, if its signature, nonce and address are right.
+    /// Returns the payload of a request, if its signature, nonce and URL are valid.
     fn verify(&self, url: &str, body: &[u8]) -> Result<Value, Value> {
         let mut book = self.book.lock();
         let document: Value = serde_json::from_slice(body).unwrap();
         let protected: Value = serde_json::from_slice(&decode(&document["protected"])).unwrap();
         assert_eq!((protected["alg"].as_str(), protected["url"].as_str()), (Some("ES256"), Some(url)));
         let known = book.nonces.remove(protected["nonce"].as_str().unwrap());
-        // Now and then a nonce is refused though it is good: that happens.
+        // Occasionally rejects a valid nonce, as real authorities do.
         book.refused += u64::from(book.drawn % 4 == 3);
         if !known || book.drawn % 4 == 3 {
             return Err(json!({ "type": "urn:ietf:params:acme:error:badNonce", "detail": "too old" }));
@@ -198,7 +198,7 @@ impl Authority {
             ] })
     }
 
-    /// Looks for the proof as the world would.
+    /// Requests the key authorization as a real authority would.
     async fn fetch_proof(&self) {
         let (name, key) = {
             let book = self.book.lock();
@@ -260,7 +260,7 @@ async fn a_certificate_is_ordered_proven_and_used() {
     let mut account = open(&serving).await;
     let pem = account.certificate(&["llm.test".to_owned()], &challenges).await.unwrap();
     assert!(authority.book.lock().refused > 0, "no nonce was ever refused");
-    // The proof is gone again, and the path belongs to the service.
+    // The challenge is removed again, and the path belongs to the service.
     assert_eq!(bed.get("/.well-known/acme-challenge/tok-1").await.status, 308);
 
     let certificates = Arc::new(Certificates::default());
@@ -279,7 +279,7 @@ async fn a_name_that_cannot_be_proven_says_why() {
     let authority = Authority::new("bad", bed.address);
     let serving = authority.serve().await;
     let mut account = open(&serving).await;
-    // The proof is put where nobody shows it.
+    // The key authorization is stored where it is not served.
     let error = account.certificate(&["llm.test".to_owned()], &Challenges::default()).await.unwrap_err();
     let AcmeError::Unproven { name, detail } = error else { panic!("{error}") };
     assert_eq!((name.as_str(), detail.as_str()), ("llm.test", "found status 200"));

@@ -1,4 +1,4 @@
-//! Which replica answers: turns, failures, departures, and services that sleep.
+//! Selection of the replica: balancing, failures, departures, and services scaled to zero.
 
 use std::{
     sync::{
@@ -47,7 +47,7 @@ async fn the_least_busy_replica_comes_first() {
     least.balance = Balance::LeastOutstanding;
     let bed = TestProxy::new(vec![least]).await;
     let live = bed.routes.service("main/llm").unwrap();
-    // Both are free: the first in the list gets it, and keeps it.
+    // Both are free: the first in the list gets the request and does not answer it.
     let mut stuck = bed.connect().await;
     stuck.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     wait_until("one is busy", || live.replicas()[0].outstanding() == 1).await;
@@ -67,11 +67,11 @@ async fn a_replica_that_cannot_be_reached_costs_no_request() {
     ])])
     .await;
     for _ in 0..30 {
-        // Nothing was sent to the dead ones, so that holds for every method.
+        // Nothing was sent to the dead ones, so this holds for every method.
         let got = bed.ask("POST", "/", &[], "x").await;
         assert_eq!((got.status, got.body.as_str()), (200, "alive"));
     }
-    // They are left alone after the first failure.
+    // They are avoided after the first failure.
     let tries: u32 = bed.seen.records.lock().iter().map(|record| record.tries).sum();
     assert!(tries < 60, "{tries} tries for 30 requests");
 }
@@ -83,7 +83,7 @@ async fn an_idempotent_request_is_sent_again_and_another_never() {
     let rude = Upstream::raw(move |mut stream| {
         let seen = Arc::clone(&seen);
         async move {
-            // Reads the request, then goes away without a word.
+            // Reads the request, then closes the connection without a response.
             read_head(&mut stream).await;
             seen.fetch_add(1, Ordering::SeqCst);
         }
@@ -99,7 +99,7 @@ async fn an_idempotent_request_is_sent_again_and_another_never() {
             assert_eq!(got.status, 200, "{method}");
             assert!(method == "HEAD" || got.body.ends_with(body), "{method}: {}", got.body);
         }
-        // A new address is a new replica: nothing is held against it.
+        // A new address is a new replica, without earlier failures.
         bed.replace(vec![service(vec![])]);
         bed.replace(vec![fresh()]);
     }
@@ -114,7 +114,7 @@ async fn an_idempotent_request_is_sent_again_and_another_never() {
 
 #[tokio::test]
 async fn a_connection_that_the_replica_closed_meanwhile_costs_no_request() {
-    // Answers one request on each connection, says that it stays, and goes.
+    // Answers one request on each connection, announces keep-alive, and closes it.
     let upstream = Upstream::raw(|mut stream| async move {
         read_head(&mut stream).await;
         stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
@@ -228,14 +228,14 @@ async fn nobody_waits_longer_or_with_more_others_than_allowed() {
     let got = bed.get("/").await;
     assert_eq!((got.status, got.field("retry-after")), (503, "5"));
     assert!(got.body.contains("no replica ready yet"), "{}", got.body);
-    // One waits for long; the next does not wait at all.
+    // One request waits for long; the next does not wait at all.
     bed.replace(vec![sleepy(vec![], 60_000)]);
     let mut first = bed.connect().await;
     first.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     let live = bed.routes.service("main/llm").unwrap();
     wait_until("one waits", || live.stats().read().held == 1).await;
     assert_eq!(bed.get("/").await.status, 503);
-    // Who goes away waits no longer.
+    // A caller that disconnects no longer waits.
     drop(first);
     wait_until("nobody waits", || live.stats().read().held == 0).await;
 }
@@ -281,7 +281,7 @@ async fn a_replica_gets_no_more_at_once_than_it_may_and_others_wait_their_turn()
         at_once.load(Ordering::SeqCst) == 2 && read.held == 3
     })
     .await;
-    // Each that is answered makes room for one that waits.
+    // Each answered request makes capacity for one that waits.
     for left in [2, 1, 0] {
         gate.notify_one();
         wait_until("one more is served", || {

@@ -1,7 +1,7 @@
-//! Requests that mean two things: what we do with them, and what nginx does.
+//! Ambiguous requests: the behaviour of this proxy and of nginx.
 //!
-//! Each case ends with an honest request, which shows whether the connection is still in step. A replica must never
-//! see `/smuggled`. Where nginx differs the case says why.
+//! Each case ends with a valid request, which shows whether the connection is still in sync. A replica must never
+//! receive `/smuggled`. Each case that differs from nginx states why.
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use windlass_testkit::{TempDir, temp_dir};
 
 use crate::kit::{TestProxy, Upstream, service, text, wait_until};
 
-/// A replica that remembers what it was asked.
+/// Replica that records its requests.
 struct RecordingReplica {
     upstream: Upstream,
     seen: Arc<Mutex<Vec<String>>>,
@@ -39,7 +39,7 @@ impl RecordingReplica {
                         line.push_str(&format!(" {name}={}", value.to_str().unwrap()));
                     }
                 }
-                // A request that broke off is not one that was passed on.
+                // A truncated request does not count as forwarded.
                 let Ok(body) = request.into_body().collect().await else { return text("broken") };
                 if !body.to_bytes().is_empty() {
                     line.push_str(" +body");
@@ -52,7 +52,7 @@ impl RecordingReplica {
         Self { upstream, seen }
     }
 
-    /// What a caller gets for these bytes, and what is seen of them here.
+    /// Sends these bytes; returns the statuses that the caller receives, and the requests that the replica receives.
     async fn send_bytes(&self, address: std::net::SocketAddr, bytes: &str) -> String {
         self.seen.lock().clear();
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -86,7 +86,7 @@ async fn a_request_that_means_two_things_is_never_passed_on() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Debian's nginx as a plain proxy with connections kept to the replica.
+/// Debian's nginx as a plain proxy with keep-alive connections to the replica.
 struct Nginx {
     _folder: TempDir,
     child: std::process::Child,

@@ -1,4 +1,4 @@
-//! Who may pass: tokens, rates, origins.
+//! Admission: tokens, rate limits, origins.
 
 use windlass_gateway::route::{Cors, LimitKey, RouteLimit};
 
@@ -42,7 +42,7 @@ async fn a_service_without_auth_has_its_own_and_is_not_given_ours() {
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let got = bed.ask("GET", "/", &[("Authorization", "Bearer theirs")], "").await;
     assert!(got.body.contains("authorization: Bearer theirs"), "{}", got.body);
-    // However ours look, and whoever chose them.
+    // With any prefix, and also tokens that an operator chose.
     for ours in [
         "Bearer wl_0123",
         "Bearer v2/wlass-gj3su-0123/abc",
@@ -68,7 +68,7 @@ async fn too_many_requests_are_told_when_to_come_back() {
     let wait: u64 = got.field("retry-after").parse().unwrap();
     assert!(got.status == 429 && (20..=50).contains(&wait), "{got:?}");
     assert_eq!(bed.get("/other").await.status, 200);
-    // New routes with the same limits are no way out.
+    // New routes with the same limits do not reset them.
     bed.replace(vec![limited]);
     assert_eq!(bed.get("/api").await.status, 429);
 }
@@ -98,7 +98,7 @@ async fn browsers_are_told_which_pages_may_call() {
     assert_eq!(got.field("access-control-allow-headers"), "authorization");
     assert_eq!(got.field("access-control-max-age"), "600");
     assert_eq!(ask("https://evil.example").await.status, 403);
-    // An answer carries it too, a refusal included.
+    // Responses have the headers too, including refusals.
     let fields = [("Origin", "https://ui.example"), ("Authorization", "Bearer good")];
     let got = bed.ask("GET", "/", &fields, "").await;
     assert_eq!((got.status, got.field("access-control-allow-origin")), (200, "https://ui.example"));

@@ -1,4 +1,4 @@
-//! A proxy in a test: replicas of all sorts behind it, raw bytes before it.
+//! Test proxy, with replicas of all kinds behind it and raw bytes in front of it.
 
 use std::{
     collections::HashMap,
@@ -29,7 +29,7 @@ use windlass_gateway::{
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_async};
 
-/// Not for ever.
+/// Waits with a timeout.
 pub(crate) async fn with_timeout<F: Future>(what: F) -> F::Output {
     tokio::time::timeout(TIMEOUT, what).await.expect("it takes too long")
 }
@@ -39,7 +39,7 @@ pub(crate) async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     eventually_async(what, async || is_so().then_some(())).await;
 }
 
-/// A task that ends with its owner.
+/// Task that is aborted on drop.
 pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
@@ -54,7 +54,7 @@ pub(crate) fn text(text: impl Into<Bytes>) -> UpstreamResponse {
     Response::new(Full::new(text.into()).boxed())
 }
 
-/// Somebody who answers, and counts.
+/// Test replica that counts its connections.
 pub(crate) struct Upstream {
     pub(crate) address: SocketAddr,
     pub(crate) connections: Arc<AtomicUsize>,
@@ -62,7 +62,7 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// Each connection is handed to `talk` as it is.
+    /// Passes each raw connection to `talk`.
     pub(crate) async fn raw<F, T>(talk: F) -> Self
     where
         F: Fn(TcpStream) -> T + Send + Sync + 'static,
@@ -103,7 +103,7 @@ impl Upstream {
         .await
     }
 
-    /// Says what it was asked: method, path, and all fields.
+    /// Responds with the request: method, path and all headers.
     pub(crate) async fn echo() -> Self {
         Self::http(|request| async move {
             let mut said = format!("{} {}\n", request.method(), request.uri());
@@ -126,7 +126,7 @@ impl Upstream {
     }
 }
 
-/// An address at which nobody listens.
+/// Returns an address without a listener.
 pub(crate) async fn unused_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()
@@ -141,7 +141,8 @@ pub(crate) fn service(replicas: Vec<ReplicaRoute>) -> Service {
     }
 }
 
-/// Tokens: `good` is a member of `main` until it is revoked, `away` cannot be checked. The server knows those, and `chosen`.
+/// Test tokens: `good` is a member of `main` until it is revoked, `away` cannot be checked. The server knows those, and
+/// `chosen`.
 pub(crate) struct Tokens {
     revoked: CancellationToken,
 }
@@ -165,7 +166,7 @@ impl Gatekeeper for Tokens {
     }
 }
 
-/// Whoever was woken, and every record.
+/// Records services that were woken, and access records.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) woken: Mutex<Vec<String>>,
@@ -184,12 +185,12 @@ impl AccessLog for Recorder {
     }
 }
 
-/// A proxy that listens.
+/// Proxy with a listener.
 pub(crate) struct TestProxy {
     pub(crate) address: SocketAddr,
     pub(crate) routes: Arc<Routes>,
     pub(crate) seen: Arc<Recorder>,
-    /// Ends the rights of whoever showed `good`.
+    /// Revokes the rights of callers with the token `good`.
     pub(crate) revoked: CancellationToken,
     pub(crate) stop: CancellationToken,
     pub(crate) task: AbortOnDrop,
@@ -263,7 +264,7 @@ impl TestProxy {
         self.routes.replace(RouteSnapshot { generation, services }).unwrap()
     }
 
-    /// Sends bytes as they are on a new connection and reads until its end.
+    /// Sends raw bytes on a new connection and reads until its end.
     pub(crate) async fn raw(&self, bytes: impl AsRef<[u8]>) -> String {
         raw(self.address, bytes).await
     }
@@ -276,7 +277,7 @@ impl TestProxy {
         self.ask("GET", path, &[], "").await
     }
 
-    /// One request on a connection of its own.
+    /// Sends one request on a separate connection.
     pub(crate) async fn ask(
         &self,
         method: &str,
@@ -297,14 +298,14 @@ impl TestProxy {
 
 pub(crate) async fn raw(address: SocketAddr, bytes: impl AsRef<[u8]>) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // Who refuses early may close before it has read everything.
+    // A server that refuses early may close before it has read everything.
     let _ = stream.write_all(bytes.as_ref()).await;
     let mut answer = Vec::new();
     let _ = with_timeout(stream.read_to_end(&mut answer)).await;
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// An answer, taken apart. Chunks are joined.
+/// Parsed response. Chunks are joined.
 #[derive(Debug)]
 pub(crate) struct TestResponse {
     pub(crate) status: u16,
@@ -357,7 +358,7 @@ pub(crate) async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Reads the head of a request, and no more.
+/// Reads exactly the head of a request.
 pub(crate) async fn read_head(stream: &mut TcpStream) -> String {
     read_until(stream, "\r\n\r\n").await
 }

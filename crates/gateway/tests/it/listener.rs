@@ -1,4 +1,4 @@
-//! The callers' side: bounds, certificates, and a stop without a dropped request.
+//! Listeners: limits, certificates, and a shutdown without dropped requests.
 
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -39,7 +39,7 @@ async fn a_head_that_is_too_large_is_told_so() {
     assert_eq!(bed.ask("GET", "/", &many, "").await.status, 431);
     let long = format!("/{}", "x".repeat(20_000));
     assert_eq!(bed.get(&long).await.status, 414);
-    // Half of all that is fine.
+    // Half of the limits is accepted.
     assert_eq!(bed.ask("GET", &long[..10_000], &[("X-Big", &big[..10_000])], "").await.status, 200);
 }
 
@@ -54,7 +54,7 @@ async fn slow_callers_are_let_go() {
         vec![service(vec![upstream.replica("a")])],
     )
     .await;
-    // Says nothing; says half a head; says half a body.
+    // No data; half a head; half a body.
     assert_eq!(bed.raw("").await, "");
     let got = bed.raw("GET / HTTP/1.1\r\nHost: llm.test\r\nX-Slow").await;
     assert!(got.is_empty() || got.starts_with("HTTP/1.1 408"), "{got}");
@@ -80,7 +80,7 @@ async fn a_listener_that_stops_lets_requests_finish() {
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     with_timeout(arrived.notified()).await;
     bed.stop.cancel();
-    // New callers are refused at once, while the old one is still waited for.
+    // New connections are refused at once, while the open request is still awaited.
     crate::kit::wait_until("it does not listen", || std::net::TcpStream::connect(bed.address).is_err()).await;
     assert!(!bed.task.0.is_finished());
     go.notify_one();
@@ -92,7 +92,7 @@ async fn a_listener_that_stops_lets_requests_finish() {
 #[tokio::test]
 async fn a_listener_without_a_place_hears_the_stop() {
     let upstream = Upstream::http(|_| async { text("done") }).await;
-    // The connection that has the only place does not leave it by itself.
+    // The connection that holds the only slot does not release it by itself.
     let patience =
         ListenerLimits { connections_max: 1, head: Duration::from_secs(3600), ..ListenerLimits::USUAL };
     let mut bed =
@@ -105,7 +105,7 @@ async fn a_listener_without_a_place_hears_the_stop() {
     with_timeout(&mut bed.task.0).await.unwrap();
 }
 
-/// A certificate made by Debian's program, which is not ours.
+/// Certificate created by Debian's OpenSSL, an independent implementation.
 fn certificate(folder: &Path, name: &str) -> CertificatePem {
     let (key, chain) = (folder.join("key.pem"), folder.join("chain.pem"));
     let made = Command::new("openssl")

@@ -1,4 +1,4 @@
-//! The proxy with real sockets on both sides.
+//! Tests of the proxy with real sockets on both sides.
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 

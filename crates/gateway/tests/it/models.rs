@@ -1,4 +1,4 @@
-//! The OpenAI-compatible endpoint.
+//! OpenAI-compatible endpoint.
 
 use windlass_gateway::route::{ServedModel, Service};
 

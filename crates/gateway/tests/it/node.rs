@@ -1,4 +1,4 @@
-//! A process of a gateway whose server is away: it has routes in a file, and orders its certificates itself.
+//! Gateway process whose server is unreachable: it has routes in a file, and orders its certificates itself.
 
 use std::{net::SocketAddr, path::Path, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::{
     listener::tls_handshake,
 };
 
-/// It ends with the test.
+/// Gateway that ends with the test.
 struct RunningGateway {
     plain: SocketAddr,
     encrypted: SocketAddr,
@@ -42,7 +42,7 @@ impl RunningGateway {
             roots: Some("/nowhere".to_owned()),
         };
         let settings = Settings {
-            // Nobody listens there.
+            // No server listens there.
             server: ServerClient::new("http://127.0.0.1:1", "token", None).unwrap(),
             state: state.to_owned(),
             listen,
@@ -65,7 +65,7 @@ impl RunningGateway {
         with_timeout(self.task).await.unwrap();
     }
 
-    /// Asks over HTTPS, once there is a certificate for the name.
+    /// Sends a request over HTTPS, once there is a certificate for the name.
     async fn get_https(&self, name: &str, path: &str, root: &CertificatePem) -> TestResponse {
         let mut stream = eventually_ok_async(name, async || {
             let stream = TcpStream::connect(self.encrypted).await.unwrap();
@@ -104,11 +104,11 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
         chain: std::fs::read(authority.folder.path().join("ca.pem")).unwrap(),
         key: vec![],
     };
-    // There is nobody behind it, which is said over HTTPS.
+    // There is no replica, which is reported over HTTPS.
     assert_eq!(node.get_https("llm.test", "/", &root).await.status, 503);
-    // Models are found at the gateway's own name, for those with a token.
+    // The model endpoint is at the gateway's own name, and requires a token.
     assert_eq!(node.get_https("gateway.test", "/proxy/models/main/models", &root).await.status, 401);
-    // Plain callers are sent there now.
+    // Plain requests are redirected now.
     let plain = |name: &str| format!("GET /a HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n");
     for name in ["llm.test", "gateway.test"] {
         let got = TestResponse::parse(&raw(node.plain, plain(name)).await);
@@ -124,7 +124,7 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
     }
     node.end().await;
 
-    // The authority is gone; what it gave is still there.
+    // The authority is gone; its certificates are still in use.
     drop(serving);
     let again = RunningGateway::start(folder.path(), listen, "http://127.0.0.1:1/directory");
     assert_eq!(again.get_https("llm.test", "/", &root).await.status, 503);

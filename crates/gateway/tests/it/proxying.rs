@@ -1,4 +1,4 @@
-//! What a replica hears, and what a caller gets back.
+//! Requests as a replica receives them, and responses as a caller receives them.
 
 use std::sync::atomic::Ordering;
 
@@ -98,7 +98,7 @@ async fn connections_are_kept_on_both_sides() {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
         assert!(read_until(&mut stream, "hello").await.starts_with("HTTP/1.1 200"));
     }
-    // Pipelined ones too, in order.
+    // Pipelined requests too, in order.
     stream
         .write_all(b"GET /1 HTTP/1.1\r\nHost: llm.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: llm.test\r\n\r\n")
         .await
@@ -223,7 +223,7 @@ async fn a_request_is_counted_and_written_down_when_it_is_over() {
     assert_eq!((&*record.service, record.replica.as_deref()), ("main/llm", Some("a")));
     assert_eq!((record.status.as_u16(), record.bytes_in, record.bytes_out, record.tries), (200, 3, 10, 1));
     assert!(!record.cut);
-    // A change of routes keeps what was counted.
+    // A change of routes keeps the counters.
     drop(records);
     bed.replace(vec![service(vec![])]);
     assert_eq!(bed.routes.service("main/llm").unwrap().stats().read().requests, 2);

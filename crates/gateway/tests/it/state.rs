@@ -1,4 +1,4 @@
-//! The last known routes in a file.
+//! Last known routes in a file.
 
 use windlass_gateway::{
     route::{ReplicaRoute, ReplicaTarget, RouteGroup, RouteSnapshot},

@@ -1,4 +1,4 @@
-//! Bodies that flow: large ones, endless ones, both ways at once.
+//! Streaming bodies: large, endless, and in both directions at once.
 
 use bytes::Bytes;
 use futures_util::{SinkExt as _, StreamExt as _};
@@ -40,7 +40,7 @@ async fn events_arrive_one_by_one() {
     let head = read_head(&mut stream).await.to_ascii_lowercase();
     assert!(head.contains("text/event-stream") && head.contains("transfer-encoding: chunked"), "{head}");
     for event in ["data: one\n\n", "data: two\n\n"] {
-        // The next is not sent before this one has come through.
+        // The next event is not sent before this one has arrived.
         send.send(event).await.unwrap();
         read_until(&mut stream, &format!("{event}\r\n")).await;
     }
@@ -71,7 +71,7 @@ async fn a_stream_of_events_ends_when_the_token_is_taken_back() {
     send.send("data: one\n\n").await.unwrap();
     read_until(&mut stream, "data: one\n\n\r\n").await;
     bed.revoked.cancel();
-    // The replica goes on; the caller hears nothing of it, not even a proper end.
+    // The replica continues; the caller receives nothing more, not even a regular end.
     let mut rest = Vec::new();
     let _ = with_timeout(stream.read_to_end(&mut rest)).await;
     assert!(!String::from_utf8_lossy(&rest).contains("0\r\n\r\n"), "{rest:?}");
@@ -161,7 +161,7 @@ async fn a_caller_is_slowed_down_to_the_pace_of_the_replica() {
     stream.write_all(head.as_bytes()).await.unwrap();
     let piece = vec![0; 64 * 1024];
     let mut taken = 0_usize;
-    // The buffers of two connections fill; then nothing more is taken.
+    // The buffers of two connections fill; then nothing more is accepted.
     while let Ok(Ok(n)) =
         tokio::time::timeout(std::time::Duration::from_millis(500), stream.write(&piece)).await
     {

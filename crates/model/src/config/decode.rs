@@ -1,7 +1,7 @@
-//! From a tree to typed values, collecting every problem on the way.
+//! Decoding of a tree into typed values, with every problem collected.
 //!
-//! A decoder that fails reports why and returns `None`; its caller goes on with the next field, so one pass
-//! over a file names all that is wrong with it.
+//! A decoder that fails reports why and returns `None`; its caller continues with the next field, so one pass over a
+//! file reports all of its problems.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -14,21 +14,21 @@ use super::{
     yaml::{Node, Scalar, Value},
 };
 
-/// How to treat what we do not know.
+/// Treatment of unknown keys and nulls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeMode {
-    /// Files people write: an unknown key is a mistake.
+    /// Files that users write: an unknown key is a mistake.
     Strict,
-    /// JSON that clients send: a newer client may know more than we do, and writes null for "not set".
+    /// JSON from clients: a newer client may send unknown keys, and writes null for "not set".
     Lenient,
 }
 
-/// A type that can be read from a tree.
+/// A type that can be decoded from a tree.
 pub trait Decode: Sized {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self>;
 }
 
-/// A type that is a set of named fields, and so can stand alone or share a mapping with others.
+/// A type that is a set of named fields. It can stand alone or share a mapping with other sets.
 pub trait Fields: Sized {
     fn keys(keys: &mut Vec<&'static str>);
     fn decode_fields(node: &Node, cx: &mut Ctx) -> Option<Self>;
@@ -36,7 +36,7 @@ pub trait Fields: Sized {
     fn properties(generator: &mut SchemaGenerator, into: &mut SchemaProperties);
 }
 
-/// The properties of an object schema, while they are gathered.
+/// Properties of an object schema under construction.
 #[derive(Default)]
 pub struct SchemaProperties {
     pub properties: serde_json::Map<String, serde_json::Value>,
@@ -48,10 +48,11 @@ enum PathSegment {
     Index(usize),
 }
 
-/// Most problems that are told about one file; nobody reads more, and a stranger could ask for a million.
+/// Maximum number of problems reported for one file. More are not useful, and an untrusted file could produce a
+/// million.
 pub const PROBLEMS_MAX: usize = 100;
 
-/// Where decoding stands and what went wrong so far.
+/// Current path of the decoder, and the problems found so far.
 pub struct Ctx {
     mode: DecodeMode,
     path: Vec<PathSegment>,
@@ -68,7 +69,7 @@ impl Ctx {
         self.mode == DecodeMode::Strict
     }
 
-    /// The problems, in the order of the source.
+    /// Returns the problems, in source order.
     pub fn into_problems(mut self) -> Vec<Diagnosis> {
         self.problems.sort_by_key(|problem| problem.span.start);
         if self.untold > 0 {
@@ -78,12 +79,12 @@ impl Ctx {
         self.problems
     }
 
-    /// Whether further problems would only be counted.
+    /// Returns whether further problems are only counted.
     pub(crate) fn is_full(&self) -> bool {
         self.problems.len() >= PROBLEMS_MAX
     }
 
-    /// Runs `body` one key further down.
+    /// Runs `body` with `key` appended to the path.
     pub fn under<T>(&mut self, key: impl Into<Cow<'static, str>>, body: impl FnOnce(&mut Self) -> T) -> T {
         self.path.push(PathSegment::Key(key.into()));
         let result = body(self);
@@ -91,7 +92,7 @@ impl Ctx {
         result
     }
 
-    /// Runs `body` at an item of a list.
+    /// Runs `body` with the index of a list item appended to the path.
     pub fn at_index<T>(&mut self, index: usize, body: impl FnOnce(&mut Self) -> T) -> T {
         self.path.push(PathSegment::Index(index));
         let result = body(self);
@@ -111,7 +112,7 @@ impl Ctx {
         path
     }
 
-    /// The last key on the path: how the field is called in messages.
+    /// Returns the last key on the path: the name of the field in messages.
     pub fn field(&self) -> String {
         let key = self.path.iter().rev().find_map(|step| match step {
             PathSegment::Key(key) => Some(key.to_string()),
@@ -134,13 +135,13 @@ impl Ctx {
         self.problems.push(Diagnosis { path, ..diagnosis });
     }
 
-    /// Reports and gives the `None` that a decoder returns after it.
+    /// Reports a problem and returns the `None` that the decoder returns in turn.
     pub fn fail<T>(&mut self, diagnosis: Diagnosis) -> Option<T> {
         self.problem(diagnosis);
         None
     }
 
-    /// The value has the wrong shape: `commands` must be a list, not a word.
+    /// Reports a value of the wrong shape: `commands` must be a list, not text.
     pub fn wrong_type<T>(&mut self, node: &Node, expected: &str) -> Option<T> {
         let message = format!("`{}` must be {expected}, not {}", self.field(), describe(node));
         let mut diagnosis = Diagnosis::new(Code::WrongType, node.span, message);
@@ -153,7 +154,7 @@ impl Ctx {
         self.fail(diagnosis)
     }
 
-    /// The value is a word, but not one that means something here.
+    /// Reports a value of the right shape that is not valid for this field.
     pub fn invalid<T>(&mut self, node: &Node, reason: impl AsRef<str>) -> Option<T> {
         let message = format!("invalid `{}`: {}", self.field(), reason.as_ref());
         self.fail(Diagnosis::new(Code::InvalidValue, node.span, message))
@@ -164,7 +165,7 @@ impl Ctx {
         self.fail(Diagnosis::new(Code::OutOfRange, node.span, message))
     }
 
-    /// Two settings of one mapping contradict each other; points at `key`.
+    /// Reports two settings of one mapping that contradict each other; points at `key`.
     pub fn conflict(&mut self, node: &Node, key: &'static str, message: impl Into<String>) {
         self.problem(Diagnosis::new(Code::Conflict, node.key_span(key), message).at(key));
     }
@@ -176,7 +177,7 @@ impl Ctx {
     }
 }
 
-/// Decodes one value, or tells all that is wrong with it.
+/// Decodes one value, or returns all of its problems.
 pub fn decode<T: Decode>(node: &Node, mode: DecodeMode) -> Result<T, Vec<Diagnosis>> {
     let mut cx = Ctx::new(mode);
     let value = T::decode(node, &mut cx);
@@ -187,7 +188,7 @@ pub fn decode<T: Decode>(node: &Node, mode: DecodeMode) -> Result<T, Vec<Diagnos
     }
 }
 
-/// The road from serde: read any JSON, decode it leniently.
+/// Implements `Deserialize` through `Decode`: reads any JSON and decodes it leniently.
 pub(crate) fn from_serde<'de, T: Decode, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
@@ -208,7 +209,7 @@ fn describe(node: &Node) -> String {
     }
 }
 
-/// Values are quoted in messages, but a message is a line.
+/// Shortens a value for use in a one-line message.
 pub(crate) fn excerpt(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     if line.len() == text.len() && line.chars().count() <= 60 {
@@ -218,7 +219,7 @@ pub(crate) fn excerpt(text: &str) -> String {
     format!("{head}…")
 }
 
-/// The known word closest to what was written, if it is close.
+/// Returns the known value that is closest to the one written, if it is close.
 pub(crate) fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if word.len() > 64 {
         return None;
@@ -232,14 +233,14 @@ pub(crate) fn closest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) 
         .map(|(_, known)| known)
 }
 
-/// One of a closed set of words.
+/// Decodes one of a closed set of values.
 pub(crate) fn word<T>(
     node: &Node,
     cx: &mut Ctx,
     known: &[&'static str],
     parse: impl Fn(&str) -> Option<T>,
 ) -> Option<T> {
-    // A word may look like a boolean (`off`, `on`) and still be one of the set.
+    // A value may resolve to a boolean (`off`, `on`) and still be one of the set.
     let Some(scalar) = scalar(node) else { return cx.wrong_type(node, "text") };
     if let Some(value) = parse(&scalar.text) {
         return Some(value);
@@ -252,7 +253,7 @@ pub(crate) fn word<T>(
     cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).hint(hint))
 }
 
-/// Refuses keys that nobody knows. Lenient readers let them pass.
+/// Rejects unknown keys. Lenient mode ignores them.
 pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     let Value::Map(entries) = &node.value else { return };
     if !cx.is_strict() {
@@ -261,7 +262,7 @@ pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     let free: Vec<&str> = known.iter().copied().filter(|key| node.entry(key).is_none()).collect();
     for entry in entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
         if cx.is_full() {
-            // Looking for what was meant is the costly part; nobody will read it.
+            // The search for a similar key is the expensive part, and its result would not be shown.
             cx.untold += 1;
             continue;
         }
@@ -275,7 +276,7 @@ pub fn check_keys(node: &Node, known: &[&'static str], cx: &mut Ctx) {
     }
 }
 
-/// The mapping that a set of fields is read from.
+/// Requires the node to be a mapping.
 pub fn expect_map(node: &Node, cx: &mut Ctx) -> Option<()> {
     match &node.value {
         Value::Map(_) => Some(()),
@@ -283,7 +284,7 @@ pub fn expect_map(node: &Node, cx: &mut Ctx) -> Option<()> {
     }
 }
 
-/// A field that may be absent.
+/// Decodes a field that may be absent.
 pub fn optional_field<T: Decode>(
     node: &Node,
     key: &'static str,
@@ -300,7 +301,7 @@ pub fn optional_field<T: Decode>(
     }
     cx.under(key, |cx| {
         let value = T::decode(&entry.value, cx);
-        // A list or mapping is reported at its key: there is nothing else to point at when it is empty.
+        // A list or mapping is reported at its key: an empty one has no other position.
         if value.is_none() && entry.value.value == Value::Null {
             repoint(cx, entry.key_span);
         }
@@ -314,7 +315,7 @@ fn repoint(cx: &mut Ctx, span: SourceSpan) {
     }
 }
 
-/// A field that must be there.
+/// Decodes a field that must be present.
 pub(crate) fn required_field<T: Decode>(node: &Node, key: &'static str, cx: &mut Ctx) -> Option<T> {
     if node.entry(key).is_none() {
         cx.missing(node, key, format!("missing field `{key}`"));
@@ -366,7 +367,7 @@ impl<T: Decode> Decode for BTreeMap<String, T> {
     }
 }
 
-/// The word of a scalar that is text, or a number where text is wanted.
+/// Returns the text of a scalar: a string, or a number where text is expected.
 pub(crate) fn text<'a>(node: &'a Node, cx: &mut Ctx) -> Option<&'a str> {
     match &node.value {
         Value::Scalar(scalar) if !matches!(scalar.meaning(), ScalarValue::Bool(_)) => Some(&scalar.text),
@@ -374,7 +375,7 @@ pub(crate) fn text<'a>(node: &'a Node, cx: &mut Ctx) -> Option<&'a str> {
     }
 }
 
-/// The scalar of a short syntax, if it is one at all.
+/// Returns the scalar, for fields with a short syntax; `None` for a list or mapping.
 pub(crate) fn scalar(node: &Node) -> Option<&Scalar> {
     match &node.value {
         Value::Scalar(scalar) => Some(scalar),
@@ -403,7 +404,7 @@ impl Decode for bool {
     }
 }
 
-/// A whole number, also when it is written in quotes or as `2.0`.
+/// Returns a whole number, also if written in quotes or as `2.0`.
 pub(crate) fn whole(scalar: &Scalar) -> Option<i64> {
     let meaning =
         if scalar.plain { scalar.meaning() } else { super::scalar::resolve_scalar(scalar.text.trim()) };
@@ -450,7 +451,7 @@ impl Decode for f64 {
     }
 }
 
-/// A whole number with its bounds in the type: parser and schema read the same two numbers.
+/// A whole number with its bounds in the type: parser and schema use the same two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Int<const MIN: i64, const MAX: i64>(pub i64);

@@ -1,4 +1,4 @@
-//! From a run to its jobs: everything the server works out when a run is planned or scaled.
+//! Derivation of jobs from a run: everything that the server computes when a run is planned or scaled.
 
 use std::collections::BTreeMap;
 
@@ -25,12 +25,12 @@ use crate::{
     resources::{CpuArch, GpuVendor, ResourcesSpec},
 };
 
-/// Seconds that a run has to stop by itself, unless it says otherwise.
+/// Default grace period of a run that is stopped, in seconds.
 pub const STOP_DURATION: i64 = 300;
-/// Seconds for which a job is tried again, unless it says otherwise.
+/// Default time during which a job is retried, in seconds.
 pub const RETRY_DURATION: i64 = 3600;
 
-/// Why a run has no jobs.
+/// Reason why no jobs can be derived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("a {kind} has no jobs")]
@@ -51,21 +51,21 @@ pub enum Error {
     NoSuchGroup { index: usize },
 }
 
-/// The images that are used when a run names none: settings of the server, the project or the profile.
+/// Default images for runs that name none: settings of the server, the project or the profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DefaultImages {
-    /// Where plain processes are not allowed.
+    /// Image for instances that do not allow plain processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// With the CUDA compiler, for `nvcc: true`.
+    /// Image with the CUDA compiler, for `nvcc: true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvcc: Option<String>,
-    /// With Docker inside, for `docker: true`.
+    /// Image with Docker inside, for `docker: true`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker: Option<String>,
 }
 
-/// What a registry says about an image.
+/// Image metadata from the registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageMetadata {
     pub user: Option<String>,
@@ -74,7 +74,7 @@ pub struct ImageMetadata {
     pub architectures: Vec<CpuArch>,
 }
 
-/// The parts of a run specification that jobs inherit beside the configuration.
+/// Parts of a run specification that jobs inherit in addition to the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct InheritedSpec {
     pub repo_data: Option<serde_json::Value>,
@@ -85,21 +85,21 @@ pub struct InheritedSpec {
     pub images: DefaultImages,
 }
 
-/// Everything that jobs are made from.
+/// All inputs of the derivation.
 #[derive(Clone, Copy)]
 pub struct JobSpecInputs<'a> {
     pub run_name: &'a str,
     pub configuration: &'a Configuration,
-    /// The profile of the run; the configuration's own properties win.
+    /// Profile of the run; properties set in the configuration take precedence.
     pub profile: Option<&'a ProfileProperties>,
     pub inherited: &'a InheritedSpec,
-    /// Metadata of the image, where `needs_image_metadata` asked for it.
+    /// Image metadata, if `needs_image_metadata` requires it.
     pub image: Option<&'a ImageMetadata>,
-    /// Where a job with `dstack: true` finds the server.
+    /// URL of the server for a job with `dstack: true`.
     pub server_url: Option<&'a str>,
 }
 
-/// Whether the registry must be asked about the image before jobs can be described.
+/// Returns whether image metadata must be fetched from the registry before jobs can be derived.
 pub fn needs_image_metadata(configuration: &Configuration) -> bool {
     let Some(run) = configuration.run() else { return false };
     let Some(image) = &run.image else { return false };
@@ -114,7 +114,7 @@ pub fn needs_image_metadata(configuration: &Configuration) -> bool {
         && (run.user.is_none() || !runs || run.resources.cpu.arch.is_none())
 }
 
-/// The jobs a run starts with: every group's smallest number of replicas.
+/// Returns the initial jobs of a run: the minimum number of replicas of every group.
 pub fn job_specs(inputs: &JobSpecInputs<'_>) -> Result<Vec<JobSpec>, Error> {
     let mut specs = Vec::new();
     let mut replica_num = 0;
@@ -127,14 +127,14 @@ pub fn job_specs(inputs: &JobSpecInputs<'_>) -> Result<Vec<JobSpec>, Error> {
     Ok(specs)
 }
 
-/// One replica of each group: what a plan shows, also when a service starts with none.
+/// Returns one replica of each group: shown in a plan, also if a service starts with no replicas.
 pub fn plan_specs(inputs: &JobSpecInputs<'_>) -> Result<Vec<JobSpec>, Error> {
     let groups = 0..replica_groups(inputs.configuration);
     let specs: Result<Vec<_>, _> = groups.map(|group| replica_specs(inputs, group, 0)).collect();
     Ok(specs?.into_iter().flatten().collect())
 }
 
-/// How many groups of replicas there are; one for all that is not a service with groups.
+/// Returns the number of replica groups; one unless the run is a service with `groups`.
 pub fn replica_groups(configuration: &Configuration) -> usize {
     match configuration {
         Configuration::Service(service) => service.groups.as_ref().map_or(1, Vec::len),
@@ -146,7 +146,7 @@ pub fn replica_groups(configuration: &Configuration) -> usize {
     }
 }
 
-/// What the groups are called, by position.
+/// Returns the names of the replica groups, by position.
 pub fn replica_group_names(configuration: &Configuration) -> Vec<String> {
     let groups = match configuration {
         Configuration::Service(service) => service.groups.as_deref(),
@@ -166,7 +166,7 @@ fn group_name(index: usize, group: &ReplicaGroup) -> String {
     group.name.as_ref().map_or_else(|| index.to_string(), |name| name.0.clone())
 }
 
-/// How many replicas a group may have.
+/// Returns the permitted number of replicas of a group.
 pub fn replica_range(configuration: &Configuration, group: usize) -> Result<Replicas, Error> {
     match configuration {
         Configuration::Service(service) => match &service.groups {
@@ -180,7 +180,7 @@ pub fn replica_range(configuration: &Configuration, group: usize) -> Result<Repl
     }
 }
 
-/// The jobs of one replica.
+/// Returns the jobs of one replica.
 pub fn replica_specs(
     inputs: &JobSpecInputs<'_>,
     group: usize,
@@ -198,7 +198,7 @@ pub fn replica_specs(
     }
 }
 
-/// What differs between the jobs of a run.
+/// Properties that differ between the jobs of a run.
 struct JobVariant<'a> {
     commands: Vec<String>,
     resources: &'a ResourcesSpec,
@@ -212,7 +212,7 @@ struct JobVariant<'a> {
     reservation: Option<&'a str>,
 }
 
-/// Where a job stands in its run.
+/// Position of a job in its run.
 struct JobPosition {
     replica_num: u32,
     job_num: u32,
@@ -309,7 +309,7 @@ fn service_spec(
     Ok(spec)
 }
 
-/// What a group of replicas sets goes before what the service sets.
+/// Applies the settings of a replica group, which take precedence over those of the service.
 fn group_variant<'a>(base: JobVariant<'a>, group: &'a ReplicaGroup) -> JobVariant<'a> {
     JobVariant {
         commands: group.commands.clone(),
@@ -450,7 +450,7 @@ fn user(run: &Run, metadata: Option<&ImageMetadata>) -> Option<UnixUser> {
     UnixUser::parse(text).ok()
 }
 
-/// Empty where the run names none.
+/// Returns the image of a job; empty if the run names none.
 fn image_name(images: &DefaultImages, part: &JobVariant<'_>) -> Result<String, Error> {
     let set =
         |image: &Option<String>, field, setting| image.clone().ok_or(Error::NoImageFor { field, setting });
@@ -462,7 +462,8 @@ fn image_name(images: &DefaultImages, part: &JobVariant<'_>) -> Result<String, E
     }
 }
 
-/// What the container runs: entry point and arguments, or a shell with the commands, or what the image says.
+/// Returns the command line of the container: entry point and arguments, or a shell with the commands, or the image's
+/// command.
 fn argv(run: &Run, part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> Result<Vec<String>, Error> {
     let argv: Vec<String> = if let Some(entrypoint) = &run.entrypoint {
         let words = shell::split(entrypoint)
@@ -478,7 +479,7 @@ fn argv(run: &Run, part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> R
         let known = metadata.map(|image| image.entrypoint.iter().chain(&image.cmd).cloned().collect());
         known.unwrap_or_default()
     };
-    // An image may have a command of its own, which the agent finds out when it has the image.
+    // The image may have a command, which the agent knows once it has pulled the image.
     if argv.is_empty() && part.image.is_none_or(|image| image == PLAIN_PROCESS_IMAGE) {
         return Err(Error::NothingToRun);
     }
@@ -508,7 +509,7 @@ fn retry(retry: Option<&RetrySetting>) -> Option<RetrySpec> {
     }
 }
 
-/// Mount points with the names of this job's volumes.
+/// Returns the mounts with the volume names of this job.
 fn volumes(mounts: &[Mount], job_num: u32) -> Result<Vec<Mount>, Error> {
     let rank = |reference: &Reference| match reference {
         Reference::Named { namespace, name }
@@ -558,7 +559,7 @@ fn probe(probe: &Probe) -> ProbeSpec {
     }
 }
 
-/// A model is ready when it answers the shortest possible chat.
+/// Returns the default probe of a model: the shortest possible chat request.
 fn chat_probe(model: &Model) -> ProbeSpec {
     let prefix = match model {
         Model::OpenAi { prefix, .. } => prefix.trim_end_matches('/'),
@@ -582,7 +583,7 @@ fn chat_probe(model: &Model) -> ProbeSpec {
     }
 }
 
-/// Resources with what the image and the names of GPUs imply.
+/// Returns the resources completed with what the image and the GPU names imply.
 fn effective_resources(part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) -> ResourcesSpec {
     let mut resources = part.resources.clone();
     if let Some(gpu) = &mut resources.gpu {
@@ -594,7 +595,7 @@ fn effective_resources(part: &JobVariant<'_>, metadata: Option<&ImageMetadata>) 
     resources
 }
 
-/// The vendor that the names of GPUs imply, where they agree.
+/// Returns the vendor that all GPU names imply, if they agree.
 pub fn infer_vendor(names: Option<&[String]>) -> Option<GpuVendor> {
     let mut vendors = names?.iter().map(|name| crate::gpu::vendor_of(name));
     let first = vendors.next().flatten()?;

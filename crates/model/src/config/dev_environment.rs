@@ -1,4 +1,4 @@
-//! `type: dev-environment`: a machine to work on with an IDE or over SSH.
+//! `type: dev-environment`: an instance to work on with an IDE or over SSH.
 
 use super::{
     decode::Ctx,
@@ -11,7 +11,7 @@ use super::{
 };
 
 words! {
-    /// The IDE that connects.
+    /// IDE of a dev environment.
     pub enum Ide {
         Vscode = "vscode",
         Cursor = "cursor",
@@ -21,17 +21,17 @@ words! {
 }
 
 table! {
-    /// A machine to work on.
+    /// An instance to work on with an IDE or over SSH.
     pub struct DevEnvironment {
-        /// The IDE to prepare for.
+        /// IDE to prepare the environment for.
         pub ide: Option<Ide> = None,
-        /// The version of the IDE; `version@commit` for windsurf. Without effect, and gives a warning.
+        /// Version of the IDE; `version@commit` for windsurf. Has no effect and produces a warning.
         pub version: Option<String> = None,
-        /// Commands to run before it is ready.
+        /// Commands that run before the environment is ready.
         pub init: Vec<String> = vec![],
-        /// Stops when nobody is connected for so long.
+        /// Stops the environment after this time without a connection.
         pub inactivity_duration: InactivityDuration = InactivityDuration(None),
-        /// Ports to forward.
+        /// Ports to forward to the client.
         pub ports: Vec<PortMapping> = vec![],
     }
     flatten {

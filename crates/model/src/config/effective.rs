@@ -1,13 +1,13 @@
-//! A run specification with the server's defaults, as a plan shows it.
+//! Run specification with the server's defaults, as shown in a plan.
 //!
-//! Works on the JSON itself: what the client sent comes back as it came, but for what is added here.
+//! Works on the JSON: the response repeats what the client sent, plus the defaults added here.
 
 use serde_json::{Map, Value, json};
 
 use super::{derive::infer_vendor, ports::PortMapping, units::parse_duration};
 
-/// Adds the defaults: a virtual repository, one node, no priority, the vendor of GPUs. The caller puts in the
-/// public key of the user.
+/// Adds the defaults: a virtual repository, one node, no priority, the vendor of GPUs. The caller inserts the public
+/// key of the user.
 #[must_use]
 pub fn effective_run_spec(run_spec: &Value) -> Value {
     let mut spec = run_spec.clone();
@@ -21,7 +21,7 @@ pub fn effective_run_spec(run_spec: &Value) -> Value {
     spec
 }
 
-/// Fields that may be written as `2h` and are read back as seconds.
+/// Fields that may be written as `2h` and are returned as seconds.
 const DURATIONS: [&[&str]; 5] = [
     &["max_duration"],
     &["stop_duration"],
@@ -30,7 +30,7 @@ const DURATIONS: [&[&str]; 5] = [
     &["utilization_policy", "time_window"],
 ];
 
-/// Short forms that a client may send, written out as every client reads them back.
+/// Expands short forms that a client may send into the forms that every client can read.
 fn normalize(configuration: &mut Map<String, Value>) {
     if configuration.get("type") != Some(&json!("service")) {
         for port in configuration.get_mut("ports").and_then(Value::as_array_mut).into_iter().flatten() {

@@ -11,19 +11,19 @@ use super::{
     yaml::{Node, Value},
 };
 
-/// The variables of a run, by name.
+/// Environment variables of a run, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Env(pub BTreeMap<String, EnvValue>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnvValue {
     Value(String),
-    /// Only the name was given: the client puts in what its own environment says.
+    /// Only the name is set: the client inserts the value from its environment.
     FromClient,
 }
 
 impl Env {
-    /// Names that nobody has given a value yet; a run cannot start with any.
+    /// Returns the names without a value; a run cannot start while there are any.
     pub fn unresolved(&self) -> Vec<&str> {
         self.0
             .iter()
@@ -32,12 +32,12 @@ impl Env {
             .collect()
     }
 
-    /// Gives a variable a value, whether the configuration names it or not.
+    /// Sets a variable, even if the configuration does not name it.
     pub fn set(&mut self, name: &str, value: &str) {
         self.0.insert(name.to_owned(), EnvValue::Value(value.to_owned()));
     }
 
-    /// Fills in the open names; those that `look_up` does not know stay open.
+    /// Resolves names without a value; those that `look_up` does not find stay unresolved.
     pub fn resolve(&mut self, mut look_up: impl FnMut(&str) -> Option<String>) {
         for (name, value) in &mut self.0 {
             if *value == EnvValue::FromClient
@@ -48,7 +48,7 @@ impl Env {
         }
     }
 
-    /// The variables that have a value.
+    /// Returns the variables that have a value.
     pub fn values(&self) -> BTreeMap<String, String> {
         let resolved = self.0.iter().filter_map(|(name, value)| match value {
             EnvValue::Value(value) => Some((name.clone(), value.clone())),
@@ -58,7 +58,7 @@ impl Env {
     }
 }
 
-/// `[a-zA-Z_][a-zA-Z0-9_]*`.
+/// Returns whether the name matches `[a-zA-Z_][a-zA-Z0-9_]*`.
 pub fn is_env_name(name: &str) -> bool {
     !name.starts_with(|c: char| c.is_ascii_digit())
         && !name.is_empty()
@@ -91,7 +91,7 @@ impl Decode for Env {
     }
 }
 
-/// A value of the mapping form: text, or the `{"key": …}` that clients send for an open name.
+/// Decodes a value of the mapping form: text, or the `{"key": …}` that clients send for an unresolved name.
 fn decode_value(node: &Node, cx: &mut Ctx) -> Option<EnvValue> {
     if node.entry("key").is_some() {
         return Some(EnvValue::FromClient);

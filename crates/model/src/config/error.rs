@@ -1,28 +1,28 @@
-//! What is wrong with a configuration, where, and what to do about it.
+//! Problems of a configuration: the code, the position and a hint.
 //!
 //! Codes are stable: they are printed, linked and matched by scripts. A retired code is not reused.
 //!
 //! | code | name | meaning |
 //! | --- | --- | --- |
 //! | C001 | syntax | the text is not YAML |
-//! | C002 | too-large | a budget of the reader is spent: bytes, depth or nodes |
+//! | C002 | too-large | a limit of the reader is exceeded: bytes, depth or nodes |
 //! | C003 | duplicate-key | one mapping has the same key twice |
-//! | C004 | unsupported-yaml | YAML we refuse on purpose: tags, several documents, UTF-16 |
+//! | C004 | unsupported-yaml | YAML that is rejected on purpose: tags, several documents, UTF-16 |
 //! | C010 | unknown-type | `type` is missing or names no kind of configuration |
 //! | C011 | unknown-field | a key that this kind of configuration does not have |
 //! | C012 | missing-field | a required key is absent |
-//! | C013 | wrong-type | a list where a word is expected, and the like |
-//! | C014 | invalid-value | the right type, but not a value that means something |
+//! | C013 | wrong-type | a list where text is expected, and similar |
+//! | C014 | invalid-value | the right type, but not a valid value |
 //! | C015 | out-of-range | a number or a length outside its bounds |
 //! | C016 | conflict | two settings that exclude or contradict each other |
 //! | C017 | unsupported | valid elsewhere, deliberately not part of windlass |
-//! | C018 | interpolation | a `${{ … }}` that cannot be read or is not allowed there |
+//! | C018 | interpolation | a `${{ … }}` that cannot be parsed or is not allowed there |
 
 use std::fmt::{self, Write as _};
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-/// The kind of a problem. See the table at the head of this module.
+/// Kind of a problem. See the table at the head of this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
     Syntax,
@@ -57,7 +57,7 @@ impl Code {
         Self::Interpolation,
     ];
 
-    /// `C011`: what is printed and matched.
+    /// Returns the code that is printed and matched, such as `C011`.
     pub const fn id(self) -> &'static str {
         match self {
             Self::Syntax => "C001",
@@ -76,7 +76,7 @@ impl Code {
         }
     }
 
-    /// `unknown-field`: the same in words.
+    /// Returns the readable name, such as `unknown-field`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Syntax => "syntax",
@@ -96,14 +96,14 @@ impl Code {
     }
 }
 
-/// A place in the source: lines and columns start at 1 and count characters. Line 0 is "no source".
+/// Position in the source: lines and columns start at 1 and count characters. Line 0 means "no source".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct SourcePos {
     pub line: u32,
     pub column: u32,
 }
 
-/// From `start` up to, not including, `end`.
+/// Range of positions from `start` up to, not including, `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceSpan {
     pub start: SourcePos,
@@ -111,7 +111,7 @@ pub struct SourceSpan {
 }
 
 impl SourceSpan {
-    /// Where a value came from JSON or from code: nothing to point at.
+    /// Span of a value from JSON or from code, which has no position.
     pub const NONE: Self =
         Self { start: SourcePos { line: 0, column: 0 }, end: SourcePos { line: 0, column: 0 } };
 
@@ -120,12 +120,12 @@ impl SourceSpan {
     }
 }
 
-/// One problem: what, where, and what to do.
+/// One problem: what is wrong, the position, and a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     pub code: Code,
     pub message: String,
-    /// `resources.gpu.count`, `groups[1].commands`; empty for the whole file.
+    /// Path of the field, such as `resources.gpu.count` or `groups[1].commands`; empty for the whole file.
     pub path: String,
     pub span: SourceSpan,
     pub hint: Option<String>,
@@ -148,7 +148,7 @@ impl Diagnosis {
         self
     }
 
-    /// The problem as a person reads it in a terminal, with the source line and a caret under the culprit.
+    /// Renders the problem for a terminal, with the source line and a caret below the position.
     pub fn render(&self, file: &str, source: &str) -> String {
         let mut out = format!("error[{}]: {}\n", self.code.id(), self.message);
         let SourcePos { line, column } = self.span.start;
@@ -172,7 +172,7 @@ impl Diagnosis {
     }
 }
 
-/// One line, for messages that have no source to show: `resources.gpu: unknown field `cout``.
+/// Prints one line, for messages without a source to show: `resources.gpu: unknown field `cout``.
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.path.is_empty() {
@@ -200,7 +200,7 @@ impl Serialize for Diagnosis {
     }
 }
 
-/// Many problems in one line, for errors that travel without their source.
+/// Joins the problems into one line, for errors that are sent without their source.
 pub fn summary(problems: &[Diagnosis]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
@@ -211,10 +211,10 @@ fn source_line(source: &str, line: u32) -> Option<&str> {
     source.split('\n').nth(index).map(|text| text.trim_end_matches('\r'))
 }
 
-/// Longest part of a source line that is shown; a one-line megabyte must not fill a terminal.
+/// Maximum number of characters shown of a source line; a one-line megabyte must not fill a terminal.
 const SHOWN_CHARS_MAX: usize = 160;
 
-/// The line with tabs made visible as four columns, and where the caret starts and how wide it is.
+/// Returns the line with tabs expanded to four columns, the start of the caret and its width.
 fn underline(text: &str, span: SourceSpan) -> (String, usize, usize) {
     let from = usize::try_from(span.start.column).unwrap_or(1).saturating_sub(1);
     let visible = text.trim_end().chars().count();
@@ -245,7 +245,7 @@ fn underline(text: &str, span: SourceSpan) -> (String, usize, usize) {
     (shown.trim_end().to_owned(), lead, width.max(1))
 }
 
-/// Terminal columns of one character: enough of Unicode's width tables to keep carets honest.
+/// Returns the terminal columns of a character: enough of Unicode's width tables to align carets.
 fn columns_of(c: char) -> usize {
     match u32::from(c) {
         0x09 => 4,

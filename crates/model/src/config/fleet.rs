@@ -1,4 +1,4 @@
-//! `type: fleet`: machines that belong together, rented or one's own.
+//! `type: fleet`: a set of instances, rented or reached over SSH.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ use super::{
 use crate::resources::ResourcesSpec;
 
 words! {
-    /// How the instances of a fleet lie to each other.
+    /// Placement of the instances of a fleet relative to each other.
     pub enum Placement {
         Any = "any",
         /// Close together, with a fast network between them.
@@ -26,10 +26,10 @@ words! {
     }
 }
 
-/// Into how many parts an instance is divided for jobs.
+/// Number of blocks that an instance is split into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// As many as divide both CPUs and GPUs.
+    /// The largest number that divides both CPUs and GPUs.
     Auto,
     Count(u32),
 }
@@ -55,7 +55,7 @@ impl Serialize for Blocks {
     }
 }
 
-/// How many instances: never below `min`, `target` at first, never above `max`.
+/// Number of instances: never below `min`, initially `target`, never above `max`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FleetNodes {
     pub min: u32,
@@ -101,7 +101,7 @@ impl Serialize for FleetNodes {
 }
 
 table! {
-    /// A key pair, read by the client. The private half never comes back.
+    /// SSH key pair, read by the client. The server never returns the private key.
     pub struct SshKey {
         pub public: String,
         pub private: Option<String> = None,
@@ -112,7 +112,7 @@ table! {
 pub type Port = Int<1, 65535>;
 
 table! {
-    /// The host that all connections go through.
+    /// Host that all connections go through.
     pub struct ProxyJump {
         pub hostname: String,
         pub port: Option<Port> = None,
@@ -123,21 +123,21 @@ table! {
 }
 
 table! {
-    /// One host, with what differs from the others.
+    /// One host, with the settings that differ from the other hosts.
     pub struct HostParams {
         pub hostname: String,
         pub port: Option<Port> = None,
         pub user: Option<String> = None,
         pub identity_file: Option<String> = None,
         pub proxy_jump: Option<ProxyJump> = None,
-        /// Its private address, when it has several. All hosts or none.
+        /// Private address of the host, if it has several addresses. Set it for all hosts or for none.
         pub internal_ip: Option<InternalIp> = None,
         pub ssh_key: Option<SshKey> = None,
         pub blocks: Option<Blocks> = None,
     }
 }
 
-/// A host: its name, or its name and more.
+/// A host: a hostname, or a mapping with further settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Host {
@@ -183,7 +183,7 @@ fn is_private(ip: IpAddr) -> bool {
     }
 }
 
-/// A private address of a host.
+/// Private address of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct InternalIp(pub String);
@@ -199,7 +199,7 @@ impl Decode for InternalIp {
     }
 }
 
-/// A private network, as `10.0.0.0/16`.
+/// Private network, such as `10.0.0.0/16`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Network(pub String);
@@ -221,21 +221,21 @@ impl Decode for Network {
 }
 
 table! {
-    /// Hosts of one's own, reached over SSH.
+    /// SSH hosts of a fleet.
     pub struct SshConfig {
-        /// The user on every host that names none.
+        /// User on every host that names none.
         pub user: Option<String> = None,
-        /// The port; 22 unless given.
+        /// SSH port. Default: 22.
         pub port: Option<Port> = None,
-        /// The private key: RSA, ECDSA or Ed25519, without a passphrase.
+        /// Path of the private key: RSA, ECDSA or Ed25519, without a passphrase.
         pub identity_file: Option<String> = None,
-        /// The key itself; the client puts it in.
+        /// Contents of the key; set by the client.
         pub ssh_key: Option<SshKey> = None,
-        /// A host that all connections go through.
+        /// Host that all connections go through.
         pub proxy_jump: Option<ProxyJump> = None,
-        /// The private network the hosts share.
+        /// Private network that the hosts share.
         pub network: Option<Network> = None,
-        /// The hosts.
+        /// Hosts of the fleet; each becomes an instance.
         pub hosts: Vec<Host>,
     }
     check = Self::check;
@@ -259,7 +259,7 @@ impl SshConfig {
         }
     }
 
-    /// In a file every host needs a user and a key. What clients send has been through this.
+    /// Checks that every host in a file has a user and a key. Clients have applied this check before they send.
     fn check_access(&self, node: &Node, cx: &mut Ctx) {
         let Some(Value::Seq(items)) = node.field("hosts").map(|hosts| &hosts.value) else { return };
         for (index, (host, item)) in self.hosts.iter().zip(items).enumerate() {
@@ -281,27 +281,27 @@ impl SshConfig {
 }
 
 table! {
-    /// Machines that belong together.
+    /// A set of instances.
     pub struct Fleet {
-        /// The name; generated when absent.
+        /// Name of the fleet. Generated if absent.
         pub name: Option<Name> = None,
-        /// How the instances lie to each other.
+        /// Placement of the instances relative to each other.
         pub placement: Option<Placement> = None,
-        /// Into how many parts each instance is divided.
+        /// Number of blocks that each instance is split into, so that several jobs can share it.
         pub blocks: Blocks = Blocks::Count(1),
-        /// How many instances to rent: `2`, `1..4`, `..4`.
+        /// Number of instances to rent: `2`, `1..4`, `..4`.
         pub nodes: Option<FleetNodes> = None,
-        /// What each instance must have; anything when absent.
+        /// Resources that each instance must have. Any instance if absent.
         pub resources: Option<ResourcesSpec> = None,
-        /// Hosts of one's own.
+        /// SSH hosts that form the fleet, instead of rented instances.
         pub ssh_config: Option<SshConfig> = None,
-        /// The one backend of the fleet: `slurm` for clusters behind a dispatcher.
+        /// The only backend of the fleet: `slurm` for clusters behind a dispatcher.
         pub backend: Option<BackendType> = None,
-        /// The dispatcher that jobs go through, by its name; any when absent.
+        /// Name of the dispatcher that jobs go through. Any if absent.
         pub dispatcher: Option<String> = None,
-        /// The partition of the cluster; any when absent.
+        /// Partition of the cluster. Any if absent.
         pub partition: Option<String> = None,
-        /// Variables for the agent on each host and for its jobs; SSH fleets only.
+        /// Environment variables for the agent on each host and for its jobs; SSH fleets only.
         pub env: Env = Env::default(),
     }
     flatten {
@@ -333,7 +333,8 @@ impl Fleet {
 }
 
 impl Fleet {
-    /// The short words say what `backends`, `regions` and `availability_zones` say.
+    /// Checks `backend`, `dispatcher` and `partition`, the short forms of `backends`, `regions` and
+    /// `availability_zones`.
     fn check_backend(&self, node: &Node, cx: &mut Ctx) {
         let machines = &self.provisioning;
         let taken = [

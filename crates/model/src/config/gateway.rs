@@ -1,4 +1,4 @@
-//! `type: gateway`: the public entry to services, on a host of its own.
+//! `type: gateway`: the public entry point of services, on separate hosts.
 
 use serde::Serialize;
 
@@ -13,20 +13,20 @@ use super::{
 };
 
 words! {
-    /// The kind of load balancer.
+    /// Kind of load balancer.
     pub enum LoadBalancerKind {
         Alb = "alb",
     }
 }
 
 table! {
-    /// A load balancer of the cloud, in front of the gateway.
+    /// Load balancer of the cloud, in front of the gateway.
     pub struct LoadBalancer {
         pub kind as "type": LoadBalancerKind = LoadBalancerKind::Alb,
     }
 }
 
-/// Where the certificate for HTTPS comes from.
+/// Source of the certificate for HTTPS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename_all = "kebab-case")]
 pub enum Certificate {
@@ -37,7 +37,7 @@ pub enum Certificate {
     GcpCm {
         name: String,
     },
-    /// Files on the gateway's own host, as PEM.
+    /// PEM files on the gateway host.
     Files {
         chain: String,
         key: String,
@@ -76,7 +76,7 @@ impl Decode for Certificate {
     }
 }
 
-/// The region of the backend, or what stands for one.
+/// Non-empty text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct NonEmptyText(pub String);
@@ -89,27 +89,27 @@ impl Decode for NonEmptyText {
 }
 
 table! {
-    /// The public entry to services.
+    /// The public entry point of services.
     pub struct Gateway {
-        /// The name; generated when absent.
+        /// Name of the gateway. Generated if absent.
         pub name: Option<Name> = None,
-        /// Makes it the default of the project; the first one becomes it anyway.
+        /// Makes this the default gateway of the project. The first gateway becomes the default in any case.
         pub default: Option<bool> = None,
-        /// Whose machine it is on: `local` or `remote`.
+        /// Backend of the gateway host: `local` or `remote`.
         pub backend: BackendType,
-        /// Where its machine is; shown in lists.
+        /// Location of the gateway host; shown in lists.
         pub region: String,
-        /// Not supported: refused when the gateway is applied.
+        /// Not supported: rejected when the gateway is applied.
         pub instance_type: Option<NonEmptyText> = None,
-        /// Services appear at `<run>.<domain>`.
+        /// Domain of the gateway; services are published at `<run>.<domain>`.
         pub domain: Option<String> = None,
-        /// Without effect but for the rule that lets-encrypt needs it; false gives a warning.
+        /// Required by `lets-encrypt`, otherwise without effect; `false` produces a warning.
         pub public_ip: bool = true,
-        /// Not supported: refused when the gateway is applied.
+        /// Not supported: rejected when the gateway is applied.
         pub load_balancer: Option<LoadBalancer> = None,
-        /// Where certificates come from; null is no HTTPS.
+        /// Source of the certificates; `null` disables HTTPS.
         pub certificate: Option<Certificate> = Some(Certificate::LetsEncrypt),
-        /// How many hosts; one unless given.
+        /// Number of gateway hosts. Default: 1.
         pub replicas: Option<Int<1, 9>> = None,
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
@@ -145,7 +145,7 @@ impl Gateway {
         interpolate::check(node, ReferenceScope::Gateway, cx);
     }
 
-    /// Let's Encrypt must reach the one host that answers for the domain.
+    /// Checks that Let's Encrypt can reach the one host that answers for the domain.
     fn check_lets_encrypt(&self, node: &Node, cx: &mut Ctx) {
         let key = if node.entry("certificate").is_some() { "certificate" } else { "type" };
         let hint = "use `certificate: null`, a certificate in files, or one of the cloud";

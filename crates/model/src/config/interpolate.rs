@@ -1,7 +1,7 @@
-//! `${{ namespace.name }}` inside values: finding, checking and replacing.
+//! `${{ namespace.name }}` inside values: parsing, checking and substitution.
 //!
-//! One pass: what is put in is never read again, so a secret whose value looks like a reference stays text.
-//! `$$` is a literal `$`; `$X` and `${X}` belong to the shell and are left alone.
+//! Substitution is a single pass: an inserted value is never parsed again, so a secret whose value resembles a
+//! reference stays text. `$$` is a literal `$`; `$X` and `${X}` belong to the shell and are left unchanged.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use super::{
     yaml::{Node, Value},
 };
 
-/// What a reference means.
+/// A parsed reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reference {
     /// `run.args`, `env.X`, `secrets.X`, `dstack.node_rank`, `run.project_name`.
@@ -40,7 +40,7 @@ impl fmt::Display for Reference {
     }
 }
 
-/// A text cannot be interpolated: where (in bytes from its start) and why.
+/// A text that cannot be interpolated: the position (in bytes from its start) and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Error {
@@ -62,7 +62,7 @@ pub enum Piece<'a> {
     },
 }
 
-/// Takes a text apart.
+/// Splits a text into its parts.
 pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
     let mut pieces = Vec::new();
     let (mut from, mut at) = (0, 0);
@@ -98,7 +98,7 @@ pub fn pieces(text: &str) -> Result<Vec<Piece<'_>>, Error> {
     Ok(pieces)
 }
 
-/// The references of a text, in order.
+/// Returns the references of a text, in order.
 pub fn references(text: &str) -> Result<Vec<Reference>, Error> {
     let found = pieces(text)?.into_iter().filter_map(|piece| match piece {
         Piece::Reference { reference, .. } => Some(reference),
@@ -107,21 +107,21 @@ pub fn references(text: &str) -> Result<Vec<Reference>, Error> {
     Ok(found.collect())
 }
 
-/// What becomes of a reference.
+/// Result of resolving a reference.
 pub enum Substitution {
     Value(String),
-    /// Not ours to resolve: the text stays as it is.
+    /// Not resolved in this pass: the reference stays in the text.
     Keep,
 }
 
-/// What becomes of `$$`: the first of two passes (client, then server) makes it one dollar.
+/// Treatment of `$$`: the first of two passes (client, then server) replaces it by one dollar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DollarEscape {
     Unescape,
     Keep,
 }
 
-/// Replaces every reference by what `resolve` says; an error names the reference.
+/// Replaces every reference by the result of `resolve`; an error names the reference.
 pub fn substitute(
     text: &str,
     dollars: DollarEscape,
@@ -142,7 +142,7 @@ pub fn substitute(
     Ok(out)
 }
 
-/// Text in which nothing is a reference any more: the reverse of reading.
+/// Escapes a text so that it contains no references.
 pub fn escape(text: &str) -> String {
     text.replace('$', "$$")
 }
@@ -175,7 +175,7 @@ fn parse_address(inside: &str) -> Option<Reference> {
     Some(Reference::Address { group: index(group)?, member: index(member)?, of })
 }
 
-/// The kind of configuration that is checked, with the sizes of its groups.
+/// Kind of configuration that is checked, with the sizes of its groups.
 #[derive(Clone, Copy)]
 pub enum ReferenceScope<'a> {
     Task(Option<&'a [i64]>),
@@ -184,7 +184,7 @@ pub enum ReferenceScope<'a> {
     Gateway,
 }
 
-/// Names that may stand in one field.
+/// References allowed in one field.
 struct AllowedReferences<'a> {
     names: &'static [(&'static str, Option<&'static str>)],
     addresses: Option<(GroupMembers, Option<&'a [i64]>)>,
@@ -193,7 +193,7 @@ struct AllowedReferences<'a> {
 const SECRETS: (&str, Option<&str>) = ("secrets", None);
 const ENV: (&str, Option<&str>) = ("env", None);
 
-/// Checks the references of all fields that are interpolated, in files that people write.
+/// Checks the references of all interpolated fields, in files that users write.
 pub(crate) fn check(node: &Node, place: ReferenceScope<'_>, cx: &mut Ctx) {
     if !cx.is_strict() {
         return;
@@ -208,7 +208,7 @@ pub(crate) fn check(node: &Node, place: ReferenceScope<'_>, cx: &mut Ctx) {
         ReferenceScope::Service(sizes) => Some((GroupMembers::Replicas, sizes)),
         ReferenceScope::DevEnvironment | ReferenceScope::Gateway => None,
     };
-    // Secrets in commands are left as text; a shell gets them through the environment.
+    // Secrets in commands are not replaced; a shell receives them through the environment.
     let commands = AllowedReferences { names: &[("run", Some("args")), SECRETS], addresses };
     check_field(node, "commands", &commands, cx);
     if let Some(Value::Seq(groups)) = node.field("groups").map(|groups| &groups.value) {
@@ -262,7 +262,8 @@ fn report(node: &Node, at: usize, len: usize, reason: &str, cx: &mut Ctx) {
     cx.problem(Diagnosis::new(Code::Interpolation, inside(node, at, len), reason));
 }
 
-/// Where a part of a one-line value stands. In folded and block values only the value is known.
+/// Returns the position of a part of a one-line value. For folded and block values, returns the span of the whole
+/// value.
 fn inside(node: &Node, at: usize, len: usize) -> SourceSpan {
     let (start, end) = (node.span.start, node.span.end);
     let Some(word) = scalar(node) else { return node.span };

@@ -1,4 +1,4 @@
-//! What one job is told to do: the wire's `JobSpec`, and nothing that is decided later.
+//! Specification of one job: the `JobSpec` of the API, without anything that is decided later.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::resources::ResourcesSpec;
 
-/// Where a repository is put when nobody says.
+/// Default directory of the repository.
 pub const REPO_DIR: &str = "/workflow";
 
-/// One job of one replica, completely described.
+/// Complete specification of one job of one replica.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
     #[serde(default)]
@@ -33,7 +33,7 @@ pub struct JobSpec {
     pub node_group_name: String,
     #[serde(default)]
     pub node_group_job_index: u32,
-    /// A list even when there are none: a client that gets null cannot stream logs.
+    /// An empty list if there are none: a client that receives null cannot stream logs.
     #[serde(default)]
     pub app_specs: Vec<AppSpec>,
     #[serde(default)]
@@ -42,22 +42,22 @@ pub struct JobSpec {
     pub env: BTreeMap<String, String>,
     #[serde(default)]
     pub home_dir: Option<String>,
-    /// Empty where the run names none, `none` where it is to be a plain process.
+    /// Empty if the run names none, `none` for a plain process.
     pub image_name: String,
-    /// Where no image is named: the one to use on machines that allow no plain processes.
+    /// Image for instances that allow no plain processes, if the run names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_image: Option<String>,
-    /// The version of Python to prepare.
+    /// Version of Python to prepare.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub python: Option<String>,
     #[serde(default)]
     pub privileged: bool,
     #[serde(default)]
     pub single_branch: Option<bool>,
-    /// Seconds; null is no limit.
+    /// In seconds; null means no limit.
     #[serde(default)]
     pub max_duration: Option<i64>,
-    /// Seconds; null waits for ever.
+    /// In seconds; null waits without limit.
     #[serde(default)]
     pub stop_duration: Option<i64>,
     #[serde(default)]
@@ -67,10 +67,10 @@ pub struct JobSpec {
     pub requirements: Requirements,
     #[serde(default)]
     pub retry: Option<RetrySpec>,
-    /// Names are lists here: the first usable one is mounted.
+    /// Each name is a list: the first usable volume is mounted.
     #[serde(default)]
     pub volumes: Option<Vec<Mount>>,
-    /// Shared by the jobs of a replica with several. Never leaves the server.
+    /// Shared by the jobs of a multi-node replica. Never leaves the server.
     #[serde(default)]
     pub ssh_key: Option<JobSshKey>,
     #[serde(default)]
@@ -116,7 +116,7 @@ pub struct AppSpec {
     pub url_query_params: Option<BTreeMap<String, String>>,
 }
 
-/// What placement looks at.
+/// Requirements that placement evaluates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Requirements {
     pub resources: ResourcesSpec,
@@ -133,36 +133,36 @@ pub struct Requirements {
     pub backend_options: Option<AllBackendOptions>,
 }
 
-/// When to try again, with nothing left open.
+/// Retry policy with all defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RetrySpec {
     pub on_events: Vec<RetryEvent>,
-    /// Seconds.
+    /// In seconds.
     pub duration: i64,
 }
 
-/// A key pair between the jobs of a replica.
+/// SSH key pair for connections between the jobs of a replica.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobSshKey {
     pub private: String,
     pub public: String,
 }
 
-/// Keys do not belong into logs.
+/// Omits the private key, which must not appear in logs.
 impl std::fmt::Debug for JobSshKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JobSshKey").field("public", &self.public).finish_non_exhaustive()
     }
 }
 
-/// An uploaded archive and where it is unpacked.
+/// An uploaded archive and the directory to unpack it in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileArchive {
     pub id: uuid::Uuid,
     pub path: String,
 }
 
-/// A probe with nothing left open. Times are seconds.
+/// A probe with all defaults filled in. Times are in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeSpec {
     #[serde(rename = "type")]

@@ -1,8 +1,8 @@
-//! Configurations: what people write in YAML and clients send as JSON.
+//! Configurations: the YAML that users write and the JSON that clients send.
 //!
-//! `yaml` reads text into a tree with positions, `decode` turns trees into types and collects every problem,
-//! `table` makes each type's reader, printer and schema from one list of fields, `error` tells people.
-//! One file for each kind of configuration, and for each small language inside them.
+//! `yaml` parses text into a tree with positions, `decode` converts trees to types and collects every problem, `table`
+//! generates each type's reader, printer and schema from one list of fields, `error` renders problems. There is one
+//! file for each kind of configuration, and for each short syntax inside them.
 
 pub mod decode;
 pub mod derive;
@@ -52,7 +52,7 @@ use self::{
     yaml::{Node, Value},
 };
 
-/// Any configuration.
+/// A configuration of any kind.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Configuration {
     Task(Box<Task>),
@@ -63,7 +63,7 @@ pub enum Configuration {
     Volume(Box<Volume>),
 }
 
-/// The kinds of configuration, as `type` spells them.
+/// Kinds of configuration, as values of `type`.
 pub const KINDS: [&str; 6] = ["task", "service", "dev-environment", "fleet", "gateway", "volume"];
 
 impl Configuration {
@@ -90,7 +90,7 @@ impl Configuration {
         name.as_ref().map(name::Name::as_str)
     }
 
-    /// What tasks, services and dev environments share; `None` for the rest.
+    /// Returns the properties that tasks, services and dev environments share; `None` for other kinds.
     pub fn run(&self) -> Option<&run::Run> {
         match self {
             Self::Task(task) => Some(&task.run),
@@ -109,7 +109,7 @@ impl Configuration {
         }
     }
 
-    /// The profile properties of a run configuration.
+    /// Returns the profile properties of a run configuration.
     pub fn profile(&self) -> Option<&profile::ProfileProperties> {
         match self {
             Self::Task(task) => Some(&task.profile),
@@ -119,7 +119,7 @@ impl Configuration {
         }
     }
 
-    /// Fills in what a profile says and the configuration does not.
+    /// Fills in profile properties that the configuration does not set.
     pub fn merge_profile(&mut self, base: &profile::ProfileProperties) {
         match self {
             Self::Task(task) => task.profile = task.profile.or(base),
@@ -129,7 +129,7 @@ impl Configuration {
         }
     }
 
-    /// Reads what a client sent. Unknown keys are ignored: the client may be newer.
+    /// Decodes JSON from a client. Unknown keys are ignored: the client may be newer.
     pub fn from_json(json: &serde_json::Value) -> Result<Self, Vec<Diagnosis>> {
         decode::decode(&Node::from_json(json), DecodeMode::Lenient)
     }
@@ -150,7 +150,7 @@ impl Decode for Configuration {
     }
 }
 
-/// Reads `type` before anything else: what a key means depends on it.
+/// Reads `type` first, since it determines the meaning of the other keys.
 fn kind_of(node: &Node) -> Result<&'static str, Diagnosis> {
     let known = format!("known types: {}", KINDS.join(", "));
     let Some(entry) = node.entry("type") else {
@@ -190,15 +190,15 @@ impl Serialize for Configuration {
 
 deserialize_by_decoding!(Configuration);
 
-/// A configuration that was read from a file.
+/// A configuration parsed from a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParsedConfiguration {
     pub configuration: Configuration,
-    /// The tree it was read from, for whoever has more to say about its lines.
+    /// Tree that it was parsed from, for callers that report further problems by position.
     pub node: Node,
 }
 
-/// Reads a file that a person wrote, and says everything that is wrong with it.
+/// Parses a file that a user wrote, and returns all of its problems.
 pub fn parse(text: &str) -> Result<ParsedConfiguration, Vec<Diagnosis>> {
     let node = yaml::read(text).map_err(|diagnosis| vec![diagnosis])?;
     if node.value == Value::Null {
@@ -210,13 +210,13 @@ pub fn parse(text: &str) -> Result<ParsedConfiguration, Vec<Diagnosis>> {
     Ok(ParsedConfiguration { configuration, node })
 }
 
-/// Reads `profiles.yml`.
+/// Parses `profiles.yml`.
 pub fn parse_profiles(text: &str) -> Result<Profiles, Vec<Diagnosis>> {
     let node = yaml::read(text).map_err(|diagnosis| vec![diagnosis])?;
     decode::decode(&node, DecodeMode::Strict)
 }
 
-/// All problems of a file as a person reads them.
+/// Renders all problems of a file for a terminal.
 pub fn render(problems: &[Diagnosis], file: &str, source: &str) -> String {
     problems.iter().map(|problem| problem.render(file, source)).collect::<Vec<_>>().join("\n")
 }

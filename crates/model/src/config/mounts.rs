@@ -1,4 +1,4 @@
-//! What is put into a container: volumes, directories of the host, files, a repository.
+//! Contents mounted or copied into a container: volumes, host directories, files, a repository.
 
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub enum Mount {
     Instance(InstanceMount),
 }
 
-/// Several names are alternatives: the first usable one is mounted.
+/// A volume to mount. Several names are alternatives: the first usable one is mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeMount {
     pub name: OneOrMany,
@@ -29,7 +29,7 @@ pub struct VolumeMount {
 pub struct InstanceMount {
     pub instance_path: String,
     pub path: String,
-    /// A host that cannot mount it may still run the job.
+    /// True if the job may also run on a host that cannot mount the directory.
     pub optional: bool,
 }
 
@@ -73,7 +73,7 @@ fn check_path(path: &str) -> Result<(), String> {
     Err(format!("path `{}` {reason}", excerpt(path)))
 }
 
-/// A path that obeys the rules of mount points.
+/// A path that is valid as a mount point.
 struct MountPath(String);
 
 impl Decode for MountPath {
@@ -112,7 +112,7 @@ impl Decode for Mount {
     }
 }
 
-/// A local file or directory and where it goes: relative to the working directory unless absolute.
+/// A local file or directory and its target: relative to the working directory unless absolute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FileMapping {
     pub local_path: String,
@@ -154,7 +154,7 @@ impl Decode for FileMapping {
 }
 
 words! {
-    /// What to do when the directory of a repository is not empty.
+    /// Behaviour if the target directory of a repository is not empty.
     pub enum RepoExists {
         Error = "error",
         Skip = "skip",
@@ -166,15 +166,15 @@ table! {
     pub struct RepoSpec {
         /// A directory inside a clone on the client's machine.
         pub local_path: Option<String> = None,
-        /// Where to clone from.
+        /// URL to clone from.
         pub url: Option<String> = None,
-        /// A branch; with `url` only.
+        /// Branch to check out; only with `url`.
         pub branch: Option<String> = None,
-        /// A commit; with `url` only.
+        /// Commit to check out; only with `url`.
         pub hash: Option<String> = None,
-        /// Where it goes: relative to the working directory unless absolute.
+        /// Target directory: relative to the working directory unless absolute.
         pub path: String = ".".to_owned(),
-        /// What to do when `path` is not empty.
+        /// Behaviour if `path` is not empty.
         pub if_exists: RepoExists = RepoExists::Error,
     }
     check = Self::check;
@@ -191,7 +191,7 @@ impl RepoSpec {
 
     pub fn parse(text: &str) -> Result<Self, String> {
         let bad = || format!("`{}` is not `path`, `url`, `path:/dir` or `url:/dir`", excerpt(text));
-        // The part before which a colon belongs to the address and not to us.
+        // Length of the prefix in which a colon belongs to the URL and does not separate the path.
         let prefix = if let Some(at) = text.find("://") {
             at + 3 + text[at + 3..].find('/').unwrap_or(text.len() - at - 3)
         } else if text.split('/').next().is_some_and(|head| head.contains('@') && head.contains(':')) {
@@ -221,7 +221,7 @@ impl RepoSpec {
     }
 }
 
-/// A repository in either syntax.
+/// A repository in the short or the long syntax.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Repo(pub RepoSpec);

@@ -1,4 +1,4 @@
-//! Names: of runs and fleets, of groups, of things in other projects; tags; users inside a container.
+//! Names of runs, fleets and groups, references to other projects, tags, and users inside a container.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{
     yaml::{Node, Value},
 };
 
-/// Lower case letters, digits and dashes, a letter first, 2 to 41 characters.
+/// Returns whether the name has lower case letters, digits and dashes, a letter first, and 2 to 41 characters.
 pub fn is_resource_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     (2..=41).contains(&name.len())
@@ -19,14 +19,14 @@ pub fn is_resource_name(name: &str) -> bool {
         && bytes.all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// Lower case letters, digits and dashes, no dash first, 1 to 40 characters.
+/// Returns whether the name has lower case letters, digits and dashes, no dash first, and 1 to 40 characters.
 pub fn is_group_name(name: &str) -> bool {
     (1..=40).contains(&name.len())
         && !name.starts_with('-')
         && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
-/// The name of a run, fleet, volume or gateway.
+/// Name of a run, fleet, volume or gateway.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Name(pub String);
@@ -49,7 +49,7 @@ impl Decode for Name {
     }
 }
 
-/// The name of a group of nodes or replicas.
+/// Name of a group of nodes or replicas.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct GroupName(pub String);
@@ -66,7 +66,7 @@ impl Decode for GroupName {
     }
 }
 
-/// Something in this project (`gpus`) or in another (`lab/gpus`).
+/// A resource of this project (`gpus`) or of another one (`lab/gpus`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ResourceReference {
     pub project: Option<String>,
@@ -100,7 +100,7 @@ impl Decode for ResourceReference {
     }
 }
 
-/// Labels for billing and search, handed on to backends.
+/// Labels for billing and search, passed on to backends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Tags(pub BTreeMap<String, String>);
@@ -140,7 +140,7 @@ impl Decode for Tags {
 #[serde(transparent)]
 pub struct User(pub String);
 
-/// The same, taken apart, as agents get it.
+/// A user inside a container, parsed, as agents receive it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct UnixUser {
@@ -186,7 +186,7 @@ impl Decode for User {
     }
 }
 
-/// Python of the default image: `3.9` to `3.15`.
+/// Python version of the default image: `3.9` to `3.15`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct PythonVersion(pub String);
@@ -196,7 +196,7 @@ pub const PYTHON_VERSIONS: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "
 impl Decode for PythonVersion {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let word = text(node, cx)?;
-        // A reader that takes 3.10 for a number passes 3.1 on, and there never was a 3.1 to confuse it with.
+        // A YAML reader that parses 3.10 as a number passes on 3.1, which is not a supported version.
         let plain = scalar(node).is_some_and(|scalar| scalar.plain);
         let version = if plain && word == "3.1" { "3.10" } else { word };
         if PYTHON_VERSIONS.contains(&version) {

@@ -9,14 +9,14 @@ use super::{
     yaml::Node,
 };
 
-/// A port of the container, and the local port it appears at. No local port is "any free one".
+/// A port of the container, and the local port that it is forwarded to. No local port means any free one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PortMapping {
     pub local_port: Option<u16>,
     pub container_port: u16,
 }
 
-/// Ports of our own agents inside a container; they are never opened for users.
+/// Ports of the windlass agents inside a container; never opened for users.
 pub const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 10_000..=10_999;
 
 fn port(text: &str) -> Result<u16, String> {
@@ -71,7 +71,7 @@ impl Decode for PortMapping {
     }
 }
 
-/// The port a service listens at. What is given before the colon is kept, and means nothing.
+/// Port that a service listens on. The part before the colon is kept but has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct ServicePort(pub PortMapping);

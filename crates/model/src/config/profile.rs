@@ -1,6 +1,6 @@
-//! Profiles: how and where to run, apart from what to run.
+//! Profiles: how and where to run, independent of what to run.
 //!
-//! The properties stand in `profiles.yml`, and directly in every run configuration, where they win.
+//! The properties are set in `profiles.yml`, or directly in a run configuration, which takes precedence.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ use super::{
 };
 
 words! {
-    /// Where machines come from.
+    /// Provider of instances.
     pub enum BackendType {
         AmdDevCloud = "amddevcloud",
         Aws = "aws",
@@ -33,11 +33,11 @@ words! {
         Kubernetes = "kubernetes",
         Lambda = "lambda",
         Lium = "lium",
-        /// The machine the server runs on.
+        /// The machine that the server runs on.
         Local = "local",
         /// A scripted cloud, for tests and trials.
         Mock = "mock",
-        /// Machines of one's own, reached by SSH.
+        /// SSH hosts.
         Remote = "remote",
         Nebius = "nebius",
         Oci = "oci",
@@ -52,7 +52,7 @@ words! {
 }
 
 words! {
-    /// Whether machines may be taken away again.
+    /// Use of spot instances, which the provider may reclaim.
     pub enum SpotPolicy {
         Spot = "spot",
         OnDemand = "on-demand",
@@ -61,7 +61,7 @@ words! {
 }
 
 words! {
-    /// Whether new instances may be made for a run.
+    /// Permission to create new instances for a run.
     pub enum CreationPolicy {
         Reuse = "reuse",
         ReuseOrCreate = "reuse-or-create",
@@ -69,7 +69,7 @@ words! {
 }
 
 words! {
-    /// In which order the nodes of a run start.
+    /// Order in which the nodes of a run start.
     pub enum StartupOrder {
         Any = "any",
         MasterFirst = "master-first",
@@ -78,7 +78,7 @@ words! {
 }
 
 words! {
-    /// When a run with several nodes is done.
+    /// Condition under which a multi-node run is done.
     pub enum StopCriteria {
         AllDone = "all-done",
         MasterDone = "master-done",
@@ -86,7 +86,7 @@ words! {
 }
 
 words! {
-    /// What a job may be tried again after.
+    /// Event after which a job may be retried.
     pub enum RetryEvent {
         NoCapacity = "no-capacity",
         Interruption = "interruption",
@@ -95,7 +95,7 @@ words! {
 }
 
 words! {
-    /// How offers of Vast.ai are ordered.
+    /// Order of the offers of Vast.ai.
     pub enum OfferOrder {
         Score = "score",
         Price = "price",
@@ -103,18 +103,18 @@ words! {
 }
 
 words! {
-    /// Backends that have options of their own.
+    /// Backends that have specific options.
     pub enum OptionsBackend {
         VastAi = "vastai",
     }
 }
 
 table! {
-    /// When to try again, and for how long.
+    /// Events after which a job is retried, and the time limit.
     pub struct RetryPolicy {
-        /// After which events; all of them unless given.
+        /// Events after which to retry. Default: all of them.
         pub on_events: Option<Vec<RetryEvent>> = None,
-        /// For how long, from the first failure in a row; an hour unless given.
+        /// Time limit, from the first failure in a row. Default: one hour.
         pub duration: Option<Seconds> = None,
     }
     check = Self::check;
@@ -128,7 +128,7 @@ impl RetryPolicy {
     }
 }
 
-/// `true`, `false` or a policy.
+/// `true`, `false` or a retry policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum RetrySetting {
@@ -149,9 +149,9 @@ impl Decode for RetrySetting {
 table! {
     /// Stops a run whose GPUs are not used.
     pub struct UtilizationPolicy {
-        /// Percent; a run below it for the whole window is terminated.
+        /// Percent; a run that stays below it for the whole window is terminated.
         pub min_gpu_utilization: Int<0, 100>,
-        /// From 5 minutes to an hour.
+        /// Length of the window, from 5 minutes to an hour.
         pub time_window: Seconds,
     }
     check = Self::check;
@@ -168,12 +168,12 @@ impl UtilizationPolicy {
     }
 }
 
-/// One cron expression of five fields, or several: the next moment of any counts.
+/// One cron expression of five fields, or several: the earliest next time of any is used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Cron(pub OneOrMany);
 
-/// Checks a cron expression of five fields: minute, hour, day, month, day of week, in UTC.
+/// Parses a cron expression of five fields: minute, hour, day, month, day of week, in UTC.
 pub fn parse_cron(text: &str) -> Result<croner::Cron, String> {
     if text.split_whitespace().count() != 5 {
         return Err("a schedule has five fields: minute, hour, day, month, day of the week".to_owned());
@@ -184,12 +184,12 @@ pub fn parse_cron(text: &str) -> Result<croner::Cron, String> {
     })
 }
 
-/// The first number that its field cannot have.
+/// Returns a message about the first number that is out of range for its field.
 fn cron_out_of_range(text: &str) -> Option<String> {
     let fields =
         [("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), ("day of the week", 0, 7)];
     for ((name, min, max), field) in fields.into_iter().zip(text.split_whitespace()) {
-        // What follows a slash is a step.
+        // The part after a slash is a step.
         let ends =
             field.split(',').filter_map(|part| part.split('/').next()).flat_map(|part| part.split('-'));
         let wrong = ends.filter_map(|end| end.parse::<u32>().ok()).find(|end| !(min..=max).contains(end));
@@ -216,14 +216,14 @@ impl Decode for Cron {
 }
 
 table! {
-    /// When to start, again and again.
+    /// Times at which a run starts repeatedly.
     pub struct Schedule {
         /// Five fields, in UTC: `0 8 * * mon-fri`. A list is allowed.
         pub cron: Cron,
     }
 }
 
-/// One host that a run may use.
+/// One instance that a run may use.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum InstanceSelector {
@@ -262,7 +262,7 @@ impl Decode for InstanceSelector {
     }
 }
 
-/// The hosts a run may use: at least one.
+/// Instances that a run may use: at least one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct InstanceSelectors(pub Vec<InstanceSelector>);
@@ -293,18 +293,18 @@ impl Decode for Fraction {
 table! {
     /// Options of one backend.
     pub struct BackendOptions {
-        /// Which backend.
+        /// Backend that the options apply to.
         pub backend as "type": OptionsBackend = OptionsBackend::VastAi,
-        /// How its offers are ordered.
+        /// Order of the offers.
         pub offer_order: Option<OfferOrder> = None,
-        /// Leave out machines below this reliability.
+        /// Excludes hosts below this reliability.
         pub min_reliability: Option<Fraction> = None,
-        /// Leave out machines below this score.
+        /// Excludes hosts below this score.
         pub min_score: Option<Int<0, { i64::MAX }>> = None,
     }
 }
 
-/// Options of backends, at most one entry for each.
+/// Options of backends, at most one entry for each backend.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct AllBackendOptions(pub Vec<BackendOptions>);
@@ -324,29 +324,29 @@ impl Decode for AllBackendOptions {
 }
 
 table! {
-    /// Properties that choose machines; fleets have them too.
+    /// Properties that select instances; also part of fleets.
     pub struct Provisioning {
-        /// Backends to take machines from.
+        /// Backends to request instances from.
         pub backends: Option<Vec<BackendType>> = None,
-        /// Regions, without regard to case.
+        /// Regions to request instances from. Case is ignored.
         pub regions: Option<Vec<String>> = None,
-        /// Availability zones.
+        /// Availability zones to request instances from.
         pub availability_zones: Option<Vec<String>> = None,
         /// Instance types of the cloud.
         pub instance_types: Option<Vec<String>> = None,
-        /// A reservation or capacity block of the cloud.
+        /// Reservation or capacity block of the cloud.
         pub reservation: Option<String> = None,
-        /// Spot, on demand, or either; on demand unless given.
+        /// Spot instances, on-demand instances, or either (`auto`). Default: on demand.
         pub spot_policy: Option<SpotPolicy> = None,
-        /// Whether and when to try again; no unless given.
+        /// Retry policy: `true`, `false`, or the events and the time limit. Default: no retries.
         pub retry: Option<RetrySetting> = None,
-        /// The highest price per hour, in dollars.
+        /// Maximum price per hour, in dollars.
         pub max_price: Option<PositiveNumber> = None,
-        /// How long an idle instance is kept: 5 minutes for runs and 3 days for fleets unless given.
+        /// Time after which an idle instance is terminated. Default: 5 minutes for runs, 3 days for fleets.
         pub idle_duration: IdleDuration = IdleDuration(None),
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
-        /// Options of single backends; they have no effect, and give a warning.
+        /// Options of individual backends. They have no effect and produce a warning.
         pub backend_options: Option<AllBackendOptions> = None,
     }
 }
@@ -354,25 +354,25 @@ table! {
 table! {
     /// All properties of a profile.
     pub struct ProfileProperties {
-        /// The longest a run may take; no limit unless given.
+        /// Maximum duration of a run. Default: no limit.
         pub max_duration: OffableDuration = OffableDuration::Unset,
-        /// How long the commands have to end once the run is stopped, before they are killed; 5 minutes unless given.
+        /// Grace period of the commands after the run is stopped, before they are killed. Default: 5 minutes.
         pub stop_duration: OffableDuration = OffableDuration::Unset,
-        /// Whether new instances may be made; they may unless given.
+        /// Permission to create new instances. Default: `reuse-or-create`.
         pub creation_policy: Option<CreationPolicy> = None,
         /// Stops runs that do not use their GPUs.
         pub utilization_policy: Option<UtilizationPolicy> = None,
-        /// The order in which the nodes of a task start.
+        /// Order in which the nodes of a task start.
         pub startup_order: Option<StartupOrder> = None,
-        /// When a task with several nodes is done.
+        /// Condition under which a multi-node task is done.
         pub stop_criteria: Option<StopCriteria> = None,
         /// Starts the run at these times.
         pub schedule: Option<Schedule> = None,
-        /// Fleets to run in, of the same project.
+        /// Fleets of this project that the run may use.
         pub fleets: Option<Vec<ResourceReference>> = None,
-        /// Only these hosts.
+        /// Restricts the run to these instances.
         pub instances: Option<InstanceSelectors> = None,
-        /// The image of runs that name none, on machines that allow no plain processes.
+        /// Image for runs that name none, on instances that allow no plain processes.
         pub default_image: Option<String> = None,
     }
     flatten {
@@ -384,9 +384,9 @@ table! {
 table! {
     /// A named set of properties.
     pub struct Profile {
-        /// The name to choose it by.
+        /// Name to select the profile by.
         pub name: String = String::new(),
-        /// Used when no other is chosen.
+        /// Uses this profile if no other is selected.
         pub default: bool = false,
     }
     flatten {
@@ -397,7 +397,7 @@ table! {
 table! {
     /// The file `profiles.yml`.
     pub struct Profiles {
-        /// The profiles, each with a name of its own.
+        /// Profiles, with unique names.
         pub profiles: Vec<Profile>,
     }
     check = Self::check;
@@ -429,7 +429,7 @@ impl Profiles {
         }
     }
 
-    /// The profile of that name, or the default one when no name is given.
+    /// Returns the profile of that name, or the default profile if no name is passed.
     pub fn choose(&self, name: Option<&str>) -> Result<Option<&Profile>, String> {
         let Some(name) = name else { return Ok(self.profiles.iter().find(|profile| profile.default)) };
         self.profiles.iter().find(|profile| profile.name == name).map(Some).ok_or_else(|| {
@@ -443,7 +443,7 @@ impl Profiles {
 }
 
 impl ProfileProperties {
-    /// These properties where they are set, `base` where they are not.
+    /// Returns these properties where set, and those of `base` elsewhere.
     #[must_use]
     pub fn or(&self, base: &Self) -> Self {
         let (p, q) = (&self.provisioning, &base.provisioning);
@@ -477,7 +477,7 @@ impl ProfileProperties {
 }
 
 impl Provisioning {
-    /// Keys that are set, by name: fleets of SSH hosts allow none.
+    /// Returns the keys that are set: fleets of SSH hosts allow none.
     pub(crate) fn set_keys(node: &Node) -> Vec<&'static str> {
         let mut keys = Vec::new();
         <Self as super::decode::Fields>::keys(&mut keys);

@@ -1,4 +1,4 @@
-//! Who replaces which reference, and when: the client before it sends, the server before a job starts.
+//! Replacement of references: by the client before it sends a run, by the server before a job starts.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::{
     traffic::{Probe, Text},
 };
 
-/// A reference that nobody can replace.
+/// A reference that cannot be replaced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("interpolate {place}: {reason}")]
@@ -23,8 +23,8 @@ pub enum Error {
     MissingSecrets { names: Vec<String> },
 }
 
-/// What a client does before it sends a run: takes open variables from its own environment, puts arguments into
-/// commands and variables into credentials and probes. `$$` becomes `$` here, and only here.
+/// Resolves a run on the client, before it is sent: reads unresolved variables from the client's environment, inserts
+/// arguments into commands and variables into credentials and probes. `$$` becomes `$` here, and only here.
 pub fn resolve_for_client(
     configuration: &mut Configuration,
     args: &[String],
@@ -116,11 +116,11 @@ fn replace(
     Ok(())
 }
 
-/// The secrets that the variables and credentials of a job name, each once.
+/// Returns the secrets that the variables and credentials of a job refer to, each once.
 pub fn secret_names(spec: &JobSpec) -> BTreeSet<String> {
     let credentials = spec.registry_auth.iter().flat_map(|auth| [&auth.username, &auth.password]);
     let texts = spec.env.values().chain(credentials);
-    // A value that is no template is a value.
+    // A value that is not a valid template is literal text.
     let named = texts.flat_map(|text| interpolate::references(text).unwrap_or_default());
     named
         .filter_map(|reference| match reference {
@@ -130,8 +130,8 @@ pub fn secret_names(spec: &JobSpec) -> BTreeSet<String> {
         .collect()
 }
 
-/// Puts secrets into the variables and credentials of a job that is about to start. All that are missing are
-/// named; their values are never read again.
+/// Inserts secrets into the variables and credentials of a job that is about to start. The error names all missing
+/// secrets; inserted values are never parsed again.
 pub fn insert_secrets(
     spec: &mut JobSpec,
     mut look_up: impl FnMut(&str) -> Option<String>,
@@ -149,7 +149,7 @@ pub fn insert_secrets(
             )),
             Reference::Named { .. } | Reference::Address { .. } => Ok(Substitution::Keep),
         };
-        // A value that is no template is a value.
+        // A value that is not a valid template is literal text.
         if let Ok(replaced) = interpolate::substitute(text, DollarEscape::Keep, resolve) {
             *text = replaced;
         }
@@ -159,7 +159,7 @@ pub fn insert_secrets(
     if names.is_empty() { Ok(()) } else { Err(Error::MissingSecrets { names }) }
 }
 
-/// The domain of a gateway for one project.
+/// Returns the domain of a gateway for one project.
 pub fn gateway_domain(domain: &str, project: &str) -> Result<String, Error> {
     let mut text = domain.to_owned();
     replace(&mut text, "domain", |reference| match reference {
@@ -173,7 +173,7 @@ pub fn gateway_domain(domain: &str, project: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// The nodes or replicas whose addresses the commands of a job wait for.
+/// Returns the nodes or replicas whose addresses the commands of a job wait for.
 pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, GroupMembers)> {
     let mut awaited = Vec::new();
     for word in &spec.commands {
@@ -186,7 +186,7 @@ pub fn awaited_addresses(spec: &JobSpec) -> Vec<(u32, u32, GroupMembers)> {
     awaited
 }
 
-/// The commands of a job with addresses put in. `None` from `look_up` leaves the reference as it is.
+/// Returns the commands of a job with addresses inserted. If `look_up` returns `None`, the reference stays unchanged.
 pub fn insert_addresses(
     commands: &[String],
     mut look_up: impl FnMut(u32, u32) -> Option<String>,
@@ -197,7 +197,7 @@ pub fn insert_addresses(
         }
         Reference::Named { .. } => Ok(Substitution::Keep),
     };
-    // What is not a reference of ours is the shell's business.
+    // Text that is not a reference of ours is left to the shell.
     let put_in = |text: &String| {
         interpolate::substitute(text, DollarEscape::Keep, &mut resolve).unwrap_or_else(|_| text.clone())
     };

@@ -1,4 +1,4 @@
-//! Reads the asking side of resources: `H100:80GB:8`, `arm:4..`, `16GB..`.
+//! Parsing of resource requests: `H100:80GB:8`, `arm:4..`, `16GB..`.
 
 use std::borrow::Cow;
 
@@ -50,7 +50,7 @@ impl Decode for GpuVendor {
     }
 }
 
-/// `8`, `4..8`, `arm:4..`, `x86`.
+/// Parses `8`, `4..8`, `arm:4..`, `x86`.
 pub fn parse_cpu(text: &str) -> Result<CpuSpec, String> {
     let mut spec = CpuSpec::default();
     let (mut arch, mut count) = (false, false);
@@ -93,7 +93,7 @@ impl Decode for CpuSpec {
     }
 }
 
-/// Colon-separated parts in any order: vendor, names, memory, count.
+/// Parses colon-separated parts in any order: vendor, names, memory, count.
 pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
     let mut spec = GpuSpec::count(Range::at_least(1));
     let (mut vendor, mut count) = (false, false);
@@ -130,7 +130,7 @@ pub fn parse_gpu(text: &str) -> Result<GpuSpec, String> {
     Ok(spec)
 }
 
-/// `8xH100`, as others write it, in the form that is read here.
+/// Converts `8xH100`, as other tools write it, to `H100:8`.
 fn normalize_count(token: &str) -> Option<String> {
     let (count, name) = token.split_once(['x', 'X'])?;
     let is_count = !count.is_empty() && count.bytes().all(|b| b.is_ascii_digit());
@@ -145,7 +145,7 @@ fn split_names(text: &str) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// The old spelling `tpu-v5litepod-8` names the vendor inside the name.
+/// Extracts the vendor from the old spelling `tpu-v5litepod-8`, which contains it in the name.
 fn extract_tpu_vendor(spec: &mut GpuSpec) -> Result<(), String> {
     let Some(names) = &mut spec.name else { return Ok(()) };
     for name in names {
@@ -160,7 +160,7 @@ fn extract_tpu_vendor(spec: &mut GpuSpec) -> Result<(), String> {
     Ok(())
 }
 
-/// `[A100, H100]` or `A100,H100`.
+/// A list of GPU names: `[A100, H100]` or `A100,H100`.
 struct GpuNames(Vec<String>);
 
 impl Decode for GpuNames {
@@ -175,7 +175,7 @@ impl Decode for GpuNames {
     }
 }
 
-/// `7.5` or `[7, 5]`.
+/// A compute capability: `7.5` or `[7, 5]`.
 struct ComputeCapability(u32, u32);
 
 impl Decode for ComputeCapability {

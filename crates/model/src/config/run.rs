@@ -1,4 +1,4 @@
-//! What tasks, services and dev environments have in common.
+//! Properties common to tasks, services and dev environments.
 
 use serde::Serialize;
 
@@ -13,24 +13,24 @@ use super::{
 };
 use crate::{plan::runs_in::PLAIN_PROCESS_IMAGE, resources::ResourcesSpec};
 
-/// Home of the user that images usually run as: clients send it, and no job is told.
+/// Home directory of the usual user of images: clients send it, and it is not passed to jobs.
 pub(crate) const HOME_DIR: &str = "/root";
 
 table! {
-    /// Credentials for a registry of images.
+    /// Credentials for an image registry.
     pub struct RegistryAuth {
         pub username: String,
         pub password: String,
     }
 }
 
-/// `sh`, `bash` or an absolute path.
+/// A shell: `sh`, `bash` or an absolute path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Shell(pub String);
 
 impl Shell {
-    /// Where it is inside the container.
+    /// Returns the path inside the container.
     pub fn path(&self) -> String {
         match self.0.as_str() {
             "sh" => "/bin/sh".to_owned(),
@@ -69,22 +69,22 @@ impl Decode for AbsolutePath {
 table! {
     /// Properties of every run.
     pub struct Run {
-        /// The name of the run; generated when absent.
+        /// Name of the run. Generated if absent.
         pub name: Option<Name> = None,
-        /// The image of the container. `none`, or no image at all, is a plain process where the machine allows it;
-        /// else the default image that the server names is used.
+        /// Image of the container. `none`, or no image, means a plain process on instances that allow it; on others the
+        /// server's default image is used.
         pub image: Option<String> = None,
-        /// The user inside the container, `user[:group]`; the image's own when absent.
+        /// User inside the container, `user[:group]`. Default: the image's user.
         pub user: Option<User> = None,
-        /// Full access to the host's devices.
+        /// Grants full access to the host's devices.
         pub privileged: bool = false,
         /// Replaces the entry point of the image; commands become its arguments.
         pub entrypoint: Option<String> = None,
-        /// Where commands run; the image's own when absent.
+        /// Directory that commands run in. Default: the image's working directory.
         pub working_dir: Option<AbsolutePath> = None,
-        /// Credentials for the registry of the image.
+        /// Credentials for the image registry.
         pub registry_auth: Option<RegistryAuth> = None,
-        /// The version of Python to prepare, by `uv` or by `pythonX.Y` of the machine; not together with an image.
+        /// Version of Python to prepare, with `uv` or the host's `pythonX.Y`; not together with an image.
         pub python: Option<PythonVersion> = None,
         /// Uses the server's image with the CUDA compiler (`windlass server --nvcc-image`).
         pub nvcc: Option<bool> = None,
@@ -94,21 +94,21 @@ table! {
         pub single_branch: Option<bool> = None,
         /// Environment variables.
         pub env: Env = Env::default(),
-        /// The shell for commands: sh, bash or an absolute path.
+        /// Shell for the commands: `sh`, `bash` or an absolute path.
         pub shell: Option<Shell> = None,
-        /// What the job needs of a machine.
+        /// Resources that each job requests.
         pub resources: ResourcesSpec = ResourcesSpec::default(),
-        /// From 0 to 100; higher goes first.
+        /// Priority from 0 to 100; a higher priority is scheduled first.
         pub priority: Option<Int<0, 100>> = None,
-        /// Volumes and directories of the host to mount.
+        /// Volumes and host directories to mount.
         pub volumes: Vec<Mount> = vec![],
-        /// A Git repository to clone; at most one.
+        /// Git repository to clone; at most one.
         pub repos: Vec<Repo> = vec![],
         /// Local files and directories to copy.
         pub files: Vec<FileMapping> = vec![],
-        /// Not supported: true is refused when the run is applied.
+        /// Not supported: `true` is rejected when the run is applied.
         pub dstack: bool = false,
-        /// Deprecated; has no effect, and another value gives a warning.
+        /// Deprecated. Has no effect; a value other than the default produces a warning.
         pub home_dir: String = HOME_DIR.to_owned(),
         /// Deprecated: commands before `init` of a dev environment.
         pub setup: Vec<String> = vec![],
@@ -139,7 +139,7 @@ fn is_dev_environment(node: &Node) -> bool {
     super::decode::scalar(node).is_some_and(|scalar| scalar.text == "dev-environment")
 }
 
-/// `image`, `docker` and the parts of the default image exclude each other.
+/// Checks that `image`, `docker` and the parts of the default image are not combined.
 pub(crate) fn check_image_choice(
     image: Option<&str>,
     python: bool,
@@ -149,7 +149,7 @@ pub(crate) fn check_image_choice(
     cx: &mut Ctx,
 ) {
     let (nvcc, docker) = (nvcc == Some(true), docker == Some(true));
-    // A plain process may well have a Python of its own.
+    // A plain process may use a prepared Python.
     let python_inside = python && image.is_some_and(|image| image != PLAIN_PROCESS_IMAGE);
     let image = image.is_some();
     let pairs = [
@@ -166,7 +166,7 @@ pub(crate) fn check_image_choice(
     }
 }
 
-/// A task or service needs something to run.
+/// Checks that a task or service has commands or an image.
 pub(crate) fn check_something_to_run(commands: bool, run: &Run, node: &Node, cx: &mut Ctx) {
     if !commands && run.image.is_none() {
         let message = "either `commands` or `image` is needed";

@@ -1,9 +1,9 @@
-//! Plain words of YAML 1.1: which are booleans, numbers or nothing.
+//! Plain scalars of YAML 1.1: booleans, numbers and null.
 //!
-//! Configurations in the field were written against a YAML 1.1 reader, so `yes`, `010` and `1:30` mean what
-//! they meant there. The text is kept beside the meaning: where a string is wanted, `3.10` stays `3.10`.
+//! Existing configurations were written against a YAML 1.1 reader, so `yes`, `010` and `1:30` mean what they meant
+//! there. The text is kept next to the meaning: where a string is expected, `3.10` stays `3.10`.
 
-/// What a plain scalar means.
+/// Meaning of a plain scalar.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScalarValue {
     Null,
@@ -67,7 +67,7 @@ fn integer(digits: &str) -> Option<i64> {
     decimal.then(|| radix(digits, 10)).flatten()
 }
 
-/// `1:30` is ninety: base 60, each later part below 60.
+/// Parses base 60, with each later part below 60: `1:30` is ninety.
 fn sexagesimal(digits: &str) -> Option<i64> {
     let mut parts = digits.split(':');
     let first = parts.next()?;
@@ -85,7 +85,7 @@ fn sexagesimal(digits: &str) -> Option<i64> {
     Some(total)
 }
 
-/// YAML 1.1 wants a dot in a float and a sign in its exponent: `1e3` is a string, `1.0e+3` a number.
+/// Parses a float. YAML 1.1 requires a dot, and a sign in the exponent: `1e3` is a string, `1.0e+3` a number.
 fn float(digits: &str) -> Option<f64> {
     let (mantissa, exponent) = match digits.find(['e', 'E']) {
         Some(at) => (&digits[..at], Some(&digits[at + 1..])),

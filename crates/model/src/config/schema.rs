@@ -1,4 +1,4 @@
-//! The JSON Schema of every configuration, generated from the same tables that read them.
+//! JSON Schema of every configuration, generated from the tables that also decode them.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, generate::SchemaSettings};
 use serde::Serialize;
@@ -16,7 +16,7 @@ pub(crate) fn describe(schema: &mut Schema, doc: &str) {
     schema.insert("description".to_owned(), Value::String(text));
 }
 
-/// Adds the default, unless it is null, which says nothing.
+/// Adds the default, unless it is null, which carries no information.
 pub(crate) fn default<T: Serialize>(schema: &mut Schema, value: &T) {
     match serde_json::to_value(value) {
         Ok(Value::Null) | Err(_) => {}
@@ -33,7 +33,7 @@ fn unwrap_reference(schema: &mut Schema) {
     }
 }
 
-/// The schema of a set of fields that stands alone.
+/// Returns the schema of a set of fields that stands alone.
 pub(crate) fn object<T: Fields>(generator: &mut SchemaGenerator, doc: &str) -> Schema {
     let mut found = SchemaProperties::default();
     T::properties(generator, &mut found);
@@ -49,12 +49,12 @@ pub(crate) fn object<T: Fields>(generator: &mut SchemaGenerator, doc: &str) -> S
     schema
 }
 
-/// `anyOf` of several types.
+/// Returns `anyOf` of several types.
 pub(crate) fn any_of(options: Vec<Schema>) -> Schema {
     schemars::json_schema!({ "anyOf": options })
 }
 
-/// The whole language in one draft-07 document: one kind of configuration, chosen by `type`.
+/// Returns one draft-07 document for all configurations: one kind, selected by `type`.
 pub fn schema() -> Value {
     let mut generator = SchemaSettings::draft07().into_generator();
     let kinds = vec![
@@ -74,7 +74,7 @@ pub fn schema() -> Value {
     })
 }
 
-/// The schema of `profiles.yml`.
+/// Returns the schema of `profiles.yml`.
 pub fn profiles_schema() -> Value {
     let generator = SchemaSettings::draft07().into_generator();
     generator.into_root_schema_for::<super::profile::Profiles>().to_value()

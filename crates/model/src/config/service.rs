@@ -1,4 +1,4 @@
-//! `type: service`: replicas that answer requests, behind a gateway or the server's own proxy.
+//! `type: service`: replicas that answer requests, behind a gateway or the server's proxy.
 
 use super::{
     decode::{Ctx, Decode, Fields as _, Int, check_keys, expect_map},
@@ -17,7 +17,7 @@ use super::{
 use crate::resources::ResourcesSpec;
 
 words! {
-    /// The program that spreads requests over the other groups.
+    /// Program that distributes requests to the other groups.
     pub enum RouterKind {
         Smg = "sglang" | "smg",
         Dynamo = "dynamo",
@@ -32,33 +32,33 @@ table! {
 }
 
 table! {
-    /// A group of equal replicas.
+    /// A group of identical replicas.
     pub struct ReplicaGroup {
-        /// The name; the position of the group when absent.
+        /// Name of the group. Default: its position.
         pub name: Option<GroupName> = None,
-        /// How many replicas: a number or a range.
+        /// Number of replicas: a number or a range.
         pub replicas: Replicas,
-        /// When replicas are added and taken away.
+        /// Rules for adding and removing replicas.
         pub scaling: Option<Scaling> = None,
-        /// What each replica needs. Not inherited from the service.
+        /// Resources that each replica requests. Not inherited from the service.
         pub resources: ResourcesSpec = ResourcesSpec::default(),
-        /// Spot, on demand, or either.
+        /// Spot instances, on-demand instances, or either (`auto`).
         pub spot_policy: Option<SpotPolicy> = None,
-        /// A reservation or capacity block of the cloud.
+        /// Reservation or capacity block of the cloud.
         pub reservation: Option<String> = None,
-        /// What each replica runs.
+        /// Commands that each replica runs.
         pub commands: Vec<String> = vec![],
-        /// The image of the container; `none` is a plain process.
+        /// Image of the container; `none` means a plain process.
         pub image: Option<String> = None,
-        /// The version of Python to prepare; not together with an image.
+        /// Version of Python to prepare; not together with an image.
         pub python: Option<PythonVersion> = None,
         /// Uses the server's image with the CUDA compiler.
         pub nvcc: Option<bool> = None,
         /// Uses the server's image with Docker inside.
         pub docker: Option<bool> = None,
-        /// Full access to the host's devices.
+        /// Grants full access to the host's devices.
         pub privileged: Option<bool> = None,
-        /// Not supported: refused when the service is applied.
+        /// Not supported: rejected when the service is applied.
         pub router: Option<Router> = None,
     }
     check = Self::check;
@@ -84,37 +84,37 @@ impl ReplicaGroup {
 table! {
     /// Replicas that answer requests.
     pub struct ServiceProperties {
-        /// The port the service listens at.
+        /// Port that the service listens on.
         pub port: ServicePort,
-        /// What to run, joined with `&&`.
+        /// Commands to run, joined with `&&`.
         pub commands: Vec<String> = vec![],
-        /// The gateway: a name of the same project's, false for none, true for the default one.
+        /// Gateway of the service: the name of a gateway of this project, `false` for none, `true` for the default one.
         pub gateway: Option<GatewayChoice> = None,
-        /// Removes the path prefix of the server's own proxy.
+        /// Removes the path prefix of the server's proxy from requests.
         pub strip_prefix: bool = true,
-        /// The model it serves, for the model endpoint.
+        /// Model that the service serves, for the model endpoint.
         pub model: Option<Model> = None,
-        /// HTTPS at the gateway; yes unless given.
+        /// Serves HTTPS at the gateway. Default: `true`.
         pub https: Option<Https> = None,
-        /// Requests need a token of a project member.
+        /// Requires requests to carry a token of a project member.
         pub auth: bool = true,
-        /// How many replicas; one unless given.
+        /// Number of replicas: a number or a range. Default: 1.
         pub replicas: Option<Replicas> = None,
-        /// When replicas are added and taken away.
+        /// Rules for adding and removing replicas.
         pub scaling: Option<Scaling> = None,
-        /// How many requests are let through.
+        /// Limits on the rate of requests.
         pub rate_limits: Vec<RateLimit> = vec![],
-        /// Requests that tell whether a replica is ready.
+        /// Requests that determine whether a replica is ready.
         pub probes: Option<Vec<Probe>> = None,
-        /// How replicas are replaced when what they run changes.
+        /// Rules for replacing replicas when the configuration changes.
         pub deployment: Option<Deployment> = None => omit,
-        /// Which replica gets the next request; they take turns unless given.
+        /// Selection of the replica for the next request. Default: `round-robin`.
         pub balance: Option<Balance> = None => omit,
-        /// Requests that a replica gets at once; others wait for their turn. No bound unless given.
+        /// Maximum number of concurrent requests per replica; further requests wait. Default: no limit.
         pub max_concurrency: Option<Int<1, 100_000>> = None => omit,
-        /// Which pages of other origins may call it.
+        /// Origins whose web pages may call the service.
         pub cors: Option<Cors> = None => omit,
-        /// Groups of replicas that differ.
+        /// Groups of replicas with different settings.
         pub groups: Option<Vec<ReplicaGroup>> = None => omit,
     }
     flatten {
@@ -126,7 +126,7 @@ table! {
     title = "Service";
 }
 
-/// A service. Reads the old form of groups (a list under `replicas`) as the new one.
+/// A service. Decodes the old form of groups (a list under `replicas`) as the new one.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(transparent)]
 pub struct Service(pub ServiceProperties);
@@ -158,7 +158,7 @@ impl schemars::JsonSchema for Service {
     }
     fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
         let mut schema = ServiceProperties::json_schema(generator);
-        // The old form of groups: a list under `replicas`, with `count` for the replicas of each.
+        // The old form of groups: a list under `replicas`, with `count` for the number of replicas.
         if let Some(replicas) = schema.pointer_mut("/properties/replicas") {
             let modern = replicas.take();
             let groups = <Vec<ReplicaGroup>>::json_schema(generator);
@@ -176,7 +176,7 @@ impl schemars::JsonSchema for Service {
     }
 }
 
-/// Old spellings as new ones: groups under `replicas`, and `count` for the replicas of a group.
+/// Converts old spellings to new ones: groups under `replicas`, and `count` for the replicas of a group.
 fn upgrade_old_spelling(node: &Node, cx: &mut Ctx) -> Option<Node> {
     let mut node = node.clone();
     let old = matches!(node.field("replicas").map(|list| &list.value), Some(Value::Seq(_)));
@@ -291,7 +291,7 @@ impl ServiceProperties {
         self.check_router(groups, node, cx);
     }
 
-    /// What may be set on the service or in its groups, never on both.
+    /// Rejects settings that are present both on the service and in its groups.
     fn check_either_level(&self, groups: &[ReplicaGroup], node: &Node, cx: &mut Ctx) {
         let (run, choice) = (&self.run, &self.profile.provisioning);
         let any = |set: fn(&ReplicaGroup) -> bool| groups.iter().any(set);

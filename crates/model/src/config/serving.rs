@@ -1,5 +1,4 @@
-//! What stands between callers and the replicas of a service: how they are replaced, how requests are spread over them,
-//! and which pages may call.
+//! Serving of a service: replacement of replicas, load balancing and CORS.
 
 use super::{
     decode::{Ctx, Int},
@@ -11,15 +10,15 @@ use super::{
 };
 
 table! {
-    /// How replicas are replaced by those of a changed configuration.
+    /// Rules for replacing replicas by those of a changed configuration.
     pub struct Deployment {
-        /// Replicas above the wanted number while it lasts.
+        /// Maximum number of replicas above the target during a deployment.
         pub surge: Int<0, 1000> = Int(1),
-        /// Replicas below the wanted number while it lasts.
+        /// Maximum number of replicas below the target during a deployment.
         pub unavailable: Int<0, 1000> = Int(0),
-        /// How long a new replica that runs may take to get ready.
+        /// Time that a new running replica has to become ready.
         pub ready_within: Seconds = Seconds(600),
-        /// Goes back to the former configuration when new replicas fail, or do not get ready in time.
+        /// Returns to the previous configuration if new replicas fail or do not become ready in time.
         pub rollback: bool = true,
     }
     check = Self::check;
@@ -41,23 +40,23 @@ impl Deployment {
 }
 
 words! {
-    /// Which replica gets the next request.
+    /// Selection of the replica for the next request.
     pub enum Balance {
-        /// One after the other.
+        /// Each replica in turn.
         RoundRobin = "round-robin",
-        /// The one with the fewest unanswered requests.
+        /// The replica with the fewest outstanding requests.
         LeastOutstanding = "least-outstanding",
     }
 }
 
 table! {
-    /// Which pages of other origins may call the service from a browser.
+    /// Origins whose web pages may call the service from a browser.
     pub struct Cors {
-        /// Origins such as `https://example.org`; all of them when empty.
+        /// Origins such as `https://example.org`; all origins if empty.
         pub origins: Vec<Text<255>> = vec![],
-        /// Cookies and credentials may be sent along; only for listed origins.
+        /// Allows cookies and credentials; only for listed origins.
         pub credentials: bool = false,
-        /// How long a browser may remember the answer.
+        /// Time for which a browser may cache the answer.
         pub max_age: Seconds = Seconds(600),
     }
     check = Self::check;

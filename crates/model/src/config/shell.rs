@@ -1,6 +1,6 @@
-//! Words of a shell: taking a command line apart, quoting a word, joining commands.
+//! Shell syntax: splitting a command line, quoting an argument, joining commands.
 
-/// Splits a line the way a POSIX shell does, without expanding anything.
+/// Splits a line as a POSIX shell does, without expansion.
 pub fn split(line: &str) -> Result<Vec<String>, &'static str> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -44,7 +44,7 @@ pub fn split(line: &str) -> Result<Vec<String>, &'static str> {
     Ok(words)
 }
 
-/// A word that a shell reads back as it is.
+/// Quotes an argument so that a shell reads it back unchanged.
 pub fn quote(word: &str) -> String {
     let safe = |b: u8| b.is_ascii_alphanumeric() || b"@%+=:,./-_".contains(&b);
     if !word.is_empty() && word.bytes().all(safe) {
@@ -53,8 +53,7 @@ pub fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\"'\"'"))
 }
 
-/// Commands in a row, each only if the one before succeeded. One that ends in `&` is grouped, or the list would
-/// end there.
+/// Joins commands with `&&`. A command that ends in `&` is grouped, since the list would end there otherwise.
 pub fn join(commands: &[String]) -> String {
     let joined: Vec<String> = commands
         .iter()

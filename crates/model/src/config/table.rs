@@ -1,8 +1,8 @@
-//! One table of fields makes the struct, its reader, its printer and its schema, so that they cannot drift.
+//! Generation of a struct, its reader, its printer and its schema from one table of fields, so that they cannot drift.
 //!
 //! ```text
 //! table! {
-//!     /// What it is.
+//!     /// Description.
 //!     pub struct Scaling {
 //!         pub metric: Metric,                               // required
 //!         pub window: Option<Seconds> = None,               // printed as null when absent
@@ -14,7 +14,7 @@
 //! }
 //! ```
 
-/// A struct of named fields. See the head of the module.
+/// Defines a struct of named fields. See the head of the module.
 macro_rules! table {
     (
         $(#[doc = $doc:literal])*
@@ -129,7 +129,7 @@ macro_rules! table {
     };
 }
 
-/// The key of a field: its name, unless the table says `as "other"`.
+/// Expands to the key of a field: its name, unless the table has `as "other"`.
 macro_rules! key {
     ($field:ident) => {
         stringify!($field)
@@ -183,7 +183,7 @@ macro_rules! required {
     ($into:ident, $key:expr, $default:expr) => {};
 }
 
-/// A closed set of words. The first word of a variant is the one that is printed.
+/// Defines a closed set of values. The first spelling of a variant is the one that is printed.
 macro_rules! words {
     (
         $(#[doc = $doc:literal])*
@@ -200,12 +200,12 @@ macro_rules! words {
         impl $name {
             pub const ALL: &'static [Self] = &[$( Self::$variant, )+];
 
-            /// The word, as it is written in files and on the wire.
+            /// Returns the value as written in files and in the API.
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$variant => $word, )+ }
             }
 
-            /// The value a word stands for.
+            /// Parses a value.
             pub fn parse(word: &str) -> Option<Self> {
                 match word {
                     $( $word $(| $alias)* => Some(Self::$variant), )+
@@ -255,7 +255,7 @@ macro_rules! words {
     };
 }
 
-/// A type with a hand-written `Decode` that is read the same way through serde.
+/// Implements `Deserialize` for a type with a hand-written `Decode`.
 macro_rules! deserialize_by_decoding {
     ($($name:ty),+ $(,)?) => {$(
         impl<'de> serde::Deserialize<'de> for $name {
@@ -266,7 +266,7 @@ macro_rules! deserialize_by_decoding {
     )+};
 }
 
-/// The schema of a type with a hand-written reader, as literal JSON Schema.
+/// Implements `JsonSchema` for a type with a hand-written decoder, from literal JSON Schema.
 macro_rules! schema_literal {
     ($($name:ty, $title:literal => $generator:ident $json:tt;)+) => {$(
         impl schemars::JsonSchema for $name {

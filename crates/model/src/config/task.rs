@@ -1,4 +1,4 @@
-//! `type: task`: commands that run to their end, on one node or on several.
+//! `type: task`: commands that run until they end, on one node or on several.
 
 use super::{
     decode::{Ctx, Int},
@@ -12,35 +12,35 @@ use super::{
 };
 use crate::resources::ResourcesSpec;
 
-/// A number of nodes.
+/// Number of nodes.
 pub type Nodes = Int<1, { i64::MAX }>;
 
 table! {
-    /// A group of equal nodes of a task.
+    /// A group of identical nodes of a task.
     pub struct NodeGroup {
-        /// The name; the position of the group when absent.
+        /// Name of the group. Default: its position.
         pub name: Option<GroupName> = None,
-        /// How many nodes.
+        /// Number of nodes.
         pub nodes: Nodes = Int(1),
-        /// What each node needs. Not inherited from the task.
+        /// Resources that each node requests. Not inherited from the task.
         pub resources: ResourcesSpec = ResourcesSpec::default(),
-        /// What each node runs.
+        /// Commands that each node runs.
         pub commands: Vec<String> = vec![],
-        /// Ports to forward.
+        /// Ports to forward to the client.
         pub ports: Vec<PortMapping> = vec![],
     }
 }
 
 table! {
-    /// Commands that run to their end.
+    /// Commands that run until they end.
     pub struct Task {
-        /// What to run, joined with `&&`.
+        /// Commands to run, joined with `&&`.
         pub commands: Vec<String> = vec![],
-        /// Ports to forward.
+        /// Ports to forward to the client.
         pub ports: Vec<PortMapping> = vec![],
-        /// How many nodes; one unless given.
+        /// Number of nodes. Default: 1.
         pub nodes: Option<Nodes> = None => omit,
-        /// Groups of nodes that differ.
+        /// Groups of nodes with different settings.
         pub groups: Option<Vec<NodeGroup>> = None => omit,
     }
     flatten {
@@ -98,7 +98,7 @@ impl Task {
         }
     }
 
-    /// Nodes of the whole task.
+    /// Returns the number of nodes of the whole task.
     pub fn nodes_total(&self) -> i64 {
         match &self.groups {
             Some(groups) => groups.iter().map(|group| group.nodes.get()).fold(0, i64::saturating_add),
@@ -114,7 +114,7 @@ pub(crate) fn group_node<'a>(node: &'a Node, key: &str, index: usize) -> Option<
     }
 }
 
-/// Names of groups are unique; a group without a name is called by its position.
+/// Checks that group names are unique; the name of an unnamed group is its position.
 pub(crate) fn check_group_names<'a>(names: impl Iterator<Item = Option<&'a str>>, node: &Node, cx: &mut Ctx) {
     let mut seen = std::collections::BTreeSet::new();
     for (index, name) in names.enumerate() {

@@ -1,4 +1,4 @@
-//! How requests reach a service: model, gateway, HTTPS, rate limits, probes, scaling.
+//! Request routing of a service: model, gateway, HTTPS, rate limits, probes, scaling.
 
 use serde::Serialize;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::resources::Range;
 
-/// Which gateway publishes a service.
+/// Gateway that publishes a service.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum GatewayChoice {
@@ -40,11 +40,11 @@ impl Decode for GatewayChoice {
     }
 }
 
-/// Whether a gateway serves HTTPS.
+/// Use of HTTPS by a gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Https {
     Flag(bool),
-    /// If the gateway has a certificate.
+    /// HTTPS if the gateway has a certificate.
     Auto,
 }
 
@@ -67,13 +67,13 @@ impl Serialize for Https {
 }
 
 words! {
-    /// What a model does.
+    /// Task of a model.
     pub enum ModelKind {
         Chat = "chat",
     }
 }
 
-/// The model that a service serves, by the protocol it speaks.
+/// Model that a service serves, by its protocol.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "format", rename_all = "lowercase")]
 pub enum Model {
@@ -136,7 +136,7 @@ impl Decode for Model {
     }
 }
 
-/// How many replicas: a number, or a range with an upper end.
+/// Number of replicas: a number, or a range with an upper end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Replicas {
     pub min: u32,
@@ -170,29 +170,29 @@ impl Decode for Replicas {
 }
 
 words! {
-    /// What is measured.
+    /// Metric that scaling is based on.
     pub enum Metric {
         /// Requests per second and replica.
         Rps = "rps",
-        /// Requests on their way at once, for each replica.
+        /// Concurrent requests per replica.
         Concurrency = "concurrency",
-        /// Requests that wait for a replica, for each replica.
+        /// Requests that wait for a replica, per replica.
         QueueDepth = "queue-depth",
     }
 }
 
 table! {
-    /// When replicas are added and taken away.
+    /// Rules for adding and removing replicas.
     pub struct Scaling {
-        /// What is measured.
+        /// Metric that is measured.
         pub metric: Metric,
-        /// The value to keep for each replica.
+        /// Target value of the metric per replica.
         pub target: PositiveNumber,
-        /// How far back is measured: 30s, 60s or 300s; 60s unless given.
+        /// Length of the measured window: 30s, 60s or 300s. Default: 60s.
         pub window: Option<Seconds> = None,
-        /// The least time before replicas are added.
+        /// Minimum time before replicas are added.
         pub scale_up_delay: Seconds = Seconds(300),
-        /// The least time before replicas are taken away.
+        /// Minimum time before replicas are removed.
         pub scale_down_delay: Seconds = Seconds(600),
     }
     check = Self::check;
@@ -207,7 +207,7 @@ impl Scaling {
     }
 }
 
-/// A range needs `scaling`, a fixed number forbids it.
+/// Checks that a range of replicas has `scaling`, and that a fixed number has none.
 pub(crate) fn check_scaling(replicas: Replicas, scaling: bool, node: &Node, cx: &mut Ctx) {
     if !replicas.is_fixed() && !scaling {
         let message = "a range of `replicas` needs `scaling`";
@@ -218,7 +218,7 @@ pub(crate) fn check_scaling(replicas: Replicas, scaling: bool, node: &Node, cx: 
     }
 }
 
-/// What shares one budget of requests.
+/// Property by which requests share one rate limit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum LimitKey {
@@ -254,7 +254,7 @@ impl Decode for LimitKey {
     }
 }
 
-/// The start of a path.
+/// Prefix of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Prefix(pub String);
@@ -274,7 +274,7 @@ impl Decode for Prefix {
     }
 }
 
-/// Requests per second: at least one in a minute.
+/// Requests per second: at least one per minute.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Rps(pub f64);
@@ -290,28 +290,28 @@ impl Decode for Rps {
 }
 
 table! {
-    /// How many requests are let through.
+    /// Limit on the rate of requests.
     pub struct RateLimit {
-        /// Paths that it is for; the longest prefix wins.
+        /// Path prefix that the limit applies to; the longest matching prefix wins.
         pub prefix: Prefix = Prefix("/".to_owned()),
-        /// What shares one budget.
+        /// Property by which requests share the limit.
         pub key: LimitKey = LimitKey::IpAddress,
-        /// Requests per second.
+        /// Maximum number of requests per second.
         pub rps: Rps,
-        /// Requests above that which are let through at once.
+        /// Number of requests above the rate that are accepted at once.
         pub burst: Int<0, { i64::MAX }> = Int(0),
     }
 }
 
 words! {
-    /// The kind of probe.
+    /// Kind of probe.
     pub enum ProbeKind {
         Http = "http",
     }
 }
 
 words! {
-    /// The method of a probe's request.
+    /// HTTP method of a probe.
     pub enum Method {
         Get = "get",
         Post = "post",
@@ -322,7 +322,7 @@ words! {
     }
 }
 
-/// Text of bounded length, not empty.
+/// Non-empty text of bounded length.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Text<const MAX: usize>(pub String);
@@ -351,7 +351,7 @@ impl<const MAX: usize> schemars::JsonSchema for Text<MAX> {
 }
 
 table! {
-    /// A header of a probe's request.
+    /// HTTP header of a probe.
     pub struct ProbeHeader {
         pub name: Text<256>,
         pub value: Text<2048>,
@@ -359,25 +359,25 @@ table! {
 }
 
 table! {
-    /// A request that tells whether a replica is ready.
+    /// A request that determines whether a replica is ready.
     pub struct Probe {
-        /// The kind of probe.
+        /// Kind of probe.
         pub kind as "type": ProbeKind,
-        /// The path; `/` unless given.
+        /// Path of the request. Default: `/`.
         pub url: Option<Text<2048>> = None,
-        /// The method; get unless given.
+        /// HTTP method of the request. Default: `get`.
         pub method: Option<Method> = None,
-        /// Headers to send, at most 16.
+        /// HTTP headers of the request, at most 16.
         pub headers: Vec<ProbeHeader> = vec![],
-        /// The body to send; not with get and head.
+        /// Body of the request; not with `get` and `head`.
         pub body: Option<Text<2048>> = None,
-        /// How long to wait: 1s to 5m; 10s unless given.
+        /// Timeout of the request, from 1s to 5m. Default: 10s.
         pub timeout: Option<Seconds> = None,
-        /// How often: at least 1s; 15s unless given.
+        /// Time between requests, at least 1s. Default: 15s.
         pub interval: Option<Seconds> = None,
-        /// How many successes in a row make it ready; 1 unless given.
+        /// Number of consecutive successes after which the replica is ready. Default: 1.
         pub ready_after: Option<Int<1, { i64::MAX }>> = None,
-        /// Stops once the replica is ready.
+        /// Stops probing once the replica is ready.
         pub until_ready: Option<bool> = None,
     }
     check = Self::check;

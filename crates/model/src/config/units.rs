@@ -1,4 +1,4 @@
-//! Amounts with a short syntax: durations, memory, ranges, positive numbers, one-or-many.
+//! Quantities with a short syntax: durations, memory, ranges, positive numbers, one-or-many.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::resources::{Gb, Range};
 
-/// `90`, `30s`, `5m`, `2h`, `3d`, `1w`: seconds.
+/// Parses `90`, `30s`, `5m`, `2h`, `3d` or `1w`, in seconds.
 pub fn parse_duration(text: &str) -> Result<i64, String> {
     let bad = || format!("`{}` is not a duration such as 90, 30s, 5m, 2h, 3d or 1w", excerpt(text));
     let trimmed = text.trim();
@@ -36,7 +36,7 @@ pub fn parse_duration(text: &str) -> Result<i64, String> {
     amount.checked_mul(unit).ok_or_else(bad)
 }
 
-/// `16` and `16GB` are sixteen, `512MB` is a half, `1TB` is 1024: gibibytes.
+/// Parses a size in gibibytes: `16` and `16GB` are 16, `512MB` is 0.5, `1TB` is 1024.
 pub fn parse_memory(text: &str) -> Result<Gb, String> {
     let bad = || format!("`{}` is not a size such as 512MB, 16GB or 1TB", excerpt(text));
     let compact: String =
@@ -78,7 +78,7 @@ impl Bound for Gb {
     }
 }
 
-/// `4` (exactly), `4..`, `..8`, `4..8`.
+/// Parses `4` (exactly), `4..`, `..8` or `4..8`.
 pub fn parse_range<T: Bound>(text: &str) -> Result<Range<T>, String> {
     let compact: String = text.chars().filter(|c| !c.is_whitespace()).collect();
     let end = |text: &str| if text.is_empty() { Ok(None) } else { T::parse(text).map(Some) };
@@ -127,7 +127,7 @@ impl<T: Bound> Decode for Range<T> {
     }
 }
 
-/// `min` and `max` of a mapping that may have other keys.
+/// Decodes `min` and `max` of a mapping that may have other keys.
 fn decode_min_max<T: Bound>(node: &Node, cx: &mut Ctx) -> Option<Range<T>> {
     let min: Option<Option<RangeEnd<T>>> = optional_field(node, "min", cx, || None);
     let max: Option<Option<RangeEnd<T>>> = optional_field(node, "max", cx, || None);
@@ -180,7 +180,7 @@ impl Decode for MemorySize {
     }
 }
 
-/// A length of time in seconds.
+/// A duration in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Seconds(pub i64);
@@ -210,7 +210,7 @@ impl Decode for Seconds {
     }
 }
 
-/// A limit that can be switched off: `off` or false removes it, true or null keeps the default.
+/// A limit that can be switched off: `off` or `false` removes it, `true` or null keeps the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffableDuration {
     #[default]
@@ -250,7 +250,7 @@ impl Decode for OffableDuration {
     }
 }
 
-/// How long something may be idle; -1 (`off`) keeps it for ever.
+/// Maximum idle time; -1 (`off`) means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct IdleDuration(pub Option<i64>);
@@ -268,7 +268,7 @@ impl Decode for IdleDuration {
     }
 }
 
-/// How long a dev environment may be unused; `off` is the same as not set.
+/// Maximum time without a connection to a dev environment; `off` is the same as not set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct InactivityDuration(pub Option<i64>);
@@ -294,7 +294,7 @@ impl Decode for PositiveNumber {
     }
 }
 
-/// One word, or a list of them; printed the way it was written.
+/// One text or a list; printed as it was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum OneOrMany {

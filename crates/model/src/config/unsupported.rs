@@ -1,7 +1,7 @@
-//! What a configuration asks for and windlass does not do.
+//! Settings of a configuration that windlass does not support.
 //!
-//! Such a file is not wrong: it is valid elsewhere. What cannot be had is a refusal, and what is left out without
-//! harm is a warning that clients show before they ask whether to go on. Nothing is dropped without a word.
+//! Such a file is valid elsewhere. A setting that is essential is a refusal; one that can be ignored without harm is a
+//! warning, which clients show before they ask for confirmation. No setting is dropped silently.
 
 use super::{
     Configuration,
@@ -16,28 +16,28 @@ use super::{
 };
 use crate::resources::ResourcesSpec;
 
-/// The local port of a service that nobody chose.
+/// Local port that clients send for a service if the user chose none.
 const LOCAL_PORT: u16 = 80;
 
-/// Where a configuration is to be used, as far as that is known.
+/// Context that the configuration is applied in, as far as it is known.
 #[derive(Clone, Copy, Default)]
 pub struct ReviewContext<'a> {
-    /// The tree that it was read from, for lines.
+    /// Tree that the configuration was parsed from, for positions.
     pub node: Option<&'a Node>,
-    /// The project that it is applied in.
+    /// Project that the configuration is applied in.
     pub project: Option<&'a str>,
-    /// The properties of a run with those of its profile; its own when absent.
+    /// Properties of the run merged with its profile; those of the configuration if absent.
     pub properties: Option<&'a ProfileProperties>,
 }
 
-/// What cannot be had, and what has no effect.
+/// Unsupported settings, and settings without effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SupportReview {
     pub refusals: Vec<Diagnosis>,
     pub warnings: Vec<Diagnosis>,
 }
 
-/// Looks for everything that would otherwise be dropped.
+/// Finds all settings that would otherwise be dropped.
 pub fn review(configuration: &Configuration, context: ReviewContext<'_>) -> SupportReview {
     let mut found = Reviewer { context, review: SupportReview::default() };
     match configuration {
@@ -77,7 +77,7 @@ pub fn review(configuration: &Configuration, context: ReviewContext<'_>) -> Supp
     found.review
 }
 
-/// The same for a profile, before a run takes it over.
+/// Reviews a profile, before it is merged into a run.
 pub fn review_profile(properties: &ProfileProperties) -> SupportReview {
     let mut found = Reviewer { context: ReviewContext::default(), review: SupportReview::default() };
     found.provisioning(&properties.provisioning);
@@ -129,14 +129,14 @@ impl Reviewer<'_> {
         self.provisioning(&properties.provisioning);
     }
 
-    /// What each group needs it says itself.
+    /// Warns about `resources` next to `groups`: each group has its own.
     fn groups(&mut self, run: &Run, has_groups: bool) {
         if has_groups && run.resources != ResourcesSpec::default() {
             self.warn("resources", "`resources` has no effect beside `groups`: set it in the groups");
         }
     }
 
-    /// Only tasks have nodes that could wait for each other.
+    /// Warns about settings for multi-node runs: only tasks have several nodes.
     fn single_nodes(&mut self, own: &ProfileProperties) {
         let properties = self.context.properties.unwrap_or(own);
         let set = [
@@ -156,7 +156,7 @@ impl Reviewer<'_> {
         }
     }
 
-    /// Something of another project is never taken for something of this one.
+    /// Refuses a reference to another project, which must not resolve to a resource of this one.
     fn reference(&mut self, path: &str, what: &str, reference: &ResourceReference) {
         let (Some(named), Some(own)) = (&reference.project, self.context.project) else { return };
         if named != own {
@@ -172,7 +172,7 @@ impl Reviewer<'_> {
     }
 
     fn service(&mut self, service: &Service) {
-        // Clients send 80 where nobody chose.
+        // Clients send 80 if the user chose none.
         if service.port.0.local_port.is_some_and(|port| port != LOCAL_PORT) {
             let message = "the local part of `port` has no effect: a service is reached at its URL";
             self.warn("port", message);

@@ -1,4 +1,4 @@
-//! `type: volume`: a disk that outlives runs.
+//! `type: volume`: storage that outlives jobs.
 
 use serde::Serialize;
 
@@ -12,15 +12,15 @@ use super::{
 };
 
 table! {
-    /// A disk of AWS.
+    /// A disk in a cloud.
     pub struct AwsVolume {
-        /// The region of the disk.
+        /// Region of the disk.
         pub region: String,
-        /// The zone of the disk.
+        /// Availability zone of the disk.
         pub availability_zone: Option<String> = None,
-        /// The size of a new disk.
+        /// Size of a new disk.
         pub size: Option<MemorySize> = None,
-        /// An existing disk.
+        /// ID of an existing disk, instead of a new one.
         pub volume_id: Option<String> = None,
     }
     flatten {
@@ -37,19 +37,19 @@ impl AwsVolume {
 }
 
 table! {
-    /// A claim in Kubernetes.
+    /// A persistent volume claim in Kubernetes.
     pub struct KubernetesVolume {
-        /// The region, where the cluster knows any.
+        /// Region of the volume, if the cluster has regions.
         pub region: String = String::new(),
-        /// The size of a new claim.
+        /// Size of a new claim.
         pub size: Option<MemorySize> = None,
-        /// An existing claim.
+        /// Name of an existing claim, instead of a new one.
         pub claim_name: Option<String> = None,
-        /// The storage class of a new claim.
+        /// Storage class of a new claim.
         pub storage_class_name: Option<String> = None,
-        /// How a new claim may be mounted.
+        /// Access modes of a new claim.
         pub access_modes: Vec<String> = vec!["ReadWriteOnce".to_owned()],
-        /// Mounts it read-only.
+        /// Mounts the volume read-only.
         pub read_only: bool = false,
     }
     flatten {
@@ -66,9 +66,9 @@ impl KubernetesVolume {
 }
 
 table! {
-    /// A disk of a backend that makes it without asking anything.
+    /// A disk of a backend that needs no further settings.
     pub struct PlainVolume {
-        /// An existing disk.
+        /// ID of an existing disk, instead of a new one.
         pub volume_id: Option<String> = None,
     }
     flatten {
@@ -84,7 +84,7 @@ impl PlainVolume {
 }
 
 table! {
-    /// A directory of the server's own machine.
+    /// A directory on the server's machine.
     pub struct LocalVolume {}
     flatten {
         pub shared: VolumeProperties,
@@ -94,9 +94,9 @@ table! {
 table! {
     /// Properties of every volume.
     pub struct VolumeProperties {
-        /// The name; generated when absent.
+        /// Name of the volume. Generated if absent.
         pub name: Option<Name> = None,
-        /// Deletes it when nothing used it for so long.
+        /// Deletes the volume after this time without use.
         pub auto_cleanup_duration: IdleDuration = IdleDuration(None),
         /// Labels for billing and search.
         pub tags: Option<Tags> = None,
@@ -123,7 +123,7 @@ fn check_one_of(size: bool, external: bool, key: &'static str, node: &Node, cx: 
     }
 }
 
-/// A volume, by the backend that holds it.
+/// A volume, by backend.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Volume {
     Aws(AwsVolume),
@@ -132,13 +132,13 @@ pub enum Volume {
     Kubernetes(KubernetesVolume),
     Daytona(PlainVolume),
     Lium(PlainVolume),
-    /// A directory of the server's own machine, kept by its agent.
+    /// A directory on the server's machine, managed by the agent there.
     Local(LocalVolume),
-    /// Of the scripted cloud, for trials.
+    /// A disk of the scripted cloud, for trials.
     Mock(AwsVolume),
 }
 
-/// Backends that hold volumes.
+/// Backends that provide volumes.
 pub const BACKENDS: [&str; 8] = ["aws", "gcp", "runpod", "kubernetes", "daytona", "lium", "local", "mock"];
 const LOCAL: &str = "local";
 
@@ -167,14 +167,14 @@ impl Volume {
         }
     }
 
-    /// Empty where the backend knows none.
+    /// Returns the region; empty if the backend has none.
     pub fn region(&self) -> &str {
         match self {
             Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
                 &volume.region
             }
             Self::Kubernetes(volume) => &volume.region,
-            // The region of that machine, as it offers itself.
+            // The region of the local offer.
             Self::Local(_) => LOCAL,
             Self::Daytona(_) | Self::Lium(_) => "",
         }
@@ -199,7 +199,7 @@ impl Volume {
         }
     }
 
-    /// The backend's own name of one that existed before us.
+    /// Returns the backend's ID of a volume that windlass did not create.
     pub fn external_id(&self) -> Option<&str> {
         match self {
             Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
@@ -211,12 +211,12 @@ impl Volume {
         }
     }
 
-    /// How long nobody may use it before it is deleted.
+    /// Returns the time without use after which the volume is deleted.
     pub fn cleanup_after_secs(&self) -> Option<i64> {
         self.shared().auto_cleanup_duration.0.filter(|secs| *secs >= 0)
     }
 
-    /// Existed before us and is left alone when deleted.
+    /// Returns whether windlass did not create the volume; deleting it leaves the disk untouched.
     pub const fn is_external(&self) -> bool {
         match self {
             Self::Aws(volume) | Self::Gcp(volume) | Self::Runpod(volume) | Self::Mock(volume) => {
@@ -285,7 +285,7 @@ impl Serialize for Volume {
 
 deserialize_by_decoding!(Volume);
 
-/// The schema of one backend's volumes: its fields, and the two that choose it.
+/// Returns the schema of one backend's volumes: its fields, and the two that select it.
 fn backend_schema<T: super::decode::Fields>(
     generator: &mut schemars::SchemaGenerator,
     backends: &[&str],

@@ -1,4 +1,4 @@
-//! A run inside a fleet: what both allow. Nothing both allow means that the fleet makes no new instance for it.
+//! Intersection of the constraints of a run and its fleet. If it is empty, the fleet creates no instance for the run.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::resources::{CpuSpec, DiskSpec, Gb, GpuSpec, Range, ResourcesSpec};
 
-/// What a run and its fleet do not agree on.
+/// A constraint on which a run and its fleet conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LimitConflict {
     Backends,
@@ -52,14 +52,14 @@ impl fmt::Display for LimitConflict {
     }
 }
 
-/// What may be asked of backends for this run in this fleet.
+/// Constraints for requests to backends for this run in this fleet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AllowedProvisioning {
     pub provisioning: Provisioning,
     pub resources: ResourcesSpec,
 }
 
-/// What the run and the fleet both allow, or everything they do not agree on.
+/// Returns the constraints that satisfy both the run and the fleet, or all conflicts.
 pub fn intersect(
     fleet: &Fleet,
     run: &Provisioning,
@@ -126,7 +126,7 @@ fn push_conflict<T>(what: LimitConflict, clashes: &mut Vec<LimitConflict>) -> Op
     None
 }
 
-/// What is in both lists, as the run spells it. No list is every list.
+/// Returns the values in both lists, as the run spells them. An absent list allows everything.
 fn intersect_lists<T: Clone>(
     fleet: &Option<Vec<T>>,
     run: &Option<Vec<T>>,
@@ -146,7 +146,7 @@ fn lower_price(a: Option<PositiveNumber>, b: Option<PositiveNumber>) -> Option<P
     }
 }
 
-/// The shorter of two idle times; -1 is for ever.
+/// Returns the shorter of two idle times; -1 means no limit.
 fn shorter_idle(a: Option<i64>, b: Option<i64>) -> Option<i64> {
     match (a, b) {
         (Some(-1), Some(other)) | (Some(other), Some(-1)) => Some(other),
@@ -174,7 +174,7 @@ fn intersect_ranges<T: PartialOrd + Copy>(
     })
 }
 
-/// Ranges that may be absent: an absent one allows everything.
+/// Intersects two ranges; an absent range allows everything.
 fn intersect_optional_ranges(
     a: Option<Range<Gb>>,
     b: Option<Range<Gb>>,
@@ -187,7 +187,7 @@ fn intersect_optional_ranges(
     }
 }
 
-/// Values that must be equal where both are set.
+/// Requires values to be equal if both are set.
 fn same<T: PartialEq + Copy>(
     a: Option<T>,
     b: Option<T>,

@@ -1,7 +1,7 @@
-//! YAML text, or JSON, as one tree of ours: values with the place they came from.
+//! YAML or JSON text as one tree: values with their source positions.
 //!
-//! Owns     the budgets. A configuration comes from a stranger, so bytes, depth and nodes are counted while
-//!          reading, and what an alias would copy is counted before it is copied.
+//! Owns     the size limits. A configuration is untrusted input, so bytes, depth and nodes are counted while reading,
+//!          and the expansion of an alias is counted before it is copied.
 //! Why not  serde? It loses positions inside tagged unions, and reports one problem at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,14 +13,14 @@ use super::{
     scalar::{self, ScalarValue},
 };
 
-/// Longest configuration that is read at all.
+/// Maximum size of a configuration, in bytes.
 pub const BYTES_MAX: usize = 1 << 20;
-/// Deepest nesting.
+/// Maximum nesting depth.
 pub const DEPTH_MAX: usize = 64;
-/// Most values in one tree, keys and what aliases expand to included.
+/// Maximum number of values in one tree, including keys and expanded aliases.
 pub const NODES_MAX: usize = 100_000;
 
-/// A value and where it stands.
+/// A value and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     pub value: Value,
@@ -35,7 +35,7 @@ pub enum Value {
     Map(Vec<Entry>),
 }
 
-/// A word: its text, and whether it was written without quotes and so may be a number or a boolean.
+/// A scalar: its text, and whether it was written without quotes and so may be a number or a boolean.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scalar {
     pub text: String,
@@ -56,7 +56,7 @@ pub struct Entry {
 }
 
 impl Node {
-    /// The entry of a mapping, by key.
+    /// Returns the entry of a mapping, by key.
     pub fn entry(&self, key: &str) -> Option<&Entry> {
         match &self.value {
             Value::Map(entries) => entries.iter().find(|entry| entry.key == key),
@@ -64,17 +64,17 @@ impl Node {
         }
     }
 
-    /// The value under `key`, unless it is absent or null.
+    /// Returns the value under `key`, unless it is absent or null.
     pub fn field(&self, key: &str) -> Option<&Self> {
         self.entry(key).map(|entry| &entry.value).filter(|node| node.value != Value::Null)
     }
 
-    /// Where `key` is written; the whole mapping when it is not.
+    /// Returns the position of `key`, or of the whole mapping if the key is absent.
     pub fn key_span(&self, key: &str) -> SourceSpan {
         self.entry(key).map_or(self.span, |entry| entry.key_span)
     }
 
-    /// Counts this value and all below it.
+    /// Counts this value and all values below it.
     fn size(&self) -> usize {
         match &self.value {
             Value::Null | Value::Scalar(_) => 1,
@@ -91,7 +91,7 @@ impl Node {
         }
     }
 
-    /// The tree of normalised JSON, as clients send it. Nothing to point at.
+    /// Builds a tree from normalised JSON, as clients send it. Its nodes have no position.
     pub fn from_json(json: &serde_json::Value) -> Self {
         let plain = |text: String| Value::Scalar(Scalar { text, plain: true });
         let value = match json {
@@ -114,7 +114,7 @@ impl Node {
     }
 }
 
-/// JSON's `1e3` is a number, YAML 1.1's is not: write it the way both read it.
+/// Formats a number so that JSON and YAML 1.1 agree: JSON's `1e3` is a number, YAML 1.1's is not.
 fn json_number(n: &serde_json::Number) -> String {
     let text = n.to_string();
     if text.contains(['e', 'E']) { n.as_f64().map_or(text, |n| format!("{n:.1}")) } else { text }
@@ -127,7 +127,7 @@ pub fn read(text: &str) -> Result<Node, Diagnosis> {
     reader.document()
 }
 
-/// Reads every YAML document of a text that holds something; the budgets are for all of them together.
+/// Reads all non-empty YAML documents of a text; the limits apply to all of them together.
 pub fn read_all(text: &str) -> Result<Vec<Node>, Diagnosis> {
     let text = check_text(text)?;
     let mut reader = Reader { parser: Parser::new_from_str(text), nodes: 0, anchors: BTreeMap::new() };
@@ -136,7 +136,7 @@ pub fn read_all(text: &str) -> Result<Vec<Node>, Diagnosis> {
     Ok(documents)
 }
 
-/// Reads bytes, which may not be text at all.
+/// Reads bytes, which may not be text.
 pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
     let start = SourceSpan { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
@@ -152,7 +152,7 @@ pub fn read_bytes(bytes: &[u8]) -> Result<(&str, Node), Diagnosis> {
     read(text).map(|node| (text, node))
 }
 
-/// What can be refused without parsing.
+/// Checks what can be rejected without parsing.
 fn check_text(text: &str) -> Result<&str, Diagnosis> {
     let start = SourceSpan { start: SourcePos { line: 1, column: 1 }, end: SourcePos { line: 1, column: 2 } };
     if text.len() > BYTES_MAX {
@@ -219,7 +219,7 @@ impl Reader<'_> {
             Some(Err(error)) => {
                 let start = pos(*error.marker());
                 let span = SourceSpan { start, end: SourcePos { column: start.column + 1, ..start } };
-                // The parser looks ahead, and may stop at its own bound before we count to ours.
+                // The parser reads ahead, and may reach its own limit before ours.
                 if error.info().contains("recursion limit") {
                     let message = format!("nested deeper than {DEPTH_MAX} levels");
                     return Err(Diagnosis::new(Code::TooLarge, span, message));
@@ -229,7 +229,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The one document of the stream; nothing at all is a null.
+    /// Reads the only document of the stream; an empty stream is null.
     fn document(&mut self) -> Result<Node, Diagnosis> {
         let only = |at| {
             let message = "a second document starts here; a file holds one configuration";
@@ -241,7 +241,7 @@ impl Reader<'_> {
         Ok(root.unwrap_or(Node { value: Value::Null, span: SourceSpan { start, end: start } }))
     }
 
-    /// All documents of the stream. `another` is asked before each but the first is read.
+    /// Reads all documents of the stream. `another` is called before each document but the first.
     fn documents(
         &mut self,
         another: impl Fn(SourceSpan) -> Result<(), Diagnosis>,
@@ -274,7 +274,8 @@ impl Reader<'_> {
         }
     }
 
-    /// One value with all below it. A loop with its own stack: depth is a number here, not a risk.
+    /// Reads one value with all values below it. Uses an explicit stack, so that depth is a count and not a stack
+    /// overflow.
     fn tree(&mut self) -> Result<Node, Diagnosis> {
         let mut stack: Vec<OpenCollection> = Vec::new();
         loop {
@@ -373,7 +374,7 @@ fn scalar_node(text: String, style: ScalarStyle, span: SourceSpan) -> Node {
     Node { value: Value::Scalar(Scalar { text, plain }), span }
 }
 
-/// Puts a finished value into the collection around it: as an item, a key or the value of a key.
+/// Inserts a finished value into the enclosing collection: as an item, a key or the value of a key.
 fn insert_value(open: &mut OpenCollection, done: Node) -> Result<(), Diagnosis> {
     match open {
         OpenCollection::Seq { items, .. } => items.push(done),
@@ -418,7 +419,7 @@ fn refuse_collection_key(stack: &[OpenCollection], at: SourceSpan) -> Result<(),
     }
 }
 
-/// Merge keys (`<<: *defaults`): what they bring gives way to what is written out.
+/// Resolves merge keys (`<<: *defaults`): merged entries do not replace explicit ones.
 fn merge(entries: Vec<Entry>) -> Result<Vec<Entry>, Diagnosis> {
     if entries.iter().all(|entry| entry.key != "<<") {
         return Ok(entries);

@@ -1,11 +1,11 @@
-//! A change of status, which cannot be had without saying why.
+//! A change of status together with its reason.
 
 use crate::{
     event::{Actor, EventCause},
     machine::StrEnum,
 };
 
-/// An event for a machine, a word for programs and a sentence for people.
+/// An event for the state machine, a reason for programs and a message for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change<E> {
     pub event: E,
@@ -14,7 +14,7 @@ pub struct Change<E> {
 }
 
 impl<E: StrEnum> Change<E> {
-    /// A change whose reason is the event itself.
+    /// Creates a change whose reason is the event itself.
     pub fn told(event: E, message: impl Into<String>) -> Self {
         Self { event, reason: event.as_str(), message: message.into() }
     }

@@ -1,7 +1,7 @@
-//! Brain of `fleets`: as many instances as asked for, no more, no fewer.
+//! Decision of the `fleets` pipeline: keeps the configured number of instances.
 //!
-//! Counts every instance that is not terminated, also those that are still to be made. Missing ones are replaced
-//! with a growing delay; surplus and outdated ones go when idle. Busy ones are never touched.
+//! Counts every instance that is not terminated, including those that are still to be created. Missing instances are
+//! replaced with a growing delay; surplus and outdated ones are terminated when idle. Busy ones are never touched.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,12 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Between two looks when nothing changes.
+/// Interval between passes if nothing changes.
 pub const POLL_INTERVAL: Span = Span::secs(30);
-/// The wait before each next try to reach `nodes.min`; the last repeats.
+/// Delay before each further attempt to reach `nodes.min`; the last value repeats.
 pub const RETRY_DELAYS: [Span; 5] =
     [Span::mins(1), Span::mins(2), Span::mins(5), Span::mins(10), Span::mins(30)];
-/// How often it is tried in a row.
+/// Maximum number of attempts in a row.
 pub const ATTEMPTS_MAX: u32 = 15;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +27,9 @@ pub struct FleetMember {
     pub instance_num: u32,
     pub status: instance::Status,
     pub jobs: u32,
-    /// Its end was asked for; it still holds its slot.
+    /// Termination was requested; the instance still occupies its slot.
     pub ending: bool,
-    /// Whether it is what the fleet's configuration asks for now.
+    /// True if it matches the current configuration of the fleet.
     pub up_to_date: bool,
 }
 
@@ -43,34 +43,34 @@ impl FleetMember {
     }
 }
 
-/// What is stored about the fleet.
+/// Stored state of the fleet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FleetView {
     pub status: Status,
-    /// SSH fleets keep the hosts they are given.
+    /// SSH fleets keep their configured hosts.
     pub is_ssh: bool,
-    /// Somebody asked for its end.
+    /// Deletion was requested.
     pub delete_asked: bool,
     pub nodes_min: u32,
-    /// How many it begins with.
+    /// Initial number of instances.
     pub nodes_target: u32,
     pub nodes_max: Option<u32>,
-    /// Not the terminated ones.
+    /// Instances that are not terminated.
     pub members: Vec<FleetMember>,
-    /// Tries in a row to reach `nodes_min`.
+    /// Attempts in a row to reach `nodes_min`.
     pub attempts: u32,
     pub tried_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Numbers of new, pending instances.
+    /// Numbers of the new, pending instances.
     pub create: Vec<u32>,
     pub end: Vec<(InstanceId, instance::TerminationReason)>,
     pub change: Option<Change<Event>>,
     pub attempts: u32,
     pub tried_at: Option<Timestamp>,
-    /// Worth telling, though the status stays.
+    /// Message for the event log although the status does not change.
     pub note: Option<String>,
     pub due: Timestamp,
 }
@@ -116,7 +116,7 @@ fn plan_active(fleet: &FleetView, mut plan: Plan, now: Timestamp) -> Plan {
     for member in outdated {
         plan.end.push((member.id, instance::TerminationReason::FleetSpecMismatch));
     }
-    // Those that are ending still hold their slot: never more than the maximum exist at once.
+    // Instances that are terminating still occupy their slot: never more than the maximum exist at once.
     let total = u32::try_from(fleet.members.len()).unwrap_or(u32::MAX);
     let staying = u32::try_from(alive.len() - plan.end.len()).unwrap_or(u32::MAX);
     if let Some(max) = fleet.nodes_max {
@@ -126,7 +126,7 @@ fn plan_active(fleet: &FleetView, mut plan: Plan, now: Timestamp) -> Plan {
         let surplus: Vec<InstanceId> = may_go.take(surplus).map(|member| member.id).collect();
         plan.end.extend(surplus.into_iter().map(|id| (id, instance::TerminationReason::MaxInstancesLimit)));
     }
-    // A fleet that never tried begins with its target; from then on the minimum counts.
+    // A new fleet starts with its target; after that the minimum applies.
     let is_new = fleet.tried_at.is_none() && fleet.attempts == 0 && fleet.members.is_empty();
     let wanted = if is_new { fleet.nodes_target.max(fleet.nodes_min) } else { fleet.nodes_min };
     if staying >= wanted {

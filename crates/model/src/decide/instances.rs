@@ -1,8 +1,8 @@
-//! Brain of `instances`: a host from wish to waste.
+//! Decision of the `instances` pipeline: the lifecycle of an instance.
 //!
-//! Cloud instances are created, watched and deleted; SSH hosts are deployed to and watched, and are never
-//! ended for being idle or unreachable. One that was made for a job is wanted only while a job is on it, until
-//! it is ready; from then on it is like any other.
+//! Cloud instances are created, polled and deleted; SSH hosts are deployed to and polled, and are never terminated for
+//! being idle or unreachable. Until it is ready, an instance that was created for a job is kept only while a job is
+//! assigned to it; after that it is like any other.
 
 use crate::{
     decide::change::Change,
@@ -10,30 +10,31 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Between two looks at a host.
+/// Poll interval of a host.
 pub const POLL_INTERVAL: Span = Span::secs(7);
-/// How long its last answer counts while it tells of itself, if only its blocks changed. When it stops, it is looked at.
+/// Validity of the last observation while the agent streams events, if only the blocks changed. When the stream breaks,
+/// the host is polled.
 pub const POLL_WITH_EVENTS: Span = Span::secs(20);
-/// Between two looks at one that is starting; the first follow faster, see `next_starting_poll`.
+/// Poll interval of an instance that is starting; the first polls follow faster, see `next_starting_poll`.
 pub const POLL_STARTING: Span = Span::secs(5);
-/// Between the very first looks at one that is starting.
+/// Initial poll interval of an instance that is starting.
 pub const POLL_STARTING_FIRST: Span = Span::millis(100);
-/// How long an SSH host may take to be deployed, and a backend to say yes or no.
+/// Maximum time to deploy to an SSH host, and for a backend to accept or reject a request.
 pub const DEPLOY_MAX: Span = Span::mins(10);
-/// How long after its making a backend may not know a machine: what clouds list lags behind what they do.
+/// Time after creation during which a backend may not list an instance: cloud listings lag behind.
 pub const LISTING_LAG_MAX: Span = Span::mins(1);
-/// How long a cloud host may be unreachable.
+/// Maximum time for which a cloud instance may be unreachable.
 pub const UNREACHABLE_MAX: Span = Span::mins(20);
 const NOT_LISTED_MESSAGE: &str = "the backend has no such machine";
-/// Between two tries to delete one.
+/// Interval between attempts to delete an instance.
 pub const DELETE_RETRY: Span = Span::secs(30);
-/// After this long the tries become rare, and people are told.
+/// After this time, attempts become rare and an event is recorded.
 pub const DELETE_MAX: Span = Span::mins(15);
-/// How people are told.
+/// Prefix of the message of that event.
 pub const DELETE_FAILED_MESSAGE: &str = "cannot be deleted";
-/// Between two tries after that.
+/// Interval between attempts after that.
 pub const DELETE_RETRY_LATE: Span = Span::mins(10);
-/// Between two looks at one that is over; nobody should look.
+/// Interval for a terminated instance, which should not be polled at all.
 const POLL_TERMINATED: Span = Span::mins(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,59 +43,59 @@ pub enum InstanceKind {
     Ssh,
 }
 
-/// What is stored about the instance.
+/// Stored state of the instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InstanceView {
     pub kind: InstanceKind,
     pub status: Status,
     pub created_at: Timestamp,
-    /// When the backend made it.
+    /// Time of creation by the backend.
     pub started_at: Option<Timestamp>,
     pub provisioning_max: Span,
     pub jobs: u32,
-    /// A job asked for it; before it is ready it is wanted only while jobs are on it.
+    /// Created for a job; before it is ready it is kept only while jobs are assigned to it.
     pub made_for_job: bool,
-    /// Its user or its fleet asked for its end. Jobs that are on it end first.
+    /// Termination was requested by a user or the fleet. Jobs on it end first.
     pub end_asked: Option<TerminationReason>,
     pub idle_since: Option<Timestamp>,
-    /// `None` = keep for ever.
+    /// `None`: no limit.
     pub idle_max: Option<Span>,
-    /// Whether the fleet would still have `nodes.min` without it.
+    /// True if the fleet still has `nodes.min` instances without it.
     pub above_min: bool,
     pub unreachable_since: Option<Timestamp>,
     pub health: Health,
     pub terminating_since: Option<Timestamp>,
-    /// Its user wants it to go even if it does not answer.
+    /// The user wants it removed even if it does not respond.
     pub is_forced: bool,
-    /// People were told that it cannot be deleted.
+    /// An event already reported that it cannot be deleted.
     pub delete_told: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstanceObservation {
     NotAsked,
-    /// The backend made it.
+    /// The backend created it.
     Created,
-    /// Every offer was refused, and nothing was made.
+    /// Every offer was refused, and no instance was created.
     NoOffers {
         said: String,
     },
-    /// The SSH host is deployed; `healthy` when its shim answers too.
+    /// The SSH host is deployed; `healthy` if its shim also responds.
     Deployed {
         healthy: bool,
     },
-    /// Not made, or nobody knows. `fatal`: no further try would help (key, network, blocks).
+    /// Not created, or the result is unknown. `fatal`: no further attempt can succeed (key, network, blocks).
     DeployFailed {
         fatal: bool,
         said: String,
     },
-    /// It exists, and its backend says that it is not usable yet.
+    /// It exists, but the backend reports that it is not usable yet.
     Starting,
     Answers {
         health: Health,
     },
     Silent,
-    /// The host shows another key than the one it is pinned to: nobody knows who answers there.
+    /// The host presents a different key than the pinned one, so its identity is unknown.
     Untrusted {
         said: String,
     },
@@ -102,7 +103,7 @@ pub enum InstanceObservation {
     Gone {
         said: String,
     },
-    /// The backend has no such machine; a young one may not be listed yet.
+    /// The backend does not list it; a new instance may not be listed yet.
     Unknown,
     NotDeleted {
         said: String,
@@ -122,10 +123,10 @@ pub struct Plan {
     pub action: Option<Action>,
     pub change: Option<Change<Event>>,
     pub reason: Option<TerminationReason>,
-    /// To be stored as it is.
+    /// Value to store as it is.
     pub unreachable_since: Option<Timestamp>,
     pub health: Health,
-    /// Worth telling, though the status stays.
+    /// Message for the event log although the status does not change.
     pub note: Option<String>,
     pub due: Timestamp,
 }
@@ -176,13 +177,14 @@ pub fn decide(instance: &InstanceView, seen: &InstanceObservation, now: Timestam
     }
 }
 
-/// Whether it is worth looking at the world before deciding.
+/// Returns whether an observation is needed before the decision.
 pub fn should_probe(instance: &InstanceView, now: Timestamp) -> bool {
     end_unneeded(instance, now).is_none()
 }
 
-/// Until when the last answer of a host counts, if a pass is only about its blocks: a job came or went, and the word
-/// for it follows from what is stored. A host is asked every `poll`, however many jobs it sees in between.
+/// Returns the time until which the last observation of a host is valid, if a pass only concerns its blocks: a job was
+/// assigned or removed, and the status follows from stored state. A host is polled every `poll`, regardless of the
+/// number of jobs in between.
 pub fn answer_valid_until(
     instance: &InstanceView,
     seen_at: Option<Timestamp>,
@@ -198,7 +200,7 @@ pub fn answer_valid_until(
     (word_is_old && instance.unreachable_since.is_none() && now < until).then_some(until)
 }
 
-/// Ends one that nobody wants, unless jobs are on it: those end first.
+/// Terminates an instance that is no longer needed, unless jobs are on it: those end first.
 fn end_unneeded(instance: &InstanceView, now: Timestamp) -> Option<Plan> {
     if instance.jobs > 0 {
         return None;
@@ -224,7 +226,7 @@ fn end_unneeded(instance: &InstanceView, now: Timestamp) -> Option<Plan> {
     })
 }
 
-/// The next look at one that is starting: soon at first, rarer the longer it takes.
+/// Returns the next poll of an instance that is starting: soon at first, then less frequently.
 pub fn next_starting_poll(since: Timestamp, now: Timestamp) -> Timestamp {
     let waited = now.since(since).0.max(0);
     now + Span(waited / 4).clamp(POLL_STARTING_FIRST, POLL_STARTING)
@@ -264,7 +266,7 @@ fn plan_pending(instance: &InstanceView, seen: &InstanceObservation, now: Timest
     }
 }
 
-/// An SSH host is let go. A machine that may exist after all is asked back first.
+/// Ends an instance that failed to start. An SSH host is released; a cloud instance that may exist is deleted first.
 fn give_up(instance: &InstanceView, said: String, now: Timestamp) -> Plan {
     let event = match instance.kind {
         InstanceKind::Ssh => Event::GaveUp,
@@ -309,7 +311,7 @@ fn plan_provisioning(instance: &InstanceView, seen: &InstanceObservation, now: T
     }
 }
 
-/// Whether its backend may not know of it yet.
+/// Returns whether the backend may not list it yet.
 fn is_young(instance: &InstanceView, now: Timestamp) -> bool {
     now < instance.started_at.unwrap_or(instance.created_at) + LISTING_LAG_MAX
 }
@@ -375,7 +377,8 @@ fn plan_reachable(instance: &InstanceView, health: Health, now: Timestamp) -> Pl
     }
 }
 
-/// When it goes for being idle: never an SSH host, never one the fleet needs.
+/// Returns the time at which it is terminated for being idle: never for an SSH host, or an instance that the fleet
+/// needs.
 fn idle_deadline(instance: &InstanceView) -> Option<Timestamp> {
     let may_go = match instance.kind {
         InstanceKind::Cloud => instance.status == Status::Idle && instance.jobs == 0 && instance.above_min,
@@ -397,7 +400,7 @@ fn plan_unreachable(instance: &InstanceView, now: Timestamp) -> Plan {
             let end = Plan::end(instance, Event::Unreachable, TerminationReason::Unreachable, message, now);
             Plan { unreachable_since: Some(since), ..end }
         }
-        // An idle one is given back in time whether or not it answers.
+        // An idle instance is terminated on time even if it does not respond.
         InstanceKind::Cloud => match idle_deadline(instance) {
             Some(deadline) if now >= deadline => {
                 let message = "idle for too long, and unreachable";
@@ -418,14 +421,14 @@ fn plan_terminating(instance: &InstanceView, seen: &InstanceObservation, now: Ti
             format!("the backend does not have it any more: {said}"),
             now,
         ),
-        // Whoever never came to the host has nothing to look for there.
+        // If windlass never connected to the host, there is nothing to clean up on it.
         InstanceObservation::NotDeleted { said }
             if instance.kind == InstanceKind::Ssh && instance.started_at.is_none() =>
         {
             let message = format!("the host was never ready, and is let go as it is: {said}");
             Plan::change(instance, Event::Deleted, message, now)
         }
-        // Nothing of ours is billed on it, and its user does not want to wait.
+        // The host causes no cost, and the user does not want to wait.
         InstanceObservation::NotDeleted { said }
             if instance.kind == InstanceKind::Ssh && instance.is_forced =>
         {
@@ -437,11 +440,11 @@ fn plan_terminating(instance: &InstanceView, seen: &InstanceObservation, now: Ti
             Plan { note: Some(format!("not deleted yet: {said}")), ..Plan::keep(instance, due) }
         }
         InstanceObservation::NotDeleted { said } => match instance.kind {
-            // Nothing of ours is billed on it, and a host that does not answer cannot be cleaned.
+            // The host causes no cost, and a host that does not respond cannot be cleaned up.
             InstanceKind::Ssh => {
                 Plan::change(instance, Event::Deleted, format!("gave up cleaning the host: {said}"), now)
             }
-            // A machine that may still be billed is never called terminated.
+            // An instance that may still be billed is never marked terminated.
             InstanceKind::Cloud => {
                 let note = (!instance.delete_told)
                     .then(|| format!("{DELETE_FAILED_MESSAGE}, look at the backend: {said}"));

@@ -1,8 +1,8 @@
-//! Brain of `jobs_running`: from a placed job to its last word.
+//! Decision of the `jobs_running` pipeline: a job from its placement to its end.
 //!
-//! Provisioning until the shim took the task, pulling until the runner took the job, running until an
-//! agent reports the end. Every one of them ends by a bound with a named reason: a silent agent holds
-//! nobody for ever.
+//! A job is provisioning until the shim accepts the task, pulling until the runner accepts the job, and running until
+//! an agent reports the end. Each phase has a time limit with a named reason, so an agent that does not respond cannot
+//! block a job without limit.
 
 use crate::{
     decide::change::Change,
@@ -10,26 +10,26 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How long agents that once answered may be silent, unless the server is told otherwise.
+/// Default time for which agents that responded before may be unreachable.
 pub const UNREACHABLE_GRACE: Span = Span::mins(2);
-/// The shim gives an image 20 minutes; the rest is for the container and its runner.
+/// The shim allows 20 minutes for the image; the rest is for the container and its runner.
 pub const PULLING_TIMEOUT: Span = Span::mins(25);
-/// How long a job waits for the other nodes of its replica: long enough for each of them to come to its
-/// own bound first.
+/// Time for which a job waits for the other nodes of its replica: long enough for each of them to reach its own limit
+/// first.
 pub const SIBLINGS_TIMEOUT: Span = Span::mins(90);
-/// The runner enforces max_duration; this much later the server does.
+/// The runner enforces `max_duration`; the server enforces it this much later.
 pub const MAX_DURATION_BACKSTOP: Span = Span::mins(2);
-/// The safety net under the agents' event stream.
+/// Poll intervals, as a fallback for the agents' event stream.
 pub const POLL_STARTING: Span = Span::secs(5);
 pub const POLL_RUNNING: Span = Span::secs(10);
-/// The same, while that stream is known to flow. When it breaks, the job is looked at.
+/// Poll interval while that stream is connected. When it breaks, the job is polled.
 pub const POLL_WITH_EVENTS: Span = Span::mins(2);
-/// While nodes wait for each other.
+/// Poll interval while nodes wait for each other.
 pub const POLL_SIBLINGS: Span = Span::secs(2);
 
 const PROVISIONING_TIMEOUT: Span = Span::mins(10);
 
-/// How long from the request until the instance must answer; some backends are slow.
+/// Returns the time from the request until the instance must respond; some backends are slow.
 pub fn provisioning_max(backend: &str, instance_type: &str) -> Span {
     match backend {
         "runpod" | "kubernetes" | "slurm" | "daytona" | "seeweb" => Span::mins(20),
@@ -48,33 +48,33 @@ pub enum StartupOrder {
     WorkersFirst,
 }
 
-/// The other nodes of the replica, as stored.
+/// Stored state of the other nodes of the replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Siblings {
     pub all_have_ips: bool,
     pub master_runs: bool,
     pub workers_run: bool,
-    /// Each of them has come to its gate, or further.
+    /// True if each of them has reached its gate, or is past it.
     pub all_at_gate: bool,
 }
 
 impl Siblings {
-    /// A replica of one node.
+    /// Siblings of a job whose replica has one node.
     pub const NONE: Self =
         Self { all_have_ips: true, master_runs: true, workers_run: true, all_at_gate: true };
 }
 
-/// Of jobs that prepare themselves before their nodes begin together.
+/// Gate of jobs that are prepared before the nodes start together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gate {
-    /// Prepared, and waits for the others.
+    /// Prepared, and waiting for the other nodes.
     Reached,
-    /// All of them were, and it was told to go on.
+    /// All nodes were prepared, and the job was released.
     Open,
 }
 
 impl Gate {
-    /// As stored.
+    /// Returns the stored value.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Reached => "reached",
@@ -87,18 +87,19 @@ impl Gate {
     }
 }
 
-/// What is stored about the submission.
+/// Stored state of the submission.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningJobView {
     pub status: Status,
-    /// When it got its instance.
+    /// Time at which an instance was assigned.
     pub provisioning_since: Timestamp,
     pub provisioning_max: Span,
     pub pulling_since: Option<Timestamp>,
     pub running_since: Option<Timestamp>,
-    /// Since when agents that once answered do not.
+    /// Time since which agents that responded before are unreachable.
     pub disconnected_at: Option<Timestamp>,
-    /// Whether the instance was ready when the job came; then its silence is a loss, not a birth.
+    /// True if the instance was ready when the job was assigned; if it does not respond, it is lost and not still
+    /// starting.
     pub instance_was_ready: bool,
     pub has_shim: bool,
     pub spot: bool,
@@ -110,19 +111,19 @@ pub struct RunningJobView {
     pub siblings: Siblings,
     pub max_duration: Option<Span>,
     pub inactivity_duration: Option<Span>,
-    /// How long its agents may be silent.
+    /// Time for which its agents may be unreachable.
     pub lost_after: Span,
 }
 
-/// The host, as the instance's row and its backend say.
+/// State of the host, from the instance's row and its backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostState {
     Fine,
-    /// The backend took it back, or ended it.
+    /// Reclaimed or terminated by the backend.
     Gone,
-    /// It was to be made and no offer could be had.
+    /// Creation failed: no offer was available.
     CreateFailed,
-    /// It was to be made and was not ready in time.
+    /// Created, but not ready in time.
     ProvisionTimeout,
     /// The fleet's export to this project was withdrawn.
     AccessRevoked,
@@ -132,24 +133,24 @@ pub enum HostState {
 pub enum ShimState {
     NotAsked,
     Silent,
-    /// It answers and does not know the task.
+    /// The shim responds but does not have the task.
     NoTask,
     Task(TaskState),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskState {
-    /// A scheduler that others fill as well decides when it starts.
+    /// Queued by a scheduler that is shared with other users.
     Queued,
     Pending,
     Preparing,
     Pulling,
     Creating,
-    /// The server waits for the ports too.
+    /// Running; the server also waits for the ports.
     Running {
         ports_known: bool,
     },
-    /// Its reason is a word of ours, or empty.
+    /// Its reason is one of our termination reasons, or empty.
     Terminated(ReportedEnd),
 }
 
@@ -157,18 +158,18 @@ pub enum TaskState {
 pub enum RunnerState {
     NotAsked,
     Silent,
-    /// It answers and waits for the job.
+    /// The runner responds and waits for the job.
     Ready,
     Pulled(RunnerReport),
 }
 
-/// The last word of one pull.
+/// Result of one pull from the runner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunnerReport {
     pub ended: Option<ReportedEnd>,
-    /// How long nobody was connected.
+    /// Time without a connection.
     pub no_connections: Option<Span>,
-    /// It waits at its gate.
+    /// The job waits at its gate.
     pub at_gate: bool,
 }
 
@@ -177,7 +178,7 @@ pub struct ReportedEnd {
     pub how: EndKind,
     pub reason: String,
     pub message: String,
-    /// A word of the termination details, or nothing.
+    /// One of the termination details, or nothing.
     pub detail: Option<String>,
     pub exit_status: Option<i32>,
 }
@@ -194,20 +195,21 @@ pub struct RunningJobObservation {
     pub host: HostState,
     pub shim: ShimState,
     pub runner: RunnerState,
-    /// The verdict of the utilization policy, by `utilization::is_gpu_idle`.
+    /// Result of the utilization policy, from `utilization::is_gpu_idle`.
     pub gpu_idle: bool,
-    /// Its host tells what happens to it, and nothing of it has to be asked for.
+    /// The host streams events about the job, so nothing has to be polled.
     pub is_told: bool,
 }
 
-/// What to look at before deciding.
+/// Agents to query before the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTargets {
     pub shim: bool,
     pub runner: bool,
 }
 
-/// The runner is asked only where it can be there; the shim also when a running job's runner is silent.
+/// Returns the agents to query: the runner only if it can exist. The shim is also queried if the runner of a running
+/// job does not respond.
 pub fn probe_targets(job: &RunningJobView) -> ProbeTargets {
     match job.status {
         Status::Provisioning => ProbeTargets { shim: job.has_shim, runner: !job.has_shim },
@@ -222,8 +224,8 @@ pub fn probe_targets(job: &RunningJobView) -> ProbeTargets {
     }
 }
 
-/// The job as it is after a change from which the same pass goes on: a host that took the task may have it running
-/// already. Every other change ends the pass; what comes after it takes its time.
+/// Returns the job after a change that continues in the same pass: a host that accepted the task may already run it.
+/// Every other change ends the pass.
 pub fn next_in_pass(job: &RunningJobView, change: &Change<Event>, now: Timestamp) -> Option<RunningJobView> {
     (job.status == Status::Provisioning && change.event == Event::TaskAccepted).then(|| RunningJobView {
         status: Status::Pulling,
@@ -232,7 +234,7 @@ pub fn next_in_pass(job: &RunningJobView, change: &Change<Event>, now: Timestamp
     })
 }
 
-/// Whether the runner has said how the job ended, and nobody knows better.
+/// Returns whether the runner has reported the end of the job, and no other source knows the cause better.
 pub fn has_ended(runner: &RunnerState) -> bool {
     match runner {
         RunnerState::Pulled(pulled) => pulled.ended.as_ref().is_some_and(knows_why),
@@ -240,31 +242,31 @@ pub fn has_ended(runner: &RunnerState) -> bool {
     }
 }
 
-/// What the hands do, in this order; each is safe to repeat and carries the epoch.
+/// Actions of the controller, in this order; each is safe to repeat and carries the epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Hand the task to the shim.
+    /// Submit the task to the shim.
     SubmitTask,
-    /// Hand spec, files and code to the runner and start it.
+    /// Submit spec, files and code to the runner and start it.
     SubmitJob,
-    /// Bring the stored log up to what the runner has.
+    /// Store the log output that the runner has and the server lacks.
     PullLogs,
-    /// Let it go on: all nodes are prepared.
+    /// Release the job from its gate: all nodes are prepared.
     OpenGate,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub actions: Vec<Action>,
-    /// Applied only when every action was done.
+    /// Applied only if every action succeeded.
     pub change: Option<Change<Event>>,
-    /// Goes with a change that ends the job.
+    /// Set with a change that ends the job.
     pub ending: Option<Ending>,
-    /// To be stored as it is.
+    /// Value to store as it is.
     pub disconnected_at: Option<Timestamp>,
-    /// What it waits for, for people.
+    /// Condition that the job waits for, for display.
     pub waits_for: Option<&'static str>,
-    /// How far it came, where that is news.
+    /// New gate state, if it changed.
     pub gate: Option<Gate>,
     pub due: Timestamp,
 }
@@ -277,7 +279,7 @@ pub fn decide(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp
         Status::Provisioning => plan_provisioning(job, seen, now),
         Status::Pulling => plan_pulling(job, seen, now),
         Status::Running => plan_running(job, seen, now),
-        // Not ours; the row will leave this pipeline by its filter.
+        // Not handled here; the row leaves this pipeline by its filter.
         Status::Submitted
         | Status::Terminating
         | Status::Terminated
@@ -330,7 +332,7 @@ fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Ti
         }
         ShimState::NoTask => match startup_dependency(job) {
             Some(others) => wait_for_siblings(job, others, now),
-            // The hands tried and it was not taken, over and over.
+            // The controller has submitted the task repeatedly, and the shim did not accept it.
             None if now >= since + time_limit(job, job.provisioning_max) => end_as_lost(
                 TerminationReason::WaitingRunnerLimitExceeded,
                 "the shim did not take the task in time",
@@ -338,7 +340,7 @@ fn plan_provisioning(job: &RunningJobView, seen: &RunningJobObservation, now: Ti
             ),
             None => accept_task(vec![Action::SubmitTask], now),
         },
-        // A holder before us handed it over and could not write that down.
+        // A previous lease holder submitted the task and failed to record it.
         ShimState::Task(_) => accept_task(Vec::new(), now),
     }
 }
@@ -347,9 +349,9 @@ fn accept_task(actions: Vec<Action>, now: Timestamp) -> Plan {
     advance(actions, Change::told(Event::TaskAccepted, "the shim took the task"), now)
 }
 
-/// Who must run before this job gets its task.
+/// Returns the condition that must hold before the task of this job is submitted.
 fn startup_dependency(job: &RunningJobView) -> Option<&'static str> {
-    // A runner waits for its job only so long: it is started when nothing else can keep it waiting.
+    // A runner waits for its job for a limited time, so it is started only when nothing else can delay it.
     if !job.siblings.all_have_ips {
         return Some("the other nodes' addresses");
     }
@@ -370,11 +372,11 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
     };
     match &seen.shim {
         ShimState::NotAsked | ShimState::Silent if job.has_shim => wait_for_agents(job, now),
-        // Never handed over twice: a task that was forgotten may have run.
+        // Never submitted twice: a task that the shim no longer has may have run.
         ShimState::NoTask => {
             end_as_lost(TerminationReason::ExecutorError, "the host does not know the task any more", now)
         }
-        // As long as it takes: whoever asked may stop it.
+        // No time limit: the user may stop the run.
         ShimState::Task(TaskState::Queued) => wait(None, "its turn in the queue", now + POLL_RUNNING),
         ShimState::Task(TaskState::Pending | TaskState::Preparing) => bound("the host to prepare"),
         ShimState::Task(TaskState::Pulling) => bound("the image"),
@@ -386,7 +388,7 @@ fn plan_pulling(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         | ShimState::Task(TaskState::Running { ports_known: true }) => match &seen.runner {
             RunnerState::NotAsked | RunnerState::Silent => bound("the runner"),
             RunnerState::Ready => start_job(job, since, PULLING_TIMEOUT, seen, now),
-            // A holder before us started it and could not write that down. It may be over by now.
+            // A previous lease holder started it and failed to record it. It may have ended by now.
             RunnerState::Pulled(pulled) => {
                 let plan = job_started(Vec::new(), seen, now);
                 Plan { due: if pulled.ended.is_some() { now } else { plan.due }, ..plan }
@@ -412,7 +414,7 @@ fn start_job(
     job_started(vec![Action::SubmitJob], seen, now)
 }
 
-/// A node may have spent its own time on waiting for the others.
+/// Returns the time limit of a node, which may have spent its own limit waiting for the others.
 fn time_limit(job: &RunningJobView, limit: Span) -> Span {
     if job.several { limit.max(SIBLINGS_TIMEOUT) } else { limit }
 }
@@ -429,7 +431,7 @@ fn running_poll_interval(seen: &RunningJobObservation) -> Span {
     if seen.is_told { POLL_WITH_EVENTS } else { POLL_RUNNING }
 }
 
-/// One step on; whatever it waited for is behind it.
+/// Plans the next phase; clears what the job waited for.
 fn advance(actions: Vec<Action>, change: Change<Event>, due: Timestamp) -> Plan {
     Plan {
         actions,
@@ -447,8 +449,8 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
     let pulled = match &seen.runner {
         RunnerState::Pulled(pulled) => pulled,
         RunnerState::NotAsked | RunnerState::Silent => return plan_unreachable_runner(job, seen, now),
-        // It took the job and says nothing of it yet: code is fetched before commands start. A runner is never
-        // started twice, so it cannot have forgotten.
+        // The runner accepted the job and has no state yet: code is fetched before commands start. A runner is never
+        // started twice, so it cannot have lost the job.
         RunnerState::Ready => &starting,
     };
     let nobody_else = !job.has_shim || seen.shim == ShimState::NoTask;
@@ -458,7 +460,7 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
         return plan;
     }
     if let ShimState::Task(TaskState::Terminated(ended)) = &seen.shim {
-        // Its runner ended without a word: killed, or gone with a reboot.
+        // The runner ended without a report: killed, or lost in a reboot.
         let mut plan = end_as_exited(ending(ended), now);
         plan.actions.insert(0, Action::PullLogs);
         return plan;
@@ -491,7 +493,8 @@ fn plan_running(job: &RunningJobView, seen: &RunningJobObservation, now: Timesta
     plan
 }
 
-/// Nodes go on together: each says that it is prepared, and whoever finds all of them so opens its own gate.
+/// Starts the nodes together: each reports that it is prepared, and a node that finds all of them prepared opens its
+/// own gate.
 fn pass_gate(job: &RunningJobView, plan: &mut Plan, now: Timestamp) {
     if job.siblings.all_at_gate {
         plan.actions.push(Action::OpenGate);
@@ -503,8 +506,8 @@ fn pass_gate(job: &RunningJobView, plan: &mut Plan, now: Timestamp) {
     }
 }
 
-/// A runner that was told to end does not know by whom: somebody who asked for it, or an engine on its way down. The
-/// shim does, a moment later.
+/// Returns whether the reported end includes its cause. A runner that received a signal does not know who sent it: a
+/// user's stop, or a container engine that shuts down. The shim knows a moment later.
 fn knows_why(ended: &ReportedEnd) -> bool {
     ended.how != EndKind::Terminated || !ended.reason.is_empty()
 }
@@ -515,7 +518,7 @@ fn max_duration_deadline(job: &RunningJobView) -> Option<Timestamp> {
 
 fn plan_unreachable_runner(job: &RunningJobView, seen: &RunningJobObservation, now: Timestamp) -> Plan {
     if let ShimState::Task(TaskState::Terminated(ended)) = &seen.shim {
-        // The runner went down with its container; the shim knows how that ended.
+        // The runner ended with its container; the shim knows how.
         return end_as_exited(ending(ended), now);
     }
     if matches!(seen.shim, ShimState::NoTask) {
@@ -573,27 +576,27 @@ fn ending(ended: &ReportedEnd) -> Ending {
     if ended.message.is_empty() { ending } else { ending.with_message(&ended.message) }
 }
 
-/// The agent understood and will not: no further try would help.
+/// Ends a job that the agent refused: no further attempt can succeed.
 pub fn end_as_refused(said: &str, now: Timestamp) -> Plan {
     end_as_exited(Ending::new(TerminationReason::ExecutorError).with_message(said), now)
 }
 
-/// The job cannot be started as it was submitted.
+/// Ends a job that cannot be started as it was submitted.
 pub fn end_as_unstartable(said: &str, now: Timestamp) -> Plan {
     end(Event::StopAsked, Ending::new(TerminationReason::TerminatedByServer).with_message(said), now)
 }
 
-/// A volume that it needs will not come.
+/// Ends a job whose volume cannot be attached.
 pub fn end_without_volume(said: &str, now: Timestamp) -> Plan {
     end_as_lost(TerminationReason::VolumeError, said, now)
 }
 
-/// Nothing was done: look again soon. What was known of the connection stays.
+/// Plans another pass soon, without actions. Keeps the connection state.
 pub fn postpone(job: &RunningJobView, waits_for: &'static str, now: Timestamp) -> Plan {
     wait(job.disconnected_at, waits_for, now + POLL_STARTING)
 }
 
-/// Agents that once answered are silent: a grace, then the end.
+/// Waits for agents that responded before, and ends the job after the grace period.
 fn wait_for_agents(job: &RunningJobView, now: Timestamp) -> Plan {
     let since = job.disconnected_at.unwrap_or(now);
     if now.since(since) >= job.lost_after {

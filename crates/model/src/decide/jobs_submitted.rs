@@ -1,9 +1,8 @@
-//! Brain of `jobs_submitted`: from the queue to an instance, or to the end for want of one.
+//! Decision of the `jobs_submitted` pipeline: from the queue to an instance, or to the end if none is available.
 //!
-//! Pass 1 assigns: an idle instance is claimed, or a placeholder holds a number and a slot. Pass 2, only
-//! where there is something to wait for, attaches volumes, or hears whether a backend granted the instance:
-//! asking backends is the business of `instances`. Whether a job that found no capacity is tried again is the
-//! run's business.
+//! Pass 1 assigns: an idle instance is claimed, or a placeholder reserves a number and a slot. Pass 2, only if there is
+//! something to wait for, attaches volumes, or checks whether a backend granted the instance: the `instances` pipeline
+//! sends the requests to backends. The run decides whether a job without capacity is retried.
 
 use std::sync::Arc;
 
@@ -16,16 +15,16 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A waiting job is looked at again after this, if nothing wakes it before.
+/// Interval after which a waiting job is evaluated again, unless it is woken before.
 pub const POLL_INTERVAL: Span = Span::secs(4);
-/// How long a volume may take to attach.
+/// Maximum time to attach a volume.
 pub const ATTACH_TIMEOUT: Span = Span::mins(5);
-/// How long a backend may take to grant an instance, over all offers.
+/// Maximum time for a backend to grant an instance, over all offers.
 pub const CREATE_TIMEOUT: Span = Span::mins(10);
-/// Between two looks at a placeholder; whoever moves it says so at once.
+/// Interval for a job with a placeholder; a change of the placeholder wakes the job at once.
 pub const POLL_PLACEHOLDER: Span = Span::secs(30);
 
-/// What is stored about the submission.
+/// Stored state of the submission.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SubmittedJobView {
     pub submitted_at: Timestamp,
@@ -36,17 +35,17 @@ pub struct SubmittedJobView {
 #[derive(Clone, Debug, PartialEq)]
 pub enum AssignmentStage {
     Unassigned,
-    /// On an instance that exists; volumes are still to be attached.
+    /// Assigned to an existing instance; volumes are still to be attached.
     Assigned {
         since: Timestamp,
     },
-    /// A placeholder holds its number; a backend is asked to make the instance.
+    /// A placeholder reserves its number; a backend was requested to create the instance.
     Placeholder {
         since: Timestamp,
     },
 }
 
-/// What was seen: in pass 1 what placement says of this node, in pass 2 how the work went.
+/// Observation: in pass 1 the result of placement for this node, in pass 2 the progress of the work.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SubmittedJobObservation {
     Seat {
@@ -60,7 +59,7 @@ pub enum SubmittedJobObservation {
     Never {
         why: Arc<RefusalReport>,
     },
-    /// Nothing was tried in this pass yet.
+    /// Nothing was attempted in this pass yet.
     NotTried,
     Attached,
     Attaching,
@@ -68,16 +67,16 @@ pub enum SubmittedJobObservation {
         said: String,
     },
     Created,
-    /// The backend took the order; nothing to show yet.
+    /// The backend accepted the request; the instance does not exist yet.
     Creating,
-    /// Every offer was refused, or the placeholder ended in another way.
+    /// Every offer was refused, or the placeholder ended for another reason.
     Refused {
         said: String,
     },
 }
 
 impl SubmittedJobObservation {
-    /// What an outcome of placement means for one node of the replica.
+    /// Converts the outcome of placement for one node of the replica.
     pub fn of(outcome: &PlacementOutcome, node: usize) -> Self {
         match outcome {
             PlacementOutcome::Placed { fleet, seats } => match seats.get(node) {
@@ -94,14 +93,14 @@ impl SubmittedJobObservation {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// Write the assignment; the status stays until pass 2 is done.
+    /// Store the assignment; the status stays until pass 2 is done.
     Assign {
         fleet: FleetId,
         seat: NodePlacement,
         message: String,
         due: Timestamp,
     },
-    /// Write the assignment if there is one, and the job is provisioning.
+    /// Store the assignment if there is one, and set the job to provisioning.
     Provision {
         assign: Option<(FleetId, NodePlacement)>,
         change: Change<Event>,
@@ -110,18 +109,18 @@ pub enum Plan {
     Attach {
         due: Timestamp,
     },
-    /// Stay in the queue, and say why.
+    /// Stay in the queue, and store why.
     Wait {
         why: Arc<RefusalReport>,
         reserved: Vec<InstanceId>,
         message: String,
         due: Timestamp,
     },
-    /// Look again; there is nothing new to say.
+    /// Evaluate again later; nothing new to store.
     Recheck {
         due: Timestamp,
     },
-    /// Terminating, with the reason. A placeholder is dropped with it.
+    /// Terminate with the reason. A placeholder is removed as well.
     End {
         ending: Ending,
         change: Change<Event>,
@@ -156,7 +155,7 @@ fn plan_unassigned(job: &SubmittedJobView, seen: SubmittedJobObservation, now: T
         },
         SubmittedJobObservation::Waits { why, reserved } => {
             let message = refusal_summary(&why.refusals).unwrap_or_else(|| "waits for its turn".to_owned());
-            // The moment it may reserve is worth waking for.
+            // Wake at the time when the job may reserve instances.
             let turn = job.submitted_at + RESERVE_AFTER;
             let due = if turn > now { turn.min(now + POLL_INTERVAL) } else { now + POLL_INTERVAL };
             Plan::Wait { why, reserved, message, due }

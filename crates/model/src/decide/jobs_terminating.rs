@@ -1,12 +1,12 @@
-//! Brain of `jobs_terminating`: the last steps, in the one order that is right.
+//! Decision of the `jobs_terminating` pipeline: the last steps of a job, in their required order.
 //!
-//! Unregistered from the proxy, asked to stop, logs drained, container gone, volumes detached, and only
-//! then the instance is freed and the final status written. The order is in the types: the end is built
-//! from the proofs of each step, and each proof from the one before.
+//! The job is unregistered from the proxy, stopped, its logs drained, its container removed and its volumes detached;
+//! only then the instance is released and the final status written. The types enforce the order: the end is built from
+//! the proofs of each step, and each proof from the previous one.
 //!
-//! A silent host proves nothing. The job waits until the task is known gone or the host is given up
-//! (`GIVE_UP_TIMEOUT`, or its instance ended). A host that returns later is told which submissions are
-//! dead; its agent refuses their old epochs and removes them before it takes anything new.
+//! A host that does not respond proves nothing. The job waits until the task is known to be gone or the host is given
+//! up (`GIVE_UP_TIMEOUT`, or its instance ended). A host that returns later receives the list of dead submissions; its
+//! agent rejects their old epochs and removes them before it accepts new tasks.
 
 use crate::{
     decide::{change::Change, jobs_running::UNREACHABLE_GRACE},
@@ -16,19 +16,19 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How long the logs of a job may take to drain once its time to stop is over.
+/// Time for which logs may drain after the stop grace period.
 pub const LOGS_GRACE: Span = Span::secs(30);
-/// How long requests on their way to a replica may take to be answered before it is stopped.
+/// Time for which requests in flight may be answered before a replica is stopped.
 pub const DRAIN_GRACE: Span = Span::secs(30);
 const DRAIN_POLL_INTERVAL: Span = Span::secs(1);
-/// Between two looks.
+/// Interval between passes.
 pub const POLL_INTERVAL: Span = Span::secs(2);
-/// How long after the soft detach of a volume it may be forced.
+/// Time after a regular detach of a volume until it may be forced.
 pub const FORCE_DETACH_AFTER: Span = Span::secs(60);
-/// How long a silent host keeps its job from ending, unless the server is told otherwise.
+/// Default time for which a host that does not respond delays the end of its job.
 pub const GIVE_UP_TIMEOUT: Span = Span::mins(5);
 
-/// How long that is on a server whose jobs are lost after this silence: as much longer as it is by default.
+/// Returns that time for a server with this `lost_after`, in the same ratio as the defaults.
 pub fn give_up_timeout(lost_after: Span) -> Span {
     Span::secs(lost_after.as_secs() * GIVE_UP_TIMEOUT.as_secs() / UNREACHABLE_GRACE.as_secs())
 }
@@ -38,35 +38,35 @@ pub struct VolumeAttachment {
     pub id: VolumeId,
     pub asked_at: Option<Timestamp>,
     pub forced: bool,
-    /// As the backend says.
+    /// As reported by the backend.
     pub attached: bool,
 }
 
-/// What is stored about the submission.
+/// Stored state of the submission.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TerminatingJobView {
     pub ending: Ending,
     pub terminating_since: Timestamp,
-    /// Known to the proxy or a gateway.
+    /// Registered with the proxy or a gateway.
     pub registered: bool,
-    /// Requests may be on their way to it.
+    /// Requests may be in flight to it.
     pub in_use: bool,
-    /// Whether it ever reached its runner: only then are there logs, and somebody to ask to stop.
+    /// True if it ever reached its runner: only then there are logs, and a runner to stop.
     pub ran: bool,
-    /// Whether its task may be on the host: it was handed over, or somebody died while doing so.
+    /// True if its task may be on the host: it was submitted, or a server failed while submitting it.
     pub handed_over: bool,
-    /// Until when its logs are drained; set by the first pass.
+    /// Time until which logs are drained; set by the first pass.
     pub deadline: Option<Timestamp>,
     pub stop_duration: Option<Span>,
-    /// How long its commands may take to end once they are asked to.
+    /// Grace period of its commands after the stop request.
     pub stop_grace: Span,
     pub volumes: Vec<VolumeAttachment>,
     pub place: Option<HeldInstance>,
-    /// How long a silent host keeps it from ending.
+    /// Time for which a host that does not respond delays the end.
     pub give_up_after: Span,
 }
 
-/// The instance it holds.
+/// Instance that the job occupies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldInstance {
     pub has_shim: bool,
@@ -87,9 +87,9 @@ pub enum LogDrain {
 pub enum TaskPresence {
     NotAsked,
     Silent,
-    /// Known to the shim, in any state.
+    /// The shim has the task, in any state.
     There,
-    /// The shim answers and does not know it.
+    /// The shim responds and does not have the task.
     Gone,
 }
 
@@ -103,45 +103,45 @@ impl TerminatingJobObservation {
     pub const NOTHING: Self = Self { logs: LogDrain::NotAsked, task: TaskPresence::NotAsked };
 }
 
-/// What the hands do next; each is safe to repeat and carries the epoch.
+/// Next step of the controller; each is safe to repeat and carries the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TerminationStep {
-    /// Take it out of the proxy's rotation.
+    /// Remove it from the proxy's rotation.
     Unregister,
-    /// Store the deadline; ask the runner to stop where there is a `grace`, after which it kills the commands.
+    /// Store the deadline; if there is a `grace`, request the runner to stop, which kills the commands after that time.
     Stop {
         grace: Option<Span>,
         deadline: Timestamp,
     },
-    /// Store what the runner still has.
+    /// Store the remaining logs of the runner.
     DrainLogs,
-    /// Terminate the task with no grace, and remove it.
+    /// Terminate the task without a grace period, and remove it.
     RemoveTask,
     Detach {
         volumes: Vec<VolumeId>,
         force: bool,
     },
-    /// Nothing but to look again.
+    /// No action; check again.
     Wait,
 }
 
-/// What becomes of the instance.
+/// Effect on the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InstanceRelease {
-    /// It had none.
+    /// The job had no instance.
     None,
     /// Other jobs are on it.
     StaysBusy,
-    /// The last job left.
+    /// The last job ended.
     Freed,
-    /// It takes no other job.
+    /// It accepts no other job.
     Ended,
-    /// It is ending or gone already.
+    /// It is already terminating or terminated.
     Unchanged,
 }
 
 impl InstanceRelease {
-    /// The event for its machine, if it is to move.
+    /// Returns the event for its state machine, if its status changes.
     pub const fn event(self) -> Option<instance::Event> {
         match self {
             Self::Freed => Some(instance::Event::LastJobFreed),
@@ -151,7 +151,7 @@ impl InstanceRelease {
     }
 }
 
-/// Everything is given back: the blocks are freed and the final status written, in one transaction.
+/// All resources are released: the blocks are freed and the final status is written, in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FinalRelease {
     ending: Ending,
@@ -167,7 +167,7 @@ impl FinalRelease {
     pub const fn instance(&self) -> InstanceRelease {
         self.instance
     }
-    /// The task may still be on a host that does not answer.
+    /// Returns whether the task may still be on a host that does not respond.
     pub const fn gave_up_host(&self) -> bool {
         self.gave_up_host
     }
@@ -178,7 +178,7 @@ impl FinalRelease {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Plan {
-    /// One step; `due` is now where the next look may follow at once, in the same pass.
+    /// One step; `due` is now if the next observation may follow at once, in the same pass.
     Step {
         step: TerminationStep,
         waits_for: &'static str,
@@ -206,15 +206,15 @@ pub fn decide(job: &TerminatingJobView, seen: TerminatingJobObservation, now: Ti
     }
 }
 
-/// A proof, or what to do for it.
+/// A proof, or the step that leads to it.
 type StepProof<T> = Result<T, Box<Plan>>;
 
 fn step<T>(step: TerminationStep, waits_for: &'static str, due: Timestamp) -> StepProof<T> {
     Err(Box::new(Plan::Step { step, waits_for, due }))
 }
 
-/// Nobody sends it requests any more, and those on their way were answered. One that ended by itself answers nothing,
-/// and an abort does not wait.
+/// Proves that the replica receives no more requests and that those in flight were answered. One that ended by itself
+/// answers none, and an abort does not wait.
 fn unregistered(job: &TerminatingJobView, now: Timestamp) -> StepProof<ProxyDrained> {
     if job.registered {
         return step(TerminationStep::Unregister, "the proxy to let go", now);
@@ -230,7 +230,7 @@ fn unregistered(job: &TerminatingJobView, now: Timestamp) -> StepProof<ProxyDrai
     Ok(ProxyDrained)
 }
 
-/// The job had its grace and its logs are in, or its time is up.
+/// Proves that the grace period is over and the logs are stored, or that the time limit passed.
 fn quiet(
     job: &TerminatingJobView,
     seen: TerminatingJobObservation,
@@ -238,7 +238,7 @@ fn quiet(
     now: Timestamp,
 ) -> StepProof<LogsDrained> {
     let reason = job.ending.reason();
-    // A machine that is no more has nothing to say.
+    // A terminated instance has no logs.
     let is_gone = job.place.is_none_or(|place| place.status == instance::Status::Terminated);
     if is_gone || !job.ran || reason == TerminationReason::AbortedByUser {
         return Ok(LogsDrained(before));
@@ -260,7 +260,7 @@ fn quiet(
         LogDrain::More => {
             step(TerminationStep::DrainLogs, "its last output", (now + POLL_INTERVAL).min(deadline))
         }
-        // Then it has proved as silent as a host may be.
+        // The host has been unreachable for as long as permitted.
         LogDrain::Silent if now >= job.terminating_since + job.give_up_after => Ok(LogsDrained(before)),
         LogDrain::Silent => {
             step(TerminationStep::DrainLogs, "the host to answer", (now + POLL_INTERVAL).min(deadline))
@@ -268,7 +268,7 @@ fn quiet(
     }
 }
 
-/// Whether the runner is asked: not where the job ended by itself, and not where nobody would answer.
+/// Returns whether to request a stop: not if the job ended by itself, and not if no runner would respond.
 const fn should_request_stop(reason: TerminationReason) -> bool {
     match reason {
         TerminationReason::TerminatedByUser
@@ -295,7 +295,7 @@ const fn should_request_stop(reason: TerminationReason) -> bool {
     }
 }
 
-/// The container is gone for sure, or nobody waits for that host any longer.
+/// Proves that the container is gone, or that the wait for the host was abandoned.
 fn gone(
     job: &TerminatingJobView,
     seen: TerminatingJobObservation,
@@ -304,11 +304,11 @@ fn gone(
 ) -> StepProof<ContainerRemoved> {
     let Some(place) = job.place else { return Ok(ContainerRemoved { _after: before, gave_up: false }) };
     match place.status {
-        // The machine is no more, and the container with it.
+        // The instance is terminated, and the container with it.
         instance::Status::Terminated => return Ok(ContainerRemoved { _after: before, gave_up: false }),
-        // Nor is there one yet: nobody hands a task to a machine that is only wished for.
+        // The instance does not exist yet: no task is submitted to a pending instance.
         instance::Status::Pending => return Ok(ContainerRemoved { _after: before, gave_up: false }),
-        // Nor was one that is not ready yet ever told of it.
+        // The task was never submitted to an instance that is not ready yet.
         instance::Status::Provisioning if !job.handed_over => {
             return Ok(ContainerRemoved { _after: before, gave_up: false });
         }
@@ -318,7 +318,7 @@ fn gone(
         | instance::Status::Terminating => {}
     }
     if !place.has_shim {
-        // The container is the instance: it ends with it, which is what `Instance::Ended` asks for.
+        // The container is the instance: it ends with it, which `Instance::Ended` requests.
         return Ok(ContainerRemoved { _after: before, gave_up: false });
     }
     let give_up_at = job.terminating_since + job.give_up_after;

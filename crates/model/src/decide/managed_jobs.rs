@@ -1,13 +1,13 @@
-//! The brain of managed jobs: from what its runs do to what becomes of a job.
+//! Decision of managed jobs: the next steps of a job, from the state of its runs.
 //!
-//! A job is a row and each attempt of a task is a run. One pass looks at every task once and says, for each that
-//! changes, what is written and the one thing that is done. The order keeps the promises:
+//! A job is a row and each attempt of a task is a run. One pass evaluates every task once and returns, for each that
+//! changes, what is written and the one action that is performed. The order guarantees:
 //!
-//! - an attempt is numbered before it is made, and making it again finds it: nothing is started twice;
-//! - a new attempt is made only when the old one is over, that is gone from its hosts or fenced off them;
-//! - whoever takes over sees the same record and the same runs, so it goes on where the other stopped.
+//! - an attempt is numbered before it is submitted, and submitting it again finds it: nothing is started twice;
+//! - a new attempt is submitted only when the old one is over, that is removed from its hosts or fenced off them;
+//! - a server that takes over reads the same record and the same runs, so it continues where the other stopped.
 //!
-//! Slots are not given here: [`slots::grant`] is asked in the transaction that counts them.
+//! Slots are not granted here: [`slots::grant`] is called in the transaction that counts them.
 
 pub mod emergency;
 pub mod judge;
@@ -29,25 +29,25 @@ use crate::{
 
 use self::{judge::NodeEnd, task::TaskPass};
 
-/// How soon a job is looked at again when no hint comes first.
+/// Intervals after which a job is evaluated again if no hint arrives before.
 const POLL_ACTIVE: Span = Span::secs(5);
 const POLL_IDLE: Span = Span::secs(30);
 
-/// A job as stored, with what was seen of its tasks.
+/// A job as stored, with the observations of its tasks.
 #[derive(Clone, Debug)]
 pub struct ManagedJobView<'a> {
     pub plan: &'a ManagedJobPlan,
     pub cancel: Option<CancelRequest>,
     /// One for each task of the plan.
     pub tasks: Vec<TaskView>,
-    /// A random number from 0 to 1, for jitter.
+    /// Random number from 0 to 1, for jitter.
     pub dice: f64,
 }
 
-/// A user's wish, which only an end that came before it outlives.
+/// Cancellation by a user; only a task that ended before it keeps its own final status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CancelRequest {
-    /// Let pending output be written, for so long.
+    /// Time for pending output to be written.
     pub graceful: Option<Span>,
 }
 
@@ -55,54 +55,54 @@ pub struct CancelRequest {
 pub struct TaskView {
     pub record: TaskRecord,
     pub seen: AttemptObservation,
-    /// All nodes of the task could be had on the spot market now.
+    /// True if all nodes of the task are available on the spot market now.
     pub spot_capacity: bool,
-    /// Capacity appeared since the task began to wait for its next try.
+    /// True if capacity appeared since the task began to wait for its next attempt.
     pub new_capacity: bool,
-    /// Work that is done, as the program reports it; else the time in RUNNING counts.
+    /// Completed work, as the program reports it; otherwise the time in RUNNING counts.
     pub progress: Option<Span>,
-    /// Since when the nodes of the newest attempt are being released.
+    /// Time since which the nodes of the newest attempt are being released.
     pub releasing_since: Option<Timestamp>,
-    /// What a node of each candidate costs in an hour, where one could be had now; empty where nobody asks.
+    /// Price per hour of a node of each candidate, if one is available now; empty if prices are not needed.
     pub prices: Vec<Option<Price>>,
 }
 
-/// What is known of the run of the newest attempt.
+/// Observed state of the run of the newest attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptObservation {
     /// There is no such run.
     Nothing,
-    /// It waits for nodes since then, and says why.
+    /// Waiting for nodes since then, with the reason.
     Queued { since: Timestamp, said: Option<String> },
     /// It has nodes, and they are being prepared.
     Provisioning,
-    /// All its nodes were handed the task.
+    /// All its nodes accepted the task.
     Running { placement: Option<NodeLocation> },
-    /// It ends, and not all its nodes are released.
+    /// It is terminating, and not all its nodes are released.
     Ending,
-    /// It is over: every node of it is released or fenced.
+    /// It is over: each of its nodes is released or fenced.
     Over { ends: Vec<NodeEnd>, placement: Option<NodeLocation> },
-    /// It could not be read. No verdict follows from that.
+    /// It could not be read. Nothing is concluded from that.
     Unclear,
-    /// It is in a state that does not exist.
+    /// It is in an invalid state.
     Impossible { what: String },
 }
 
-/// What becomes of the job.
+/// Result of the decision for the job.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// Tasks that change or act, in their order.
+    /// Tasks that change or act, in order.
     pub tasks: Vec<TaskDecision>,
-    /// What the job shows afterwards.
+    /// Displayed state of the job afterwards.
     pub schedule: Schedule,
     pub status: Status,
-    /// Tasks that wait for a launch slot afterwards: wake whoever grants them.
+    /// Tasks that wait for a launch slot afterwards: wake the pipeline that grants them.
     pub wants_slot: Vec<u32>,
-    /// `None`: never again.
+    /// `None`: no further pass.
     pub due_at: Option<Timestamp>,
 }
 
-/// What becomes of one task. Act first, then write `record` and the events in one transaction.
+/// Result of the decision for one task. Act first, then write `record` and the events in one transaction.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskDecision {
     pub task: u32,
@@ -117,16 +117,16 @@ pub struct TaskTransition {
     pub from: Status,
     pub to: Status,
     pub event: Event,
-    /// Of a recovery: who caused it.
+    /// Cause of a recovery.
     pub source: Option<RecoverySource>,
     pub message: String,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttemptAction {
-    /// Make the run of this attempt, or find it where it was made before.
+    /// Submit the run of this attempt, or find it if it was submitted before.
     Submit(SubmitAttempt),
-    /// End the run of this attempt. May be repeated.
+    /// Stop the run of this attempt. May be repeated.
     Stop(StopAttempt),
 }
 
@@ -134,29 +134,29 @@ pub enum AttemptAction {
 pub struct SubmitAttempt {
     pub attempt: u32,
     pub candidate: u32,
-    /// What the deadline's policy chose; `None`: as the task asks.
+    /// Market chosen by the deadline policy; `None`: as the task requests.
     pub market: Option<Market>,
-    /// Places to stay away from.
+    /// Locations to avoid.
     pub avoid: Vec<NodeLocation>,
-    /// The place to try first; a machine of it is reused where it is still there.
+    /// Location to try first; an instance there is reused if it still exists.
     pub prefer: Option<NodeLocation>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopAttempt {
     pub attempt: u32,
-    /// How long pending output may take; `None`: as the run itself says.
+    /// Time for pending output; `None`: as the run is configured.
     pub graceful: Option<Span>,
 }
 
-/// What becomes of the job at `now`.
+/// Returns the next steps of the job at `now`.
 pub fn decide(view: &ManagedJobView<'_>, now: Timestamp) -> Decision {
     let mut records: Vec<TaskRecord> = view.tasks.iter().map(|task| task.record.clone()).collect();
     let mut tasks = Vec::new();
     let mut due: Option<Timestamp> = None;
     for (index, seen) in view.tasks.iter().enumerate() {
         let Some(plan) = view.plan.tasks.get(index) else { continue };
-        // Earlier tasks of this pass count: what follows a failure is cancelled in the same breath.
+        // Earlier tasks of this pass count: what depends on a failure is cancelled in the same pass.
         let turn = turn(view, &records, index, now);
         let mut pass = TaskPass::new(plan, seen, view.dice, now);
         pass.run(turn);
@@ -181,16 +181,16 @@ fn earlier(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     }
 }
 
-/// Whether a task may begin, must wait, or must end.
+/// Permission of a task to start, or the instruction to wait or end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TaskPermission {
     /// It may run.
     Run,
-    /// Others come first.
+    /// Other tasks must end first.
     Wait,
-    /// It must not begin, or must end. `unclaimed`: nothing of the job was ever launched.
+    /// It must not start, or must end. `unclaimed`: no task of the job was ever launched.
     End { why: String, graceful: Option<Span>, unclaimed: bool },
-    /// It may go on until then.
+    /// It may continue until then.
     RunUntil(Timestamp),
 }
 
@@ -229,13 +229,13 @@ fn are_dependencies_met(plan: &ManagedJobPlan, records: &[TaskRecord], index: us
     })
 }
 
-/// Whoever follows this task may begin.
+/// Returns whether tasks that depend on this one may start.
 fn has_succeeded(record: &TaskRecord) -> bool {
     let anyhow = is_planted(Bug::StartAfterFailedTask) && record.status.is_final();
     record.status == Status::Succeeded || anyhow
 }
 
-/// A group begins as a whole, and ends with its primaries.
+/// Returns the permission of a group member: a group starts as a whole, and ends with its primaries.
 fn group_permission(
     view: &ManagedJobView<'_>,
     records: &[TaskRecord],
@@ -273,17 +273,17 @@ fn group_permission(
     }
 }
 
-/// Whether a task wants a launch slot from the moment its job is there: it follows nobody, and has something to run.
+/// Returns whether a task needs a launch slot as soon as its job exists: it has no dependencies, and something to run.
 pub fn is_initially_ready(task: &plan::TaskPlan) -> bool {
     task.after.is_empty() && !task.body.is_empty()
 }
 
-/// Something of the job was launched once, so it holds an alive slot until it is done.
+/// Returns whether any task of the job was launched, so that it holds an alive slot until it is done.
 pub fn has_launched(records: &[TaskRecord]) -> bool {
     records.iter().any(|record| record.attempt > 0 || record.schedule.holds_alive_slot())
 }
 
-/// What the job shows, and which of its tasks want a slot.
+/// Returns the displayed state of the job, and the tasks that need a slot.
 fn schedule_summary(
     plan: &ManagedJobPlan,
     records: &[TaskRecord],

@@ -1,7 +1,7 @@
-//! Decisions: one brain per pipeline, named as its hands are.
+//! Decisions: one pure function per pipeline, named as its controller is.
 //!
-//! Each takes what was stored, what was seen and what time it is, and returns a plan that leaves the
-//! hands no meaningful choice.
+//! Each receives the stored state, the observation and the time, and returns a plan that leaves the controller no
+//! meaningful choice.
 
 pub mod change;
 pub mod fleets;

@@ -1,7 +1,7 @@
-//! Whether a replica of a service takes requests: what its probes have said so far.
+//! Readiness of a replica of a service, from the results of its probes.
 //!
-//! A replica without probes is ready as soon as it runs. One with probes is ready when each of them has succeeded
-//! often enough in a row. A single failure of a ready replica changes nothing: networks have bad moments.
+//! A replica without probes is ready as soon as it runs. One with probes is ready when each of them has succeeded often
+//! enough in a row. A single failure of a ready replica changes nothing: networks have transient failures.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,38 +10,38 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// So many failures in a row take a replica out that was ready.
+/// Consecutive failures after which a ready replica is no longer ready.
 pub const FAILURES_MAX: u32 = 3;
-/// What is kept of a failure's words.
+/// Maximum length of a stored failure message.
 const FAILURE_MESSAGE_MAX: usize = 200;
 
-/// How one probe stands.
+/// State of one probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeState {
     pub success_streak: i64,
     #[serde(default)]
     pub failures: u32,
-    /// The end of the last one; the next begins an interval later.
+    /// End of the last request; the next starts one interval later.
     #[serde(default)]
     pub last_at: Option<Timestamp>,
-    /// Why the last one failed.
+    /// Message of the last failure.
     #[serde(default)]
     pub said: Option<String>,
-    /// The replica took requests once.
+    /// The replica received requests before.
     #[serde(default)]
     pub was_ready: bool,
 }
 
-/// What one request came to: why not, where it failed.
+/// Result of one request, with the reason if it failed.
 pub type ProbeResult = Result<(), String>;
 
-/// As many states as there are probes, whatever was stored.
+/// Returns as many states as there are probes, whatever was stored.
 pub fn resize_states(probes: &[ProbeSpec], mut states: Vec<ProbeState>) -> Vec<ProbeState> {
     states.resize_with(probes.len(), ProbeState::default);
     states
 }
 
-/// When a probe is to be sent; `None`: never again.
+/// Returns when to send a probe; `None`: never again.
 pub fn next_probe_at(probe: &ProbeSpec, state: &ProbeState) -> Option<Timestamp> {
     if probe.until_ready && state.success_streak >= probe.ready_after {
         return None;
@@ -68,7 +68,7 @@ pub fn apply_result(state: &ProbeState, outcome: ProbeResult, now: Timestamp) ->
     }
 }
 
-/// Whether requests go to it from now on.
+/// Returns whether the replica receives requests from now on.
 pub fn is_ready(probes: &[ProbeSpec], states: &[ProbeState], was_ready: bool) -> bool {
     let passes = |(probe, state): (&ProbeSpec, &ProbeState)| {
         state.success_streak >= probe.ready_after || was_ready && state.failures < FAILURES_MAX
@@ -76,12 +76,12 @@ pub fn is_ready(probes: &[ProbeSpec], states: &[ProbeState], was_ready: bool) ->
     states.len() >= probes.len() && probes.iter().zip(states).all(passes)
 }
 
-/// Of a replica that takes none now: whether it did.
+/// Returns whether a replica that receives no requests now did so before.
 pub fn was_ready(states: &[ProbeState]) -> bool {
     !states.is_empty() && states.iter().all(|state| state.was_ready)
 }
 
-/// What it waits for, in words; nothing when it waits for nothing.
+/// Returns what the replica waits for, for display; `None` if nothing.
 pub fn waiting_message(probes: &[ProbeSpec], states: &[ProbeState]) -> Option<String> {
     let open = probes.iter().enumerate().find(|(index, probe)| {
         states.get(*index).is_none_or(|state| state.success_streak < probe.ready_after)
@@ -115,7 +115,7 @@ mod tests {
         }
     }
 
-    /// `+` succeeds, `-` fails; whether it is ready after each.
+    /// Checks the readiness after each outcome: `+` succeeds, `-` fails.
     #[track_caller]
     fn check(probe: &ProbeSpec, outcomes: &str, ready: &str) {
         let (mut state, mut is, mut seen) = (ProbeState::default(), false, String::new());

@@ -1,7 +1,7 @@
-//! How many replicas a service has, and which: scaling by what is asked of it, and rolling deployment.
+//! Number and selection of the replicas of a service: autoscaling and rolling deployment.
 //!
-//! Groups are judged one by one. A deployment under way pauses the scaling of its group. Old replicas leave only as
-//! newer ones take requests, but for as many as the configuration can do without.
+//! Groups are evaluated one by one. A deployment in progress pauses the scaling of its group. Old replicas are removed
+//! only as newer ones become ready, except for as many as the configuration permits to be unavailable.
 
 pub mod rollout;
 pub mod scaling;
@@ -19,69 +19,69 @@ pub use self::{
 };
 use crate::{decide::runs::ReplicaStart, time::Timestamp};
 
-/// A group of equal replicas, as it is configured and as it is.
+/// Configuration and state of a group of identical replicas.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplicaGroupView {
     pub name: String,
     pub min: u32,
     pub max: u32,
     pub scaling: Option<ScalingPolicy>,
-    /// Those that are there, or will be: not those that a scale-down took away.
+    /// Replicas that exist or will: without those that a scale-down removed.
     pub replicas: Vec<GroupReplica>,
-    /// Numbers of former replicas, free to be used again.
+    /// Numbers of former replicas, free for reuse.
     pub free: Vec<u32>,
-    /// Numbers of replicas on their way out.
+    /// Numbers of replicas that are terminating.
     pub leaving: Vec<u32>,
-    /// What came within the window; nothing where nobody measures.
+    /// Traffic within the window; `None` if it is not measured.
     pub traffic: Option<Traffic>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupReplica {
     pub num: u32,
-    /// Of the configuration as it is now.
+    /// True if it has the current configuration.
     pub current: bool,
     pub stage: ReplicaStage,
 }
 
-/// How far it has come; the first ones go first when there are too many.
+/// Progress of a replica; the lowest stages are removed first if there are too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplicaStage {
-    /// Submitted, or to be tried again.
+    /// Submitted, or to be retried.
     Waits,
     Starting,
-    /// Runs and takes no requests yet.
+    /// Running, and not ready yet.
     Runs,
-    /// Runs, took requests, and takes none at the moment.
+    /// Running, was ready, and is not at the moment.
     NoLongerReady,
     Ready,
 }
 
-/// What is remembered of a group between passes.
+/// State of a group that is kept between passes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScalingState {
     pub desired: u32,
-    /// When that changed last.
+    /// Time of the last change of `desired`.
     pub scaled_at: Timestamp,
-    /// Why there are so many, in words.
+    /// Reason for the number, for display.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub said: Option<String>,
 }
 
-/// What becomes of the replicas of a run.
+/// Desired replicas of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplicaPlan {
-    /// All that shall be there, also those that are.
+    /// All replicas that should exist, including those that do.
     pub start: Vec<ReplicaStart>,
-    /// The group of each of those.
+    /// Group of each of those.
     pub groups: BTreeMap<u32, String>,
     pub surplus: Vec<u32>,
     pub memory: BTreeMap<String, ScalingState>,
-    /// Why the number changed, for the event.
+    /// Reasons for changes of the number, for the event.
     pub why: Vec<String>,
 }
 
-/// `began` is when the run was submitted.
+/// Decides which replicas should exist. `began` is when the run was submitted.
 pub fn decide(
     groups: &[ReplicaGroupView],
     memory: &BTreeMap<String, ScalingState>,
@@ -120,7 +120,7 @@ pub fn decide(
     wanted
 }
 
-/// Those that stay, and how many are to be made. Those that go are added to `surplus`.
+/// Returns the replicas that stay and the number to create. Adds those to remove to `surplus`.
 fn plan_group(
     group: &ReplicaGroupView,
     desired: u32,
@@ -129,7 +129,7 @@ fn plan_group(
 ) -> (Vec<u32>, u32) {
     let mut current: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| r.current).collect();
     let mut old: Vec<GroupReplica> = group.replicas.iter().copied().filter(|r| !r.current).collect();
-    // The furthest first, then the lowest number: those at the end go.
+    // Most advanced first, then the lowest number: those at the end are removed.
     let by_worth = |a: &GroupReplica, b: &GroupReplica| b.stage.cmp(&a.stage).then(a.num.cmp(&b.num));
     current.sort_by(by_worth);
     old.sort_by(by_worth);
@@ -144,7 +144,7 @@ fn plan_group(
     let needed = desired.saturating_sub(pace.unavailable);
     let answer = ready(&current) + ready(&old);
     let spare = answer.saturating_sub(needed as usize);
-    // One that had a bad moment may be all that there is soon, while its successor still starts beside it.
+    // One that failed a probe may soon be the only one that answers, while its successor is still starting.
     let is_kept = |stage| match stage {
         ReplicaStage::Ready => true,
         ReplicaStage::NoLongerReady => answer < needed as usize && pace.surge > 0,
@@ -157,7 +157,7 @@ fn plan_group(
     surplus.extend(&leaves);
     old.retain(|replica| !leaves.contains(&replica.num));
 
-    // Whoever is on its way out still has its place on a host: a new one that came too early would find none.
+    // A terminating replica still occupies its host: a replacement that starts too early would find no capacity.
     let there = current.len() + old.len() + leaves.len() + group.leaving.len();
     let room = if old.is_empty() { desired } else { desired.saturating_add(pace.surge) };
     let missing = (desired as usize - current.len()).min((room as usize).saturating_sub(there));

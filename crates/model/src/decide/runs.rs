@@ -1,11 +1,11 @@
-//! The brain of the run pipeline: from what its jobs do to what becomes of the run.
+//! Decision of the run pipeline: the next step of a run, from the state of its jobs.
 //!
-//! A run ends in two moves, always: first it turns terminating with a reason, then, when every job is
-//! final, it takes the status that the reason stands for. A job's final status is never planned here:
-//! jobs are asked to end, and the terminating-job pipeline finishes them.
+//! A run always ends in two steps: first it becomes terminating with a reason, then, when every job is final, it
+//! receives the status that corresponds to the reason. A job's final status is never planned here: jobs are requested
+//! to end, and the terminating-job pipeline finishes them.
 //!
-//! A replica that is retried ends as a whole and begins anew as a whole: its next submissions are made
-//! only when every job of it is final, so that two submissions of one job are never alive together.
+//! A replica that is retried ends and restarts as a whole: its next submissions are created only when all its jobs are
+//! final, so that two submissions of one job are never alive together.
 
 pub mod derive;
 
@@ -22,11 +22,11 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How soon a run is looked at again when no hint comes first.
+/// Intervals after which a run is evaluated again if no hint arrives before.
 const POLL_CHANGING: Span = Span::secs(5);
 const POLL_ACTIVE: Span = Span::secs(10);
-/// While nothing can happen to it but what its jobs tell, each in the transaction that changes them. Thousands of runs
-/// are in this state at once.
+/// Interval while a run can change only through its jobs, each of which wakes it in the transaction that changes it.
+/// Thousands of runs are in this state at once.
 const POLL_QUIET: Span = Span::mins(5);
 
 const SIBLING_FAILED_MESSAGE: &str = "another job of its replica failed; the replica is retried as a whole";
@@ -37,35 +37,35 @@ const REPLACED_MESSAGE: &str = "a newer deployment replaced it";
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunView {
     pub status: run::Status,
-    /// Set by whoever turned the run terminating.
+    /// Set when the run became terminating.
     pub ending: Option<run::Ending>,
-    /// A user's wish, which nothing but a final status outlives.
+    /// Stop request of a user; overrides everything but a final status.
     pub stop_asked: Option<RequestedStop>,
     pub submitted_at: Timestamp,
-    /// How often in a row the run went back to pending for a retry.
+    /// Number of times in a row that the run returned to pending for a retry.
     pub attempt: u32,
-    /// When the run last became pending; the retry's delay counts from here.
+    /// Time at which the run last became pending; the retry delay counts from here.
     pub pending_since: Timestamp,
-    /// The delay of the first retry; later ones grow from it.
+    /// Delay of the first retry; later delays grow from it.
     pub retry_delay: Span,
     pub schedule: Option<ScheduleState>,
     pub retry: Option<Policy>,
     pub stop_criteria: StopCriteria,
-    /// Every running replica of the gateway refused the service.
+    /// Every running replica of the gateway rejected the service.
     pub gateway_failed: bool,
-    /// The replicas of this execution; while a scheduled run waits for its slot, those of the last one.
+    /// Replicas of this execution; while a scheduled run waits for its slot, those of the last one.
     pub replicas: Vec<ReplicaView>,
-    /// What a start of this run submits now: of a task, all its replicas; of a service, those its
-    /// autoscaler wants, which may be none.
+    /// Replicas that a start of this run submits now: for a task, all of them; for a service, those that the autoscaler
+    /// requests, which may be none.
     pub start: Vec<ReplicaStart>,
-    /// Replicas of a service that a scale-down or a rolling deployment takes away now.
+    /// Replicas of a service that a scale-down or a rolling deployment removes now.
     pub surplus: Vec<u32>,
-    /// The deployment on trial is given up now: the next look sees the former configuration.
+    /// The deployment on trial is rolled back now: the next pass uses the previous configuration.
     pub rolls_back: bool,
 }
 
 impl RunView {
-    /// When this execution began: of a scheduled run, the slot that fired.
+    /// Returns when this execution started: for a scheduled run, the slot that fired.
     fn started_at(&self) -> Timestamp {
         self.schedule.as_ref().and_then(|schedule| schedule.fired).unwrap_or(self.submitted_at)
     }
@@ -73,7 +73,7 @@ impl RunView {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestedStop {
-    /// Without the jobs' goodbye.
+    /// Kills the jobs at once, without a grace period.
     pub abort: bool,
 }
 
@@ -90,9 +90,9 @@ impl RequestedStop {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScheduleState {
     pub crons: CronSchedule,
-    /// The slot the pending run waits for; `None` while an execution lasts.
+    /// Slot that the pending run waits for; `None` during an execution.
     pub next: Option<Timestamp>,
-    /// The slot that fired last.
+    /// Slot that fired last.
     pub fired: Option<Timestamp>,
 }
 
@@ -110,33 +110,33 @@ pub struct ReplicaView {
     pub jobs: Vec<JobView>,
 }
 
-/// What it means for the run when a replica ends by itself.
+/// Effect on the run when a replica ends by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplicaRole {
     /// It is retried, or the run fails with it.
     #[default]
     Full,
-    /// Of a deployment that is on trial: it is retried, or others go on without it.
+    /// Part of a deployment on trial: it is retried, or the others continue without it.
     Trial,
-    /// Of a configuration that the run no longer has: it is gone, and its number free.
+    /// Has a configuration that the run no longer has: it is removed, and its number is free.
     Gone,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobView {
     pub num: u32,
-    /// The number of its latest submission.
+    /// Number of its latest submission.
     pub submission: u32,
     pub state: SubmissionState,
-    /// Submissions made in this execution of the run, the latest included.
+    /// Submissions in this execution of the run, including the latest.
     pub tries: u32,
-    /// How many submissions failed in a row, up to the latest.
+    /// Number of submissions that failed in a row, up to the latest.
     pub failures: u32,
-    /// When the first of them ended, or began to, that ever had an instance.
+    /// Time at which the first of them that had an instance ended, or began to end.
     pub failing_since: Option<Timestamp>,
 }
 
-/// A submission's status with the ending that belongs to it: there is none without.
+/// Status of a submission together with its ending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmissionState {
     Submitted,
@@ -148,7 +148,7 @@ pub enum SubmissionState {
 }
 
 impl SubmissionState {
-    /// Reads the two columns. A row without the reason it should have gets the plainest one of its status.
+    /// Builds the state from the two columns. A row without its reason receives the most general one of its status.
     pub fn of(status: job::Status, ending: Option<job::Ending>) -> Self {
         let or = |reason| ending.clone().unwrap_or(job::Ending::new(reason));
         match status {
@@ -164,12 +164,12 @@ impl SubmissionState {
         }
     }
 
-    /// It ended, and not well.
+    /// Returns whether it ended with a failure.
     fn has_failed(&self) -> bool {
         self.ending().is_some_and(|ending| ending.reason() != job::TerminationReason::DoneByRunner)
     }
 
-    /// It ended for something that the next submission does otherwise, or along with one that did.
+    /// Returns whether it ended for a cause that the next submission avoids, or because of a sibling that did.
     fn is_retried_immediately(&self) -> bool {
         self.ending().is_some_and(|ending| {
             ending.detail() == Some(job::TerminationDetail::RegionFull)
@@ -205,35 +205,35 @@ impl SubmissionState {
     }
 }
 
-/// A replica to start: its number and how many jobs it has.
+/// A replica to start: its number and its number of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaStart {
     pub replica: u32,
     pub jobs: u32,
 }
 
-/// What becomes of the run. Plain fields are the values to store, whether they changed or not.
+/// Next step of the run. Plain fields are the values to store, whether they changed or not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What the run's machine is told; `None`: nothing happened.
+    /// Event for the state machine of the run; `None`: no event.
     pub event: Option<run::Event>,
     pub status: run::Status,
     pub ending: Option<run::Ending>,
     pub attempt: u32,
     pub next_triggered_at: Option<Timestamp>,
     pub fired: Option<Timestamp>,
-    /// A run that goes back to pending may land in another fleet.
+    /// A run that returns to pending may be placed in another fleet.
     pub fleet: FleetUpdate,
     pub submit: Vec<NewSubmission>,
     pub end: Vec<JobEnd>,
-    /// `None`: never again.
+    /// `None`: no further pass.
     pub due_at: Option<Timestamp>,
-    /// One sentence for the event.
+    /// Message for the event.
     pub why: String,
 }
 
 impl Plan {
-    /// The change for the event log.
+    /// Returns the change for the event log.
     pub fn change(&self) -> Option<Change<run::Event>> {
         let event = self.event?;
         let reason = match &self.ending {
@@ -245,7 +245,7 @@ impl Plan {
 }
 
 impl JobEnd {
-    /// The change for the event log of the job.
+    /// Returns the change for the event log of the job.
     pub fn change(&self) -> Change<job::Event> {
         let said = self.ending.said().unwrap_or_default();
         Change::why(job::Event::StopAsked, self.ending.reason().as_str(), said)
@@ -266,7 +266,7 @@ pub struct NewSubmission {
     pub submission: u32,
 }
 
-/// A job to turn terminating.
+/// A job to set to terminating.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobEnd {
     pub replica: u32,
@@ -274,7 +274,7 @@ pub struct JobEnd {
     pub ending: job::Ending,
 }
 
-/// The next step of a run.
+/// Returns the next step of a run.
 pub fn decide(run: &RunView, now: Timestamp) -> Plan {
     if let Some(stop) = run.stop_asked
         && let Some(plan) = plan_stop(run, stop, now)
@@ -291,7 +291,7 @@ pub fn decide(run: &RunView, now: Timestamp) -> Plan {
     }
 }
 
-/// The next steps of a run, as far as they can be told at once: a run whose jobs are all final makes both moves of
+/// Returns the next steps of a run that can be decided at once: a run whose jobs are all final performs both steps of
 /// its end together. There is always a last one.
 pub fn decide_to_end(run: &RunView, now: Timestamp) -> (Option<Plan>, Plan) {
     let first = decide(run, now);
@@ -308,7 +308,7 @@ fn are_all_final(run: &RunView) -> bool {
     run.replicas.iter().flat_map(|r| &r.jobs).all(|job| job.state.is_final())
 }
 
-/// A stop beats everything but an end that has already begun; an abort also hurries a stop.
+/// Plans a stop, which overrides everything but an end that has already begun; an abort also speeds up a stop.
 fn plan_stop(run: &RunView, stop: RequestedStop, now: Timestamp) -> Option<Plan> {
     match run.status {
         run::Status::Pending | run::Status::Submitted | run::Status::Provisioning | run::Status::Running => {
@@ -318,7 +318,7 @@ fn plan_stop(run: &RunView, stop: RequestedStop, now: Timestamp) -> Option<Plan>
         run::Status::Terminating => {
             let reason = run.ending.as_ref().map(run::Ending::reason);
             let hurries = stop.abort && reason == Some(run::TerminationReason::StoppedByUser);
-            // A scheduled run that is between two executions must not come back either.
+            // A scheduled run between two executions must not start again either.
             let ends_schedule = run.schedule.is_some() && reason.is_some_and(|reason| !reason.is_by_user());
             if !hurries && !ends_schedule {
                 return None;
@@ -347,7 +347,7 @@ fn plan_active(run: &RunView, now: Timestamp) -> Plan {
         }
         DerivedStatus::Waits => {
             let plan = continue_run(run, run::Event::Waits, &retries, now);
-            // A policy may end the wait.
+            // A retry policy may end the wait.
             let due =
                 if run.retry.is_none() && has_no_job_changes(&plan) { POLL_QUIET } else { POLL_CHANGING };
             Plan { due_at: Some(now + due), ..plan }
@@ -363,12 +363,12 @@ fn plan_active(run: &RunView, now: Timestamp) -> Plan {
     }
 }
 
-/// Nothing is asked of its jobs.
+/// Returns whether the plan changes no jobs.
 fn has_no_job_changes(plan: &Plan) -> bool {
     plan.submit.is_empty() && plan.end.is_empty()
 }
 
-/// The run stays active; replicas to retry are ended, then resubmitted in place.
+/// Keeps the run active; replicas to retry are ended, then resubmitted in the same run.
 fn continue_run(run: &RunView, event: run::Event, retries: &[&ReplicaView], now: Timestamp) -> Plan {
     let status = run::step(run.status, event).after(run.status).unwrap_or(run.status);
     let again: Vec<_> = retries.iter().flat_map(|replica| resubmit(replica)).collect();
@@ -444,7 +444,7 @@ fn plan_pending(run: &RunView, now: Timestamp) -> Plan {
     }
 }
 
-/// Which retry comes next, counted from 1, and how long it waits.
+/// Returns the number of the next retry, counted from 1, and its delay.
 fn next_retry(run: &RunView, at: Timestamp) -> (u32, Span) {
     let jobs = run.replicas.iter().flat_map(|replica| &replica.jobs);
     let failed = jobs.filter(|job| job.state.has_failed() && !job.state.is_retried_immediately());
@@ -455,7 +455,7 @@ fn next_retry(run: &RunView, at: Timestamp) -> (u32, Span) {
     (failures, retry::next_delay(run.retry.as_ref(), run.retry_delay, failures, since, at))
 }
 
-/// Whether there is a retry was decided when the run became pending: its wait is no reason against it.
+/// Plans a retry, which was decided when the run became pending: the delay does not count against its time limit.
 fn plan_pending_retry(run: &RunView, now: Timestamp) -> Plan {
     if let DerivedStatus::End(ending) = derive(run, run.pending_since.min(now)).verdict {
         return begin_termination(run, ending, now);
@@ -468,9 +468,9 @@ fn plan_pending_retry(run: &RunView, now: Timestamp) -> Plan {
     start(run, now, "the retry's delay is over")
 }
 
-/// Makes the submissions of a start. A replica with a job still on its way out has to wait.
+/// Creates the submissions of a start. A replica with a terminating job has to wait.
 fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
-    // What ended well within this execution is not repeated; a new execution repeats everything.
+    // Replicas that succeeded within this execution are not repeated; a new execution repeats everything.
     let repeats = run.attempt > 0;
     let wanted: Vec<_> = run.start.iter().filter(|start| !repeats || !is_done(run, start.replica)).collect();
     if wanted.is_empty() {
@@ -496,7 +496,7 @@ fn start(run: &RunView, now: Timestamp, why: &str) -> Plan {
     }
 }
 
-/// `is_told`: why it ends was told when that was decided.
+/// Plans the end of the run. `is_told`: the reason was already recorded when the end was decided.
 fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
     let ending = run.ending.clone().unwrap_or_else(|| {
         run::Ending::new(run::TerminationReason::ServerError, "the run was ending without a reason")
@@ -540,7 +540,7 @@ fn plan_terminating(run: &RunView, is_told: bool, now: Timestamp) -> Plan {
     }
 }
 
-/// The plan that changes nothing.
+/// Returns a plan that changes nothing.
 fn unchanged(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
     Plan {
         event: None,
@@ -557,7 +557,7 @@ fn unchanged(run: &RunView, now: Timestamp, why: impl Into<String>) -> Plan {
     }
 }
 
-/// The unfinished jobs of an ending run, with the reason that follows from the run's.
+/// Returns the unfinished jobs of an ending run, with the reason that follows from the run's.
 fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<JobEnd> {
     let reason = ending.reason().job_reason();
     let wants_end = |job: &JobView| match &job.state {
@@ -565,7 +565,7 @@ fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<JobEnd> {
         | SubmissionState::Provisioning
         | SubmissionState::Pulling
         | SubmissionState::Running => true,
-        // An abort after a stop hurries what still says goodbye.
+        // An abort after a stop ends the grace period of its jobs.
         SubmissionState::Terminating(before) => {
             reason == job::TerminationReason::AbortedByUser
                 && before.reason() == job::TerminationReason::TerminatedByUser
@@ -582,7 +582,7 @@ fn end_jobs(run: &RunView, ending: &run::Ending) -> Vec<JobEnd> {
     end
 }
 
-/// The siblings of failed jobs: a replica is retried as a whole.
+/// Ends the siblings of failed jobs: a replica is retried as a whole.
 fn end_siblings(retries: &[&ReplicaView]) -> Vec<JobEnd> {
     let reason = job::TerminationReason::TerminatedByServer;
     retries.iter().flat_map(|replica| end_live_jobs(replica, reason, SIBLING_FAILED_MESSAGE)).collect()
@@ -598,7 +598,7 @@ fn end_live_jobs(replica: &ReplicaView, reason: job::TerminationReason, said: &s
     replica.jobs.iter().filter(is_live).map(end).collect()
 }
 
-/// The next submissions of a replica, once all its jobs are final.
+/// Returns the next submissions of a replica, once all its jobs are final.
 fn resubmit(replica: &ReplicaView) -> Vec<NewSubmission> {
     if !replica.jobs.iter().all(|job| job.state.is_final()) {
         return Vec::new();
@@ -624,7 +624,7 @@ fn is_done(run: &RunView, replica: u32) -> bool {
     run.replicas.iter().any(|r| r.num == replica && r.jobs.iter().all(is_done))
 }
 
-/// Whether a replica of an active service has nothing: never submitted, or scaled down and over.
+/// Returns whether a replica of an active service does not exist: never submitted, or scaled down and final.
 fn is_inactive(run: &RunView, replica: u32) -> bool {
     let is_scaled_down =
         |job: &JobView| job.state.ending().is_some_and(|e| e.reason() == job::TerminationReason::ScaledDown);

@@ -1,19 +1,19 @@
-//! `utilization_policy`: whether a GPU idled for the whole window.
+//! `utilization_policy`: detection of a GPU that was idle for the whole window.
 
 use crate::time::{Span, Timestamp};
 
-/// How far after the window's start its first sample may lie: without early samples nothing is proven.
+/// Maximum time from the start of the window to its first sample: without early samples nothing is proven.
 pub const WINDOW_SLACK: Span = Span::mins(1);
 
-/// One reading of a job's GPUs, in percent.
+/// One measurement of a job's GPUs, in percent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
     pub at: Timestamp,
     pub gpu_percent: Vec<u32>,
 }
 
-/// True when some GPU was below `percent_min` in every sample of the window, and the samples reach back
-/// to its start.
+/// Returns whether a GPU was below `percent_min` in every sample of the window, and the samples reach back to its
+/// start.
 pub fn is_gpu_idle(samples: &[Sample], percent_min: u32, window: Span, now: Timestamp) -> bool {
     let start = now - window;
     let inside: Vec<&Sample> =
@@ -32,7 +32,7 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_secs(1_000_000);
 
-    /// A sample a minute over the last `minutes`, oldest first.
+    /// Returns one sample per minute over the last `minutes`, oldest first.
     fn samples(minutes: i64, percent: impl Fn(i64) -> Vec<u32>) -> Vec<Sample> {
         let sample = |ago| Sample { at: NOW - Span::mins(ago), gpu_percent: percent(ago) };
         (0..=minutes).rev().map(sample).collect()

@@ -1,4 +1,4 @@
-//! Brain of `volumes`: storage made or found, kept, and cleaned up when nobody uses it.
+//! Decision of the `volumes` pipeline: creates or finds storage, and deletes it if unused.
 
 use crate::{
     decide::change::Change,
@@ -6,25 +6,25 @@ use crate::{
     volume::{Event, Status},
 };
 
-/// Between two looks at one that is being made.
+/// Poll interval of a volume that is being created.
 pub const POLL_STARTING: Span = Span::secs(5);
-/// Between two looks at one that is ready.
+/// Poll interval of a volume that is ready.
 pub const POLL_INTERVAL: Span = Span::mins(1);
-/// How long a backend may take to make one.
+/// Maximum time for a backend to create a volume.
 pub const PROVISIONING_TIMEOUT: Span = Span::mins(10);
-/// Between two tries to delete one.
+/// Interval between attempts to delete a volume.
 pub const DELETE_RETRY: Span = Span::secs(30);
 
-/// What is stored about the volume.
+/// Stored state of the volume.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeView {
     pub status: Status,
     pub created_at: Timestamp,
-    /// It was there before us, and outlives us.
+    /// Not created by windlass, and not deleted by it.
     pub external: bool,
     pub delete_asked: bool,
     pub attached: bool,
-    /// When it was last detached, or made.
+    /// Time at which it was last detached, or created.
     pub unattached_since: Option<Timestamp>,
     pub cleanup_after: Option<Span>,
 }
@@ -51,7 +51,7 @@ pub enum Action {
 pub struct Plan {
     pub action: Option<Action>,
     pub change: Option<Change<Event>>,
-    /// The row leaves every list.
+    /// The row is removed from all lists.
     pub gone: bool,
     pub note: Option<String>,
     pub due: Timestamp,
@@ -115,7 +115,7 @@ fn plan_active(volume: &VolumeView, now: Timestamp) -> Plan {
 fn plan_deleting(volume: &VolumeView, seen: &VolumeObservation, now: Timestamp) -> Plan {
     match seen {
         VolumeObservation::Deleted => Plan { gone: true, note: Some("deleted".to_owned()), ..unchanged(now) },
-        // A volume in use is never pulled from under a job.
+        // A volume in use is never deleted.
         VolumeObservation::NotAsked
         | VolumeObservation::Creating
         | VolumeObservation::Ready

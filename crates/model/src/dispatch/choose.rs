@@ -1,4 +1,4 @@
-//! Which queued containers to take, and what to say about the others.
+//! Selection of queued containers to lock, and the reasons for leaving the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,30 +10,30 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The rest after the last of many tries, and how often it doubles up to there.
+/// Maximum delay before a container is locked again, and the number of doublings up to it.
 const RETRY_DELAY_MAX: Span = Span::mins(1);
 const RETRY_DELAY_DOUBLINGS: u32 = 6;
-/// The rest after the first refusal of a scheduler, and the longest; it doubles in between.
+/// Delay after the first refusal of the scheduler, and the maximum; it doubles in between.
 const REFUSAL_DELAY_MIN: Span = Span::secs(30);
 const REFUSAL_DELAY_MAX: Span = Span::mins(60);
 
-/// Whether something could run here.
+/// Fit of a container on this dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fit {
     Now,
-    /// It could, were others not there.
+    /// It fits, but other containers use the capacity.
     Later(String),
-    /// Nothing here is like that.
+    /// Nothing here can fit it.
     Never(String),
 }
 
-/// Room for containers, as far as it is known. It only shrinks while one round chooses.
+/// Known capacity for containers. It only shrinks during one round.
 pub trait Capacity {
     fn fit(&self, needs: &ContainerNeeds) -> Fit;
     fn take(&mut self, needs: &ContainerNeeds);
-    /// Keeps what this one could use already from whoever comes after it.
+    /// Reserves the capacity that this container could already use, so that later containers do not use it.
     fn reserve(&mut self, needs: &ContainerNeeds);
-    /// The machines there are, where a scheduler says so: what it refused may be taken once they are others.
+    /// Returns the kinds of nodes, if a scheduler reports them: a refused container may be accepted once they change.
     fn kinds(&self) -> Vec<NodeClass> {
         Vec::new()
     }
@@ -44,40 +44,40 @@ pub enum Selection {
     Take {
         uuid: String,
     },
-    /// Said to the queue once for each change of the reason, not every round.
+    /// Reported to the queue once per change of the reason, not every round.
     Leave {
         uuid: String,
         why: String,
     },
 }
 
-/// What was last said about each container that was left in the queue.
+/// Last reported reason of each container that was left in the queue.
 #[derive(Clone, Debug, Default)]
 pub struct ReportedReasons(BTreeMap<String, String>);
 
 impl ReportedReasons {
-    /// A submission that was refused says so itself. Whether that is news.
+    /// Records a reason and returns whether it is new. Also used for refused submissions.
     pub fn is_news(&mut self, uuid: &str, why: &str) -> bool {
         let before = self.0.insert(uuid.to_owned(), why.to_owned());
         before.is_none_or(|before| before != why)
     }
 }
 
-/// How often each container was taken here, and when last. One that comes back is left alone for a while: what sent
-/// it back, an engine that restarts or a disk that is full, may pass, and its tries are counted.
+/// Number of times that each container was locked here, and the last time. One that returns to the queue is left for a
+/// while: the cause, such as a restarting engine or a full disk, may pass, and its attempts are limited.
 #[derive(Clone, Debug, Default)]
 pub struct RetryLimiter {
     taken: BTreeMap<String, (u32, Timestamp)>,
     refused: BTreeMap<String, RefusedSubmission>,
 }
 
-/// A submission that the scheduler read and would not have.
+/// A submission that the scheduler refused.
 #[derive(Clone, Debug)]
 struct RefusedSubmission {
     why: String,
     count: u32,
     at: Timestamp,
-    /// What was asked for, and what there was.
+    /// The request, and the kinds of nodes at that time.
     needs: ContainerNeeds,
     kinds: Vec<NodeClass>,
 }
@@ -88,8 +88,8 @@ impl RetryLimiter {
         (*count, *at) = (count.saturating_add(1), now);
     }
 
-    /// The scheduler will not have it. It is asked again when the container asks for something else, when there are other
-    /// machines, or after a while that grows with each refusal. Answers what to say of it.
+    /// Records a refusal by the scheduler. The container is submitted again if its request changes, if the kinds of
+    /// nodes change, or after a delay that grows with each refusal. Returns the reason to report.
     pub fn refused(
         &mut self,
         container: &ContainerView,
@@ -97,7 +97,7 @@ impl RetryLimiter {
         kinds: &[NodeClass],
         now: Timestamp,
     ) -> String {
-        // It never left the queue: there is nothing to recover from.
+        // It never left the queue, so there is no attempt to recover.
         self.taken.remove(&container.uuid);
         let before = self.refused.get(&container.uuid).map_or(0, |refused| refused.count);
         let why = format!("the scheduler refuses it: {why}");
@@ -112,7 +112,7 @@ impl RetryLimiter {
         why
     }
 
-    /// Why it is not handed over again, as long as nothing has changed.
+    /// Returns why it is not submitted again, as long as nothing has changed.
     fn refusal_reason(
         &self,
         container: &ContainerView,
@@ -126,7 +126,7 @@ impl RetryLimiter {
         (holds && now.since(refused.at) < rest).then(|| refused.why.clone())
     }
 
-    /// How often it came back, if it is too early to take it again.
+    /// Returns the number of attempts, if it is too early to lock it again.
     fn attempts_in_backoff(&self, uuid: &str, now: Timestamp) -> Option<u32> {
         let (count, at) = self.taken.get(uuid)?;
         let rest = Span::secs(1 << count.saturating_sub(1).min(RETRY_DELAY_DOUBLINGS));
@@ -139,7 +139,7 @@ impl RetryLimiter {
     }
 }
 
-/// In the order of the queue; at most `takes_max` are taken in one round.
+/// Selects in queue order; at most `takes_max` containers are locked in one round.
 pub fn select(
     queue: &QueueSnapshot,
     room: &mut dyn Capacity,
@@ -180,7 +180,7 @@ pub fn select(
                 taken += 1;
                 choices.push(Selection::Take { uuid });
             }
-            // The next round goes on from here.
+            // The next round continues here.
             Fit::Now => break,
             Fit::Later(why) => {
                 room.reserve(&container.needs);
@@ -251,7 +251,7 @@ mod tests {
     fn c8_a_lower_priority_does_not_take_what_a_higher_one_waits_for() {
         let all = vec![container("big", 9, 6), container("small", 1, 1)];
         assert!(taken(&round(all, 4, &mut ReportedReasons::default())).is_empty());
-        // What the big one cannot use is free for others.
+        // Capacity that the big container cannot use is free for others.
         let all = vec![container("big", 9, 6), container("small", 1, 1)];
         assert_eq!(taken(&round(all, 7, &mut ReportedReasons::default())), ["big", "small"]);
     }
@@ -332,7 +332,7 @@ mod tests {
         let kinds = super::super::room::kinds(&[node(8)]);
         let why = tries.refused(&container("c", 5, 1), "Invalid account", &kinds, Timestamp(0));
         assert_eq!(why, "the scheduler refuses it: Invalid account");
-        // Its words are kept, and told once.
+        // The message is kept, and reported once.
         assert_eq!(round(1, 1, 8, &mut tries), [Selection::Leave { uuid: "c".into(), why }]);
         assert_eq!(round(29, 1, 8, &mut tries), []);
         assert_eq!(round(29, 2, 8, &mut tries), take, "it asks for something else");

@@ -1,8 +1,8 @@
-//! Brain of the dispatchers: what to do with the containers one holds, and which to take next.
+//! Decisions of dispatchers: handling of held containers, and selection of the next ones.
 //!
-//! A dispatcher compares two pictures, the queue's and that of whatever runs the containers (Slurm, or
-//! this machine). Both can be old or have holes, and the rules here say what may be concluded from them:
-//! a hole is never taken for an end, and an end only counts if the queue was asked after it.
+//! A dispatcher compares two snapshots, that of the queue and that of the scheduler below (Slurm, or this machine).
+//! Both can be old or incomplete, and the rules here define what may be concluded from them: a missing entry is never
+//! treated as an end, and an end only counts if the queue was read after it.
 
 pub mod choose;
 pub mod room;
@@ -17,7 +17,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// One try to run one container. Jobs below are named after it, so that a repeat can be found.
+/// One attempt to run one container. Jobs of the scheduler are named after it, so that a repeated submission can be
+/// found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attempt {
     pub uuid: String,
@@ -44,10 +45,10 @@ impl FromStr for Attempt {
     }
 }
 
-/// What a container asks of each of its GPUs. Empty: any will do.
+/// Requirements on each GPU of a container. Empty: any GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuRequirement {
-    /// By any name that people give it, with the memory or not: `A100`, `a100-80gb`.
+    /// Any usual name, with or without the memory: `A100`, `a100-80gb`.
     pub model: Option<String>,
     /// In bytes.
     pub min_memory: u64,
@@ -59,7 +60,7 @@ impl GpuRequirement {
         *self == Self::default()
     }
 
-    /// Whether a GPU of this type is meant. What the type does not tell was not met.
+    /// Returns whether a GPU of this type matches. A property that the type does not state counts as not met.
     pub fn matches(&self, gpu_type: &str) -> bool {
         let gpu = Gpu::known(None, gpu_type, 0, None);
         self.model.as_ref().is_none_or(|model| gpu::matches_request(model, &gpu.name, gpu.memory_mib))
@@ -70,7 +71,7 @@ impl GpuRequirement {
     }
 }
 
-/// ` A100 with 81920 MiB of compute capability 8.0`, of which it says what was asked for.
+/// Prints ` A100 with 81920 MiB of compute capability 8.0`, limited to what was requested.
 impl fmt::Display for GpuRequirement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(model) = &self.model {
@@ -86,30 +87,30 @@ impl fmt::Display for GpuRequirement {
     }
 }
 
-/// What a container asks of the machine that runs it.
+/// Requirements of a container on its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerNeeds {
     pub cpus: u32,
     pub memory: u64,
     pub gpus: u32,
-    /// What each of the GPUs must be.
+    /// Requirements on each of the GPUs.
     pub gpu: GpuRequirement,
-    /// Empty: wherever.
+    /// Empty: any partition.
     pub partitions: Vec<String>,
-    /// What a node must be, in words of its administrator.
+    /// Features that a node must have, as its administrator names them.
     pub features: Vec<String>,
     pub max_run_time: Option<Span>,
     pub preemptible: bool,
 }
 
-/// A container as the queue showed it.
+/// A container in a snapshot of the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerView {
     pub uuid: String,
     pub status: Status,
-    /// 0: it is not wanted now.
+    /// 0: not wanted now.
     pub priority: u64,
-    /// Of the lock it is under, or the last one it was.
+    /// Number of the current lock, or of the last one.
     pub attempt: u64,
     pub created_at: Timestamp,
     /// This dispatcher holds its lock.
@@ -122,7 +123,7 @@ impl ContainerView {
         Attempt { uuid: self.uuid.clone(), number: self.attempt }
     }
 
-    /// Whether this dispatcher answers for it now.
+    /// Returns whether this dispatcher is responsible for it now.
     pub fn is_held(&self) -> bool {
         match self.status {
             Status::Locked | Status::Running => self.is_mine,
@@ -130,18 +131,17 @@ impl ContainerView {
         }
     }
 
-    /// Whether this attempt is the one that may run now.
+    /// Returns whether this attempt is the one that may run now.
     pub fn is_current(&self, attempt: &Attempt) -> bool {
         self.is_held() && self.attempt() == *attempt
     }
 }
 
-/// The queue: what this dispatcher holds, what it still has jobs of, and what it might take.
+/// Snapshot of the queue: containers that this dispatcher holds, still has jobs of, or might lock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QueueSnapshot {
     pub containers: Vec<ContainerView>,
-    /// When the first of its requests was sent, by the dispatcher's clock: whatever happened later need not
-    /// be in it.
+    /// Time at which the first request was sent, by the dispatcher's clock: later changes may be missing.
     pub asked_at: Timestamp,
 }
 
@@ -151,16 +151,16 @@ impl QueueSnapshot {
     }
 }
 
-/// A job of the scheduler below that carries our tag.
+/// A job of the scheduler with our tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SchedulerJob {
     pub attempt: Attempt,
-    /// How the scheduler calls it.
+    /// ID of the job in the scheduler.
     pub id: String,
     pub life: SchedulerJobState,
-    /// The priority it was last given, where that can be read back.
+    /// Last priority that was set, if it can be read back.
     pub priority: Option<u64>,
-    /// What the scheduler says of it: why it waits, or how it ended.
+    /// Message of the scheduler: why it waits, or how it ended.
     pub said: Option<String>,
 }
 
@@ -168,9 +168,9 @@ pub struct SchedulerJob {
 pub enum SchedulerJobState {
     Waiting,
     Running,
-    /// Over. When that was seen, by the dispatcher's clock.
+    /// Ended, with the time of the observation by the dispatcher's clock.
     Ended(Timestamp),
-    /// Its node does not answer: it may run or not.
+    /// Its node does not respond: it may or may not be running.
     Unknown,
 }
 
@@ -183,13 +183,13 @@ impl SchedulerJobState {
     }
 }
 
-/// The scheduler's jobs with our tag.
+/// Snapshot of the scheduler's jobs with our tag.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerSnapshot {
     pub jobs: Vec<SchedulerJob>,
-    /// When the scheduler was asked.
+    /// Time at which the scheduler was queried.
     pub asked_at: Timestamp,
-    /// All nodes have reported, so that a job that is not here is nowhere.
+    /// All nodes have reported, so a job that is missing here does not exist.
     pub is_whole: bool,
 }
 

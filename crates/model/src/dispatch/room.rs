@@ -1,4 +1,4 @@
-//! Room on one machine, and on the nodes of a cluster that has a queue of its own.
+//! Capacity of one machine, and of the nodes of a cluster that has a scheduler with a queue.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -32,7 +32,7 @@ impl ResourceAmount {
         }
     }
 
-    /// What of `wanted` is not here.
+    /// Returns the parts of `wanted` that are not available.
     fn missing(self, wanted: Self) -> String {
         let mut text = String::new();
         let mut say = |what: &str, wanted: u64, here: u64| {
@@ -48,7 +48,7 @@ impl ResourceAmount {
     }
 }
 
-/// This machine.
+/// Capacity of this machine.
 #[derive(Clone, Debug)]
 pub struct HostCapacity {
     total: ResourceAmount,
@@ -92,17 +92,17 @@ impl Capacity for HostCapacity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterNode {
     pub name: String,
-    /// It takes work, or will again.
+    /// It accepts jobs, or will again.
     pub is_up: bool,
     pub size: ResourceAmount,
-    /// How the cluster calls them, and how many of each. Empty: nobody gave them a name.
+    /// GPU types as the cluster names them, with their count. Empty: they have no name.
     pub gpu_types: Vec<(String, u32)>,
     pub partitions: Vec<String>,
     pub features: Vec<String>,
 }
 
 impl ClusterNode {
-    /// The type of GPU that a job with this wish asks for, and how many there are; no type where any will do.
+    /// Returns the GPU type that a job with this requirement requests, and its count; no type if any GPU fits.
     pub fn matching_gpus(&self, wish: &GpuRequirement) -> (Option<&str>, u32) {
         if wish.is_any() {
             return (None, self.size.gpus);
@@ -117,17 +117,17 @@ impl ClusterNode {
     }
 }
 
-/// Machines of one partition that are alike.
+/// Identical nodes of one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeClass {
     pub partition: String,
     pub size: ResourceAmount,
-    /// How the cluster calls its GPUs; empty where they have no name, or several.
+    /// GPU type as the cluster names it; empty if there is no name, or several.
     pub gpu_type: String,
     pub count: u32,
 }
 
-/// What a cluster has, partition by partition, the smallest machines first. Those that are down come back.
+/// Returns the kinds of nodes of a cluster, by partition, smallest first. Nodes that are down are included.
 pub fn kinds(nodes: &[ClusterNode]) -> Vec<NodeClass> {
     let mut kinds: Vec<NodeClass> = Vec::new();
     for node in nodes {
@@ -155,11 +155,11 @@ pub fn kinds(nodes: &[ClusterNode]) -> Vec<NodeClass> {
     kinds
 }
 
-/// A cluster that orders waiting jobs itself: whatever could run on some node may wait there, up to a bound.
+/// A cluster that orders waiting jobs itself: whatever fits some node may wait there, up to a limit.
 #[derive(Clone, Debug)]
 pub struct ClusterCapacity {
     pub nodes: Vec<ClusterNode>,
-    /// Jobs that may still be handed over: more would only make each look at its queue slower.
+    /// Number of jobs that may still be submitted: more would only slow down each query of its queue.
     pub open: usize,
 }
 
@@ -170,7 +170,7 @@ impl ClusterCapacity {
         partition && needs.features.iter().all(|wanted| node.features.contains(wanted))
     }
 
-    /// The type of GPU to ask for, where not any will do: one that a node which fits has most of.
+    /// Returns the GPU type to request, if not any fits: the one that a fitting node has most of.
     pub fn gpu_type(&self, needs: &ContainerNeeds) -> Option<&str> {
         let fitting =
             self.nodes.iter().filter(|node| Self::matches_placement(node, needs) && node.holds(needs));
@@ -179,7 +179,7 @@ impl ClusterCapacity {
     }
 }
 
-/// `A100 (4), T4 (2)`.
+/// Formats the types as `A100 (4), T4 (2)`.
 fn gpu_types(nodes: &[&ClusterNode]) -> String {
     let mut types: BTreeMap<&str, u32> = BTreeMap::new();
     for (name, count) in nodes.iter().flat_map(|node| &node.gpu_types) {
@@ -212,7 +212,7 @@ impl Capacity for ClusterCapacity {
                 gpus: most.gpus.max(node.size.gpus),
             });
             let missing = most.missing(wanted);
-            // Each part is there, but on different nodes.
+            // Each part is available, but on different nodes.
             let missing = match missing.is_empty() {
                 true if needs.gpu.is_any() => "no single node has all of it".to_owned(),
                 true => format!("{} GPUs{} of {}", wanted.gpus, needs.gpu, gpu_types(&suited)),
@@ -233,7 +233,7 @@ impl Capacity for ClusterCapacity {
         self.open = self.open.saturating_sub(1);
     }
 
-    /// The cluster's own queue keeps the order.
+    /// Does nothing: the cluster's queue keeps the order.
     fn reserve(&mut self, _needs: &ContainerNeeds) {}
 
     fn kinds(&self) -> Vec<NodeClass> {

@@ -1,4 +1,4 @@
-//! What becomes of containers that this dispatcher holds, and of jobs that run for nobody.
+//! Reconciliation of containers that this dispatcher holds with the scheduler's jobs, including orphaned jobs.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,22 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// How long a lock may usually stand without a job before it is given back: a submission whose answer was lost
-/// must have had the time to show.
+/// Default time that a lock may exist without a job before it is released: a submission whose response was lost must
+/// have had the time to appear.
 pub const LOCKED_WITHOUT_JOB_MAX: Span = Span::mins(1);
-/// Looks that must find nothing before a running container is called abandoned, however long it takes: a list that
-/// was cut short once must not cost what ran for days.
+/// Minimum number of observations without a job before a running container is abandoned, regardless of the time: a
+/// single truncated list must not end a job that ran for days.
 pub const EMPTY_OBSERVATIONS_MIN: u32 = 2;
 
-/// One thing to do. Each may be done again without harm.
+/// One action. Each may be repeated without harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReconcileStep {
-    /// Ask the job to end; comes again every round until it is gone.
+    /// Request the job to end; repeated every round until it is gone.
     Stop {
         attempt: Attempt,
         job: String,
     },
-    /// The job is of no attempt that may run. Look at the container once more, then stop it; never write.
+    /// The job belongs to no attempt that may run. Check the container again, then stop the job; never write.
     StopOrphan {
         attempt: Attempt,
         job: String,
@@ -40,7 +40,7 @@ pub enum ReconcileStep {
         attempt: Attempt,
         why: ReleaseReason,
     },
-    /// Back into the queue. `released`: nothing failed, the try does not count.
+    /// Return to the queue. `released`: nothing failed, and the attempt does not count.
     Unlock {
         attempt: Attempt,
         why: ReleaseReason,
@@ -48,21 +48,21 @@ pub enum ReconcileStep {
     },
 }
 
-/// Why a container was taken from its attempt.
+/// Reason why an attempt of a container was ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// The job ended and left no result.
+    /// The job ended without a result.
     Crashed,
-    /// Nobody below knows of a job.
+    /// The scheduler has no job for it.
     Abandoned,
     /// Its priority is 0.
     PriorityZero,
 }
 
-/// What a dispatcher remembers from round to round. It may be lost: everything is then found again, later.
+/// State of a dispatcher between rounds. It may be lost: everything is then found again, later.
 #[derive(Clone, Debug)]
 pub struct ReconcileState {
-    /// How long a lock may stand without a job.
+    /// Time that a lock may exist without a job.
     lost_after: Span,
     missing: BTreeMap<Attempt, MissingJob>,
 }
@@ -79,12 +79,12 @@ impl Default for ReconcileState {
     }
 }
 
-/// A container of ours without a job.
+/// A held container without a job.
 #[derive(Clone, Copy, Debug)]
 struct MissingJob {
     status: Status,
     since: Timestamp,
-    /// Looks at the scheduler that began after `since`.
+    /// Observations of the scheduler that began after `since`.
     looks: u32,
 }
 
@@ -93,7 +93,7 @@ pub fn reconcile(
     lower: &SchedulerSnapshot,
     memory: &mut ReconcileState,
 ) -> Vec<ReconcileStep> {
-    // By name: there are thousands of both. Of two with one name, the first counts.
+    // Indexed by name, since there are thousands of both. Of two with the same name, the first counts.
     let seen = queue.containers.iter().rev().map(|container| (container.uuid.as_str(), container));
     let seen: BTreeMap<&str, &ContainerView> = seen.collect();
     let mine: BTreeMap<Attempt, &ContainerView> =
@@ -117,8 +117,8 @@ pub fn reconcile(
     steps
 }
 
-/// Whether a job runs for an attempt that nobody waits for. The answer of an old queue must be asked for again
-/// before anything is done about it: the attempt may have begun since.
+/// Returns whether a job runs for an attempt that is no longer current. An old snapshot of the queue must be refreshed
+/// before the job is stopped: the attempt may have begun since.
 pub fn is_stray(container: Option<&ContainerView>, job: &SchedulerJob) -> bool {
     !job.life.is_over() && !container.is_some_and(|container| container.is_current(&job.attempt))
 }
@@ -139,7 +139,7 @@ fn reconcile_with_job(
                 || ReconcileStep::Renice { attempt, job: job.id.clone(), priority: container.priority };
             (!is_current).then(renice)
         }
-        // The last word of the executor may lie between the picture of the queue and the end of the job.
+        // The last report of the executor may lie between the snapshot of the queue and the end of the job.
         SchedulerJobState::Ended(at) if queue_asked_at <= at => None,
         SchedulerJobState::Ended(_) => Some(give_up(container, ReleaseReason::Crashed)),
         SchedulerJobState::Unknown => None,
@@ -303,7 +303,7 @@ mod tests {
         }
         let attempt = container(Status::Running).attempt();
         assert_eq!(round(71), [ReconcileStep::Cancel { attempt, why: ReleaseReason::Abandoned }]);
-        // One look alone proves nothing, however late it comes.
+        // A single observation proves nothing, however late it is.
         let mut memory = ReconcileState::default();
         let late = reconcile(&queue(container(Status::Running), 10), &lower(vec![], 1_000), &mut memory);
         assert_eq!(late, []);

@@ -1,5 +1,5 @@
-//! The devices that have one name here: name, maker, sizes of memory that are sold, and what NVIDIA calls the compute
-//! capability. From the makers' data sheets; a driver's own word about a capability goes before this one.
+//! Known devices: name, vendor, memory sizes on the market, and NVIDIA's compute capability. From the vendors' data
+//! sheets; a capability that a driver reports has precedence.
 
 use crate::resources::GpuVendor::{self, Amd, Intel, Nvidia, Tenstorrent};
 
@@ -7,14 +7,14 @@ use crate::resources::GpuVendor::{self, Amd, Intel, Nvidia, Tenstorrent};
 pub struct CatalogueModel {
     pub name: &'static str,
     pub vendor: GpuVendor,
-    /// Gigabytes. Where several are sold, a device's own memory says which one it is.
+    /// In gigabytes. If there are several, the memory of a device determines which one it is.
     pub memory_gb: &'static [u32],
     pub compute_capability: Option<(u32, u32)>,
-    /// Other names, in small letters and digits alone.
+    /// Other names, in lower case letters and digits only.
     aliases: &'static [&'static str],
 }
 
-/// The model whose name this is, in small letters and digits alone.
+/// Returns the model with this name, in lower case letters and digits only.
 pub(super) fn find_model(base: &str) -> Option<&'static CatalogueModel> {
     let is = |model: &&CatalogueModel| model.name.eq_ignore_ascii_case(base) || model.aliases.contains(&base);
     MODELS.iter().find(is)

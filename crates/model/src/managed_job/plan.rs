@@ -1,7 +1,7 @@
-//! What a managed job is to do: its tasks, their order and what each needs. Plain data, stored with the job.
+//! Plan of a managed job: its tasks, their order and their needs. Plain data, stored with the job.
 //!
-//! Whatever dialect a file is written in, it becomes one of these. Order is one thing only: a task begins
-//! when every task it comes [`after`](Task::after) has succeeded. A pipeline is a chain of that, a group is none.
+//! Every file format is converted to it. Order has a single form: a task starts when every task it comes
+//! [`after`](Task::after) has succeeded. A pipeline is a chain, a group has no order.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use crate::{
 
 /// Lowest and highest priority of a job.
 pub const PRIORITY: std::ops::RangeInclusive<i64> = -1000..=1000;
-/// Most tasks of one job.
+/// Maximum number of tasks of one job.
 pub const TASKS_MAX: usize = 1_000;
-/// Most jobs that one call may make of a file.
+/// Maximum number of jobs that one call may create from a file.
 pub const COPIES_MAX: u32 = 10_000;
 
-/// Longest name of a run.
+/// Maximum length of the name of a run.
 const RUN_NAME_MAX: usize = 41;
 
-/// A managed job as it was asked for.
+/// A managed job as it was requested.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ManagedJobPlan {
     pub name: Option<String>,
@@ -34,7 +34,7 @@ pub struct ManagedJobPlan {
     pub tasks: Vec<TaskPlan>,
 }
 
-/// How the tasks of a job belong together.
+/// Relation between the tasks of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
@@ -42,21 +42,21 @@ pub enum Shape {
     Single,
     /// One after the other.
     Pipeline,
-    /// Each after those it names.
+    /// Each after the tasks that it names.
     Dag,
     /// All at once.
     Group(JobGroup),
 }
 
-/// What a group adds to its tasks. Indices are those of the tasks.
+/// Settings of a group in addition to its tasks. Indices are those of the tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobGroup {
     pub name: String,
-    /// The tasks whose end is the end of the group; never empty.
+    /// Tasks whose end is the end of the group; never empty.
     pub primary: Vec<u32>,
-    /// Seconds that each task may go on after the last primary ended well; one for each task.
+    /// Seconds that each task may continue after the last primary succeeded; one for each task.
     pub termination_delay: Vec<i64>,
-    /// Whether tasks must reach each other by name: `None` tries, and warns when it cannot be done.
+    /// True if tasks must reach each other by name; `None` tries, and warns if it is not possible.
     pub inter_connection: Option<bool>,
 }
 
@@ -72,33 +72,33 @@ pub struct TaskPlan {
     pub name: Option<String>,
     pub body: TaskBody,
     pub nodes: u32,
-    /// What each node may be; never empty.
+    /// Alternatives for each node; never empty.
     pub candidates: Vec<Candidate>,
-    /// The cheapest candidate is tried first; else the first of the list.
+    /// True if the cheapest candidate is tried first; otherwise the first of the list.
     #[serde(default)]
     pub cheapest_first: bool,
     pub recovery: RecoveryPolicy,
-    /// The tasks that must have succeeded before this one begins.
+    /// Tasks that must have succeeded before this one starts.
     #[serde(default)]
     pub after: Vec<u32>,
     #[serde(default)]
     pub deadline: Option<Deadline>,
-    /// Seconds one attempt may run.
+    /// Seconds that one attempt may run.
     #[serde(default)]
     pub max_duration: Option<i64>,
 }
 
-/// What a task does.
+/// Program of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskBody {
     Script(Script),
-    /// A task as `windlass apply` takes it.
+    /// A task in the format of `windlass apply`.
     Configuration(Box<config::task::Task>),
 }
 
 impl TaskBody {
-    /// Nothing to run: the task succeeds without any node, even if it has a setup.
+    /// Returns whether there is nothing to run: the task succeeds without any node, even if it has a setup.
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Script(script) => script.run.as_ref().is_none_or(|run| run.trim().is_empty()),
@@ -106,7 +106,7 @@ impl TaskBody {
         }
     }
 
-    /// The names of its secrets.
+    /// Returns the names of its secrets.
     pub fn secrets(&self) -> &[String] {
         match self {
             Self::Script(script) => &script.secrets,
@@ -114,14 +114,14 @@ impl TaskBody {
         }
     }
 
-    /// What it brings from the machine of whoever launches it: a local path, and where its content goes.
+    /// Returns the files to upload from the client's machine: a local path, and the target of its content.
     pub fn local_files(&self) -> Vec<(String, String)> {
         let of = |files: &[FileMapping]| -> Vec<(String, String)> {
             files.iter().map(|file| (file.local_path.clone(), file.path.clone())).collect()
         };
         match self {
             Self::Script(script) => {
-                // What is put at a path replaces what is there: the directory comes before the files in it.
+                // A file replaces what exists at its path: the directory comes before the files in it.
                 let mut all = Vec::new();
                 if let Some(Workdir::Local(path)) = &script.workdir {
                     all.push((path.clone(), WORKDIR.to_owned()));
@@ -134,7 +134,7 @@ impl TaskBody {
     }
 }
 
-/// Where the working directory of a script is, below that of its run.
+/// Working directory of a script, below that of its run.
 pub const WORKDIR: &str = "sky_workdir";
 
 /// A setup and a program, both for bash.
@@ -143,14 +143,14 @@ pub struct Script {
     pub setup: Option<String>,
     pub run: Option<String>,
     pub envs: BTreeMap<String, String>,
-    /// Names only: the values travel and are kept apart.
+    /// Names only: the values are sent and stored separately.
     pub secrets: Vec<String>,
     pub workdir: Option<Workdir>,
     pub files: Vec<FileMapping>,
     pub volumes: Vec<Mount>,
 }
 
-/// Where the working directory of a task comes from.
+/// Source of the working directory of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Workdir {
@@ -158,24 +158,24 @@ pub enum Workdir {
     Git { url: String, reference: Option<String> },
 }
 
-/// An amount that is asked for.
+/// A requested quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestedAmount {
     pub of: f64,
-    /// `4+`: more will do.
+    /// `4+`: more is also accepted.
     pub or_more: bool,
 }
 
-/// One kind of node that would do.
+/// One alternative for a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
     pub cpus: Option<RequestedAmount>,
-    /// Gibibytes.
+    /// In gibibytes.
     pub memory: Option<RequestedAmount>,
     pub accelerator: Option<Accelerator>,
-    /// Nodes that may be taken away again; `None`: not said.
+    /// Spot nodes, which may be reclaimed; `None`: not specified.
     pub spot: Option<bool>,
-    /// A container image, without its `docker:`.
+    /// A container image, without the prefix `docker:`.
     pub image: Option<String>,
     /// `cloud/region/zone`, mapped to a fleet of the project or to a backend of the server.
     pub infra: Option<String>,
@@ -190,29 +190,29 @@ pub struct Accelerator {
 }
 
 words! {
-    /// What to do when nodes are lost.
+    /// Strategy for lost nodes.
     pub enum RecoveryStrategy: "recovery strategy" {
-        /// release at once and look elsewhere first
+        /// release at once and try other locations first
         EagerNextRegion = "EAGER_NEXT_REGION",
-        /// try the same place a few times, then everywhere
+        /// try the same location a few times, then everywhere
         Failover = "FAILOVER",
-        /// never again: for jobs with side effects
+        /// never retry: for jobs with side effects
         None = "NONE",
     }
 }
 
-/// When a task is tried again.
+/// Conditions under which a task is retried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecoveryPolicy {
     pub strategy: RecoveryStrategy,
-    /// Restarts after errors of the user's own program.
+    /// Restarts after errors of the user's program.
     pub max_restarts_on_errors: u32,
     /// Exit codes that are always restarted, and not counted.
     pub recover_on_exit_codes: Vec<u8>,
-    /// Launches that may be refused in a row before the task gives up; no bound unless given.
+    /// Launches that may be refused in a row before the task gives up. Default: no limit.
     #[serde(default)]
     pub max_launch_tries: Option<u32>,
-    /// Seconds of waiting for capacity after which the task gives up; no bound unless given.
+    /// Seconds of waiting for capacity after which the task gives up. Default: no limit.
     #[serde(default)]
     pub max_launch_wait: Option<i64>,
 }
@@ -229,19 +229,19 @@ impl Default for RecoveryPolicy {
     }
 }
 
-/// A time by which a task must be done, and what is known about its work. Times are seconds.
+/// Time by which a task must be done, and what is known about its work. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Deadline {
     /// Counted from the first launch slot.
     pub within: i64,
-    /// How long the task runs when nothing disturbs it.
+    /// Duration of the task without interruptions.
     pub work: i64,
-    /// What taking new nodes costs before the program makes progress again.
+    /// Time from acquiring new nodes until the program makes progress again.
     pub changeover: i64,
 }
 
 impl ManagedJobPlan {
-    /// The name of a task: its own, or `{job}-{task}` where it has none and is not alone.
+    /// Returns the name of a task: its own, or `{job}-{task}` if it has none and is not the only one.
     pub fn task_name(&self, task: u32) -> String {
         let job = self.name.clone().unwrap_or_else(|| "job".to_owned());
         let own = usize::try_from(task).ok().and_then(|index| self.tasks.get(index)?.name.clone());
@@ -252,9 +252,9 @@ impl ManagedJobPlan {
         }
     }
 
-    /// The name of the run of an attempt. The same attempt has the same name, so to make it again is to find it.
+    /// Returns the name of the run of an attempt. The same attempt has the same name, so submitting it again finds it.
     pub fn run_name(&self, job_id: &str, task: u32, attempt: u32) -> String {
-        // Half a UUID: jobs of one name are many, and one must never find the run of another.
+        // Half a UUID: many jobs share a name, and one must never find the run of another.
         let id: String = job_id.chars().filter(char::is_ascii_alphanumeric).take(16).collect();
         let end = format!("-{}-{task}-{attempt}", id.to_ascii_lowercase());
         let lower = self.name.as_deref().unwrap_or_default().to_ascii_lowercase();
@@ -266,7 +266,7 @@ impl ManagedJobPlan {
         if name.is_empty() { format!("j{end}") } else { format!("j-{name}{end}") }
     }
 
-    /// What the other tasks of its group call a node of a task.
+    /// Returns the host name of a node of a task for the other tasks of its group.
     pub fn host_name(&self, task: u32, node: i64) -> Option<String> {
         match &self.shape {
             Shape::Group(group) => Some(format!("{}-{node}.{}", self.task_name(task), group.name)),
@@ -274,7 +274,7 @@ impl ManagedJobPlan {
         }
     }
 
-    /// The task whose attempt a run of this name is.
+    /// Returns the task that a run with this name is an attempt of.
     pub fn task_index_of_run(&self, run: &str) -> Option<usize> {
         run.rsplit('-').nth(1)?.parse().ok()
     }

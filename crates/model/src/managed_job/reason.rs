@@ -1,4 +1,4 @@
-//! Why a task of a managed job is where it is: one sentence, the same wherever it is shown.
+//! Reason for the state of a task of a managed job: one sentence, the same in all views.
 
 use super::{PendingKind, Schedule, Status, record::TaskRecord};
 use crate::{
@@ -6,18 +6,18 @@ use crate::{
     time::Timestamp,
 };
 
-/// What is known about a task beside its record.
+/// Context of a task in addition to its record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskContext {
-    /// Tasks that must succeed before this one begins.
+    /// Tasks that must succeed before this one starts.
     pub waits_for: Vec<String>,
-    /// The slots that there are and those that are taken.
+    /// Slots that exist and slots in use.
     pub slots: Option<(SlotLimits, SlotUsage)>,
-    /// The run of the newest attempt, while the task is being launched.
+    /// Run of the newest attempt, while the task is being launched.
     pub attempt: AttemptProgress,
 }
 
-/// How far the run of an attempt is.
+/// Progress of the run of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AttemptProgress {
     /// There is none, or none is needed.
@@ -27,11 +27,11 @@ pub enum AttemptProgress {
     Queued { said: Option<String> },
     /// It has nodes, and they are being prepared.
     Preparing { said: Option<String> },
-    /// It ends, and its nodes are being released.
+    /// It is terminating, and its nodes are being released.
     Ending,
 }
 
-/// Why the task waits, recovers, ended so, or is being ended. `None` where the status says it all.
+/// Returns why the task waits, recovers, ended, or is being ended. `None` if the status is sufficient.
 pub fn reason(record: &TaskRecord, of: &TaskContext) -> Option<String> {
     match record.status {
         Status::Pending => Some(pending_reason(record, of)),
@@ -81,7 +81,7 @@ fn queued(record: &TaskRecord, of: &TaskContext) -> String {
     }
 }
 
-/// `task a has`, `tasks a and b have`.
+/// Formats names as `task a has` or `tasks a and b have`.
 fn format_task_names(tasks: &[String]) -> String {
     match tasks {
         [one] => format!("task {one} has"),
@@ -124,12 +124,11 @@ fn launching(record: &TaskRecord, of: &TaskContext) -> String {
     }
 }
 
-/// To the second.
 fn truncate_to_second(at: Timestamp) -> Timestamp {
     Timestamp::from_secs(at.0.div_euclid(1_000_000))
 }
 
-/// The reason of a job: that of the first of its tasks that says one.
+/// Returns the reason of a job: that of the first of its tasks that has one.
 pub fn job_reason<'a>(tasks: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) -> Option<String> {
     let mut count = 0;
     let mut found: Option<(&str, &str)> = None;

@@ -1,7 +1,7 @@
-//! What is written down about a task, and how each event changes it.
+//! Stored record of a task, and the effect of each event on it.
 //!
-//! One function applies an event: it asks the machine, and writes what the transition writes. Times, durations and
-//! counts are therefore the same whoever applies it, and after any restart.
+//! One function applies an event: it steps the state machine, and writes what belongs to the transition. Times,
+//! durations and counts are therefore the same for every caller, and after any restart.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,87 +14,87 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Most events of internal errors that are remembered: a budget is never larger.
+/// Maximum number of internal errors before a task fails.
 pub const INTERNAL_ERRORS_MAX: u32 = 10;
 
 words! {
-    /// How the newest attempt stands with us.
+    /// State of the newest attempt from the view of the task.
     pub enum AttemptPhase: "standing of an attempt" {
-        /// its end was seen and dealt with, or there was none yet
+        /// its end was observed and handled, or there was none yet
         Resolved = "settled",
         /// it was launched, and counts
         Launched = "launched",
         /// it waited too long for nodes: once it is gone, its launch counts as refused
         Withdrawn = "withdrawn",
-        /// it is not wanted any more, and must be gone before the next
+        /// it is no longer wanted, and must be gone before the next
         Superseded = "discarded",
     }
 }
 
-/// Where an attempt ran, as far as it can be avoided or sought: the most exact part that is known.
+/// Location of an attempt, for avoiding or preferring it: the most exact part that is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeLocation {
-    /// `backend/region/zone`, or a node pool where there are no zones.
+    /// `backend/region/zone`, or a node pool if there are no zones.
     pub place: String,
-    /// The machine itself.
+    /// The instance itself.
     pub instance: Option<String>,
 }
 
-/// The durable state of one task.
+/// Stored state of one task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskRecord {
     pub status: Status,
     pub schedule: Schedule,
-    /// What a PENDING task waits for.
+    /// Condition that a PENDING task waits for.
     pub pending: Option<PendingKind>,
-    /// The first launch slot.
+    /// Time of the first launch slot.
     pub submitted_at: Option<Stamp>,
-    /// The first RUNNING.
+    /// Time of the first RUNNING.
     pub start_at: Option<Stamp>,
     pub end_at: Option<Stamp>,
     pub last_recovered_at: Option<Stamp>,
     /// Microseconds in RUNNING, up to the last time it was left.
     pub job_duration: i64,
     pub recovery_count: u32,
-    /// Whether the open episode counts when it ends; `None`: no episode is open.
+    /// True if the open episode counts when it ends; `None`: no episode is open.
     pub episode: Option<bool>,
     pub restarts_on_errors: u32,
     pub failure_reason: Option<String>,
-    /// The newest attempt; 0 before the first.
+    /// Number of the newest attempt; 0 before the first.
     pub attempt: u32,
     pub standing: AttemptPhase,
-    /// Which candidate the newest attempt asks for.
+    /// Candidate that the newest attempt requests.
     pub candidate: u32,
-    /// Candidates that were tried since the last wait, and those of them that nothing could ever take.
+    /// Candidates that were tried since the last wait, and those of them that nothing can ever fit.
     #[serde(default)]
     pub tried: Vec<u32>,
     #[serde(default)]
     pub ruled_out: Vec<u32>,
-    /// Why a launch last came to nothing, or nodes were last lost.
+    /// Reason of the last failed launch, or of the last loss of nodes.
     #[serde(default)]
     pub last_failure: Option<String>,
-    /// Where the newest attempt runs, and on what market.
+    /// Location of the newest attempt, and its market.
     pub placement: Option<NodeLocation>,
     pub market: Option<Market>,
-    /// Places that the next launch stays away from.
+    /// Locations that the next launch avoids.
     pub blocked: Vec<NodeLocation>,
-    /// The place that the next launch seeks first.
+    /// Location that the next launch tries first.
     pub sought: Option<NodeLocation>,
-    /// Launches in a row that came to nothing, and since when.
+    /// Failed launches in a row, and the time since which they fail.
     pub launch_tries: u32,
     pub waiting_since: Option<Stamp>,
     pub next_retry_at: Option<Stamp>,
-    /// Internal errors in a row, and the last of them.
+    /// Internal errors in a row, and the time of the last one.
     pub emergencies: u32,
     pub emergency_at: Option<Stamp>,
     /// Time on nodes, for the report of a task with a deadline.
     pub stretches: Vec<NodeTime>,
 }
 
-/// A moment as it is stored: microseconds.
+/// A time as stored: microseconds.
 pub type Stamp = Timestamp;
 
-/// An event that the machine refuses here. Nothing is written, and it is logged.
+/// An event that the state machine refuses. Nothing is written, and it is logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("apply `{event}` to a task in {status}: there is no such transition")]
 pub struct TaskTransitionError {
@@ -138,7 +138,7 @@ impl Default for TaskRecord {
 }
 
 impl TaskRecord {
-    /// Applies an event at `now`. `source` says who caused a recovery; elsewhere it means nothing.
+    /// Applies an event at `now`. `source` is the cause of a recovery; it is ignored for other events.
     pub fn apply(
         &mut self,
         event: Event,
@@ -206,7 +206,7 @@ impl TaskRecord {
     fn enter_recovering(&mut self, event: Event, source: RecoverySource) {
         self.pending = None;
         self.next_retry_at = None;
-        // To be given a slot again is no new cause.
+        // Another slot is not a new cause.
         if event == Event::Rescheduled {
             self.episode = Some(self.episode.unwrap_or(false));
             return;
@@ -227,7 +227,7 @@ impl TaskRecord {
             Some(if recovering { PendingKind::RecoveryBackoff } else { PendingKind::LaunchBackoff });
     }
 
-    /// The first end stays, also when our own failure follows it.
+    /// Records the end. The first end time stays, also if an internal error follows.
     fn end(&mut self, now: Timestamp) {
         self.end_at = self.end_at.or(Some(now));
         self.pending = None;
@@ -235,7 +235,7 @@ impl TaskRecord {
         self.episode = None;
     }
 
-    /// Moves the schedule state; `false` when it must not move so.
+    /// Applies an event to the schedule state; returns `false` if it is not permitted.
     pub fn schedule(&mut self, event: ScheduleEvent) -> bool {
         match step_schedule(self.schedule, event).after(self.schedule) {
             Some(after) => {
@@ -246,12 +246,12 @@ impl TaskRecord {
         }
     }
 
-    /// From the first launch slot to the end, or to now.
+    /// Returns the time from the first launch slot to the end, or to now.
     pub fn total_duration(&self, now: Timestamp) -> Option<Span> {
         self.submitted_at.map(|from| self.end_at.unwrap_or(now).since(from))
     }
 
-    /// The time in RUNNING: neither provisioning nor waiting nor recovery.
+    /// Returns the time in RUNNING: neither provisioning nor waiting nor recovery.
     pub fn job_duration(&self, now: Timestamp) -> Span {
         let running = match (self.status, self.last_recovered_at) {
             (Status::Running, Some(since)) => now.since(since).0.max(0),
@@ -260,17 +260,17 @@ impl TaskRecord {
         Span(self.job_duration.saturating_add(running))
     }
 
-    /// Whether the two columns may stand beside each other.
+    /// Returns whether the two columns form a legal pair.
     pub fn is_legal(&self) -> bool {
         super::is_legal(self.schedule, self.status, self.pending)
     }
 }
 
-/// The times and counts of a job, from those of its tasks.
+/// Times and counts of a job, from those of its tasks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobTotals {
     pub submitted_at: Option<Timestamp>,
-    /// When the last task ended, once all have.
+    /// Time at which the last task ended, once all have.
     pub end_at: Option<Timestamp>,
     pub job_duration: Span,
     pub recovery_count: u32,
@@ -286,7 +286,7 @@ pub fn job_totals(tasks: &[TaskRecord], now: Timestamp) -> JobTotals {
     }
 }
 
-/// What a job shows: the first status that is not SUCCEEDED, among those tasks that count.
+/// Returns the displayed status of a job: the first status that is not SUCCEEDED, among those tasks that count.
 pub fn job_status(tasks: impl IntoIterator<Item = Status>) -> Status {
     tasks.into_iter().find(|status| *status != Status::Succeeded).unwrap_or(Status::Succeeded)
 }

@@ -1,6 +1,6 @@
-//! Sharing a machine: equal blocks of CPUs, memory and GPUs.
+//! Shares of an instance: equal blocks of CPUs, memory and GPUs.
 //!
-//! The disk is not split: it is shared by all, and its size is a wish about the machine.
+//! The disk is not split: all jobs share it, and a requested size applies to the whole instance.
 
 use crate::{
     plan::offers::{Gpu, HostSpec, gb},
@@ -11,7 +11,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blocks {
     Count(u32),
-    /// As many as divide CPUs and GPUs.
+    /// The largest number that divides both CPUs and GPUs.
     Auto,
 }
 
@@ -23,7 +23,7 @@ pub struct UnevenBlocks {
     pub gpus: u32,
 }
 
-/// Into how many blocks a machine is split.
+/// Returns the number of blocks that a host is split into.
 pub fn split_count(blocks: Blocks, cpus: u32, gpus: u32) -> Result<u32, UnevenBlocks> {
     match blocks {
         Blocks::Auto => Ok(greatest_common_divisor(cpus, gpus).max(1)),
@@ -38,7 +38,7 @@ fn greatest_common_divisor(left: u32, right: u32) -> u32 {
     if right == 0 { left } else { greatest_common_divisor(right, left % right) }
 }
 
-/// A part of a machine, or all of it.
+/// A part of a host, or all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostShare<'a> {
     pub cpus: u32,
@@ -48,7 +48,7 @@ pub struct HostShare<'a> {
     pub gpus: &'a [Gpu],
 }
 
-/// What `blocks` of `total` give.
+/// Returns the share that `blocks` of `total` amount to.
 pub fn share(host: &HostSpec, blocks: u32, total: u32) -> HostShare<'_> {
     let (blocks, total) = (u64::from(blocks), u64::from(total.max(1)));
     let gpus = host.gpus.len() as u64 * blocks / total;
@@ -61,8 +61,8 @@ pub fn share(host: &HostSpec, blocks: u32, total: u32) -> HostShare<'_> {
     }
 }
 
-/// The smallest number of blocks that reaches every lower bound, at most all of them. More blocks can
-/// only break upper bounds, so if this number does not fit, none does.
+/// Returns the smallest number of blocks that reaches every lower bound, at most all of them. More blocks can only
+/// exceed upper bounds, so if this number does not fit, none does.
 pub fn smallest_fitting(host: &HostSpec, total: u32, whole: bool, wanted: Option<&ResourcesSpec>) -> u32 {
     let total = total.max(1);
     if whole || total == 1 {

@@ -1,16 +1,16 @@
-//! What a changed configuration means for what already runs: updated in place, rolled out, or refused
-//! because only a new one would do.
+//! Effect of a changed configuration on an existing resource: updated in place, rolled out, or rejected because it
+//! requires a new one.
 //!
-//! Works on the JSON as stored. An absent field, a null one and one that says its default are the same.
+//! Works on the JSON as stored. An absent field, a null one and one that is set to its default are the same.
 
 use serde_json::{Map, Value};
 
 use crate::config::Configuration;
 
-/// How a changed field takes effect.
+/// Effect of a changed field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UpdateMode {
-    /// At once, nothing restarts.
+    /// At once, without a restart.
     InPlace,
     /// Replica by replica.
     Rolling,
@@ -18,12 +18,12 @@ pub enum UpdateMode {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldChange {
-    /// `configuration.commands`.
+    /// Path of the field, such as `configuration.commands`.
     pub path: String,
     pub how: UpdateMode,
 }
 
-/// The first changed field that forbids an update.
+/// First changed field that cannot be updated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update `{path}`: it cannot change while this exists; stop or delete it first")]
 pub struct ForbiddenChange {
@@ -54,9 +54,9 @@ const SERVICE_ROLLING: [&str; 18] = [
     "commands",
     "repos",
 ];
-/// Beside the configuration in a run spec: the state of the code.
+/// Fields of a run spec next to the configuration: the state of the code.
 const REPO_STATE: [&str; 4] = ["repo_id", "repo_data", "repo_code_hash", "file_archives"];
-/// Of the client that asked or of the server's settings, not of the run.
+/// Fields of the client that applied the run or of the server's settings, not of the run.
 const CLIENT_ONLY: [&str; 2] = ["configuration_path", "default_images"];
 const FLEET_IN_PLACE: [&str; 10] = [
     "nodes",
@@ -71,7 +71,7 @@ const FLEET_IN_PLACE: [&str; 10] = [
     "max_price",
 ];
 
-/// What changed in a run's configuration (the object with `type`), in the order of the new one.
+/// Returns the changes of a run's configuration (the object with `type`), in the order of the new one.
 pub fn diff_run_configuration(old: &Value, new: &Value) -> Result<Vec<FieldChange>, ForbiddenChange> {
     let kind = field(new, "type").as_str().unwrap_or_default();
     classify_changes(&with_defaults(old), &with_defaults(new), |name| {
@@ -86,7 +86,7 @@ pub fn diff_run_configuration(old: &Value, new: &Value) -> Result<Vec<FieldChang
     })
 }
 
-/// What changed in a run spec: its configuration, and the state of the code of a service.
+/// Returns the changes of a run spec: its configuration, and the state of the code of a service.
 pub fn diff_run_spec(old: &Value, new: &Value) -> Result<Vec<FieldChange>, ForbiddenChange> {
     let (before, after) = (field(old, "configuration"), field(new, "configuration"));
     let service = field(after, "type").as_str() == Some("service");
@@ -110,8 +110,7 @@ pub fn diff_run_spec(old: &Value, new: &Value) -> Result<Vec<FieldChange>, Forbi
     Ok(inner.chain(changes).collect())
 }
 
-/// A configuration with what it leaves to defaults, in the one form that all spellings of a field have. Fields that
-/// are not known here stay as they are.
+/// Returns a configuration with its defaults, with every field in its normal form. Unknown fields stay unchanged.
 pub fn with_defaults(configuration: &Value) -> Value {
     let mut full = configuration.clone();
     let known =
@@ -122,7 +121,7 @@ pub fn with_defaults(configuration: &Value) -> Value {
     full
 }
 
-/// What a profile decides; what it is called is of no consequence, and one that decides nothing is none.
+/// Returns the settings of a profile; its name does not matter, and a profile without settings is the same as none.
 fn profile_choices(profile: &Value) -> Value {
     let mut chosen = profile.clone();
     if let Some(chosen) = chosen.as_object_mut() {
@@ -131,8 +130,8 @@ fn profile_choices(profile: &Value) -> Value {
     if chosen.as_object().is_some_and(Map::is_empty) { Value::Null } else { chosen }
 }
 
-/// A run spec whose replicas are made as by `settled` again. What changes in place stays as it is: how many replicas
-/// there are is not undone with what they run.
+/// Returns a run spec whose replicas are created as by `settled` again. Fields that change in place are kept: a
+/// rollback does not undo the number of replicas.
 pub fn roll_back_spec(current: &Value, settled: &Value) -> Value {
     let mut back = current.clone();
     let restore = |into: &mut Value, from: &Value, names: &[&str]| {
@@ -151,7 +150,7 @@ pub fn roll_back_spec(current: &Value, settled: &Value) -> Value {
     back
 }
 
-/// What changed in a fleet's configuration. Hosts of an SSH fleet may come and go, not change.
+/// Returns the changes of a fleet's configuration. Hosts of an SSH fleet may be added and removed, not changed.
 pub fn diff_fleet(old: &Value, new: &Value) -> Result<Vec<FieldChange>, ForbiddenChange> {
     classify_changes(old, new, |name| match name {
         "ssh_config" => diff_ssh_config(field(old, name), field(new, name)),
@@ -180,7 +179,7 @@ fn diff_ssh_config(old: &Value, new: &Value) -> Result<UpdateMode, String> {
     Ok(UpdateMode::InPlace)
 }
 
-/// A host is a name or an object with one.
+/// Returns the hostname of a host, which is a text or an object.
 fn hostname(host: &Value) -> Option<&str> {
     host.as_str().or_else(|| field(host, "hostname").as_str())
 }
@@ -210,7 +209,7 @@ fn field<'a>(value: &'a Value, name: &str) -> &'a Value {
     value.get(name).unwrap_or(&ABSENT)
 }
 
-/// Equal but for nulls that one side leaves out, and for 1 against 1.0.
+/// Compares two values, ignoring nulls that one side omits, and 1 against 1.0.
 fn alike(left: &Value, right: &Value) -> bool {
     match (left, right) {
         (Value::Object(left), Value::Object(right)) => {

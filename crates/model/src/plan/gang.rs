@@ -1,4 +1,4 @@
-//! Several nodes at once: all of them in one fleet, backend and region, on whole instances, or none.
+//! Placement of several nodes: all of them in one fleet, backend and region, on whole instances, or none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// Which instances may be counted on.
+/// Instances to consider.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CandidatePool {
     /// Free now.
     Free,
     /// Free now or once the jobs on them end.
     Draining,
-    /// Everything that could ever serve, whatever its state; the fleet's slots too.
+    /// Every instance that could ever fit, in any state; including the fleet's slots.
     Any,
 }
 
@@ -36,7 +36,7 @@ impl GangMember {
     }
 }
 
-/// Where a gang could be: fleet, backend, region.
+/// Location of a gang: fleet, backend, region.
 pub(super) type GangLocation<'a> = (usize, &'a str, &'a str);
 
 pub(super) struct Gang {
@@ -46,10 +46,10 @@ pub(super) struct Gang {
     cost: GangCost,
 }
 
-/// Smaller is better: when all are free, blocks to drain, new instances, price.
+/// Cost of a gang, smaller is better: time until all are free, blocks to drain, new instances, price.
 type GangCost = (Timestamp, u32, usize, u64);
 
-/// An instance as a candidate: when it is free, what must go, how tight.
+/// An instance as a candidate: when it is free, the blocks to drain, its tightness.
 type GangCandidate = (Timestamp, u32, Tightness);
 
 impl<'a> PlacementRound<'a> {
@@ -74,11 +74,10 @@ impl<'a> PlacementRound<'a> {
         spots
     }
 
-    /// A gang there, or how many of its nodes find a place.
+    /// Returns a gang at a location, or the number of its nodes that fit there.
     ///
-    /// The nodes with the fewest candidates choose first. That finds a seating whenever the needs are
-    /// nested (the usual case: equal nodes, or a bigger head node); it may miss one that only a full
-    /// matching would find.
+    /// The nodes with the fewest candidates choose first. That finds an assignment whenever the needs are nested (the
+    /// usual case: equal nodes, or a bigger head node); it may miss one that only a full matching would find.
     pub(super) fn gang_at(
         &mut self,
         ask: &PlacementQuery,
@@ -137,7 +136,7 @@ impl<'a> PlacementRound<'a> {
         members.map(|members| Gang { fleet, members, cost }).ok_or(u32::try_from(seated).unwrap_or(u32::MAX))
     }
 
-    /// Slots for new instances, now or once those that do not serve anyway have gone.
+    /// Returns the slots for new instances, now or once instances that do not fit have been terminated.
     fn slots_eventually(&self, ask: &PlacementQuery, fleet: usize) -> u32 {
         let room = &self.stock.fleets[fleet];
         let members = self.stock.shapes.iter().filter(|shape| shape.fleet == fleet);
@@ -147,7 +146,7 @@ impl<'a> PlacementRound<'a> {
         room.slots_without(room.frees().min(useless))
     }
 
-    /// Instances at the spot that may be counted on, soonest and tightest first.
+    /// Returns the instances to consider at a location, soonest and tightest first.
     fn candidates(
         &self,
         (fleet, backend, region): GangLocation<'_>,
@@ -182,8 +181,8 @@ impl<'a> PlacementRound<'a> {
             && self.stock.is_eligible(instance, &self.classes[class].needs)
     }
 
-    /// The next candidate that nobody of the gang has. A cursor per class: what it passed is used or
-    /// unfit, and stays so.
+    /// Returns the next candidate that the gang does not use yet. One cursor per class: what it passed is used or does
+    /// not fit, and stays so.
     fn next(
         &self,
         class: usize,

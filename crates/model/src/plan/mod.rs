@@ -1,4 +1,4 @@
-//! Planning: what fits where, who goes first, and what a change of configuration means.
+//! Planning: placement, queue order, and the effect of configuration changes.
 
 pub mod blocks;
 pub mod diff;

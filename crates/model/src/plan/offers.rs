@@ -1,4 +1,4 @@
-//! What machines have, what a job needs of one, and every reason why the two do not meet.
+//! Resources of hosts, needs of jobs, and every shortfall between the two.
 
 use std::borrow::Cow;
 
@@ -23,13 +23,13 @@ pub struct Gpu {
     pub vendor: GpuVendor,
     pub name: String,
     pub memory_mib: u64,
-    /// NVIDIA only; `None` where nobody could tell.
+    /// NVIDIA only; `None` if unknown.
     pub compute_capability: Option<(u32, u32)>,
 }
 
 impl Gpu {
-    /// The GPU that is called so, by whomever: a driver, a label, a cloud. `memory_mib` 0 = nobody said. What is said of
-    /// it goes before what the catalogue knows.
+    /// Returns the GPU with this name, as used by a driver, a label or a cloud. `memory_mib` 0 means unknown. Reported
+    /// values have precedence over the catalogue.
     pub fn known(
         vendor: Option<GpuVendor>,
         name: &str,
@@ -45,7 +45,7 @@ impl Gpu {
         }
     }
 
-    /// One word for it, with its memory where that is known: `A100-80GB`. `None` where it has no name.
+    /// Returns a single-token name, with the memory if known: `A100-80GB`. `None` if it has no name.
     pub fn type_name(&self) -> Option<String> {
         let name = self.name.replace(' ', "-");
         match self.memory_mib / 1024 {
@@ -56,18 +56,18 @@ impl Gpu {
     }
 }
 
-/// What one machine has, or a share of one.
+/// Resources of one host, or of a share of one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct HostSpec {
     pub cpus: u32,
-    /// `None` where nobody could tell: then only jobs that do not care fit.
+    /// `None` if unknown: then only jobs without an architecture fit.
     pub arch: Option<CpuArch>,
     pub memory_mib: u64,
-    /// 0 = unknown, which passes every wish.
+    /// 0 means unknown, which fits every request.
     pub disk_mib: u64,
     pub gpus: Vec<Gpu>,
     pub spot: bool,
-    /// `None` where that is not known before an agent runs there.
+    /// `None` if unknown before an agent runs there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtimes: Option<Runtimes>,
 }
@@ -85,7 +85,7 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// Whether asking a backend for it has a chance.
+    /// Returns whether a request to the backend can succeed.
     pub const fn is_worth_trying(self) -> bool {
         match self {
             Self::Unknown | Self::Available | Self::Idle => true,
@@ -106,23 +106,23 @@ impl Availability {
     }
 }
 
-/// A kind of machine at a place and price: one that exists, or one a backend would create.
+/// A kind of instance at a location and price: one that exists, or one that a backend would create.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Offer {
     pub backend: String,
     pub region: String,
-    /// Where it is, or may be created; empty = nobody could tell, which only passes without a wish.
+    /// Zones that it is in, or may be created in; empty means unknown, which only fits a request without zones.
     pub zones: Vec<String>,
     pub instance_type: String,
     pub price: Price,
     pub availability: Availability,
     pub reservation: Option<String>,
     pub host: HostSpec,
-    /// In how many equal blocks jobs may share it; 1 = one job has it all.
+    /// Number of equal blocks in which jobs may share it; 1 means that one job uses all of it.
     pub total_blocks: u32,
 }
 
-/// Where a volume is. No zone = usable in the whole region.
+/// Location of a volume. Without a zone it is usable in the whole region.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
     pub backend: String,
@@ -131,7 +131,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// Whether the offer can be had nowhere else.
+    /// Returns whether the offer is available in no other location.
     fn covers(&self, offer: &Offer) -> bool {
         let in_zone = |zone: &String| {
             !offer.zones.is_empty() && offer.zones.iter().all(|of_offer| same(of_offer, zone))
@@ -150,7 +150,7 @@ impl Location {
     }
 }
 
-/// `backend/region`, and the zone where there is one.
+/// Prints `backend/region`, and the zone if there is one.
 impl std::fmt::Display for Location {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.backend, self.region)?;
@@ -166,36 +166,36 @@ pub enum InstanceFilter {
     Number { fleet: String, instance_num: u32 },
 }
 
-/// Everything a job (or a fleet, of new instances) asks of one machine. `None` = no wish.
+/// Requirements of a job (or of a fleet, for new instances) on one instance. `None` means no requirement.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InstanceNeeds {
-    /// `None` = anything will do.
+    /// `None`: any resources.
     pub resources: Option<ResourcesSpec>,
     pub max_price: Option<Price>,
     /// `Some(true)` spot only, `Some(false)` on-demand only.
     pub spot: Option<bool>,
-    /// Nobody said anything about spot: `spot` is only the default, and gives way to what the fleet says.
+    /// `spot` is not configured and only a default; the setting of the fleet has precedence.
     pub spot_by_default: bool,
     pub backends: Option<Vec<String>>,
     pub regions: Option<Vec<String>>,
     pub zones: Option<Vec<String>>,
     pub instance_types: Option<Vec<String>>,
     pub reservation: Option<String>,
-    /// One entry per mount point: the places of the volumes it may use.
+    /// One entry per mount point: the locations of the volumes it may use.
     pub volumes: Vec<Vec<Location>>,
     pub instances: Option<Vec<InstanceFilter>>,
-    /// Places to stay away from, and instances.
+    /// Locations to avoid, and instances.
     pub avoid: Vec<Location>,
     pub avoid_instances: Vec<InstanceId>,
-    /// A node of several: it takes whole instances, never a share.
+    /// One of several nodes: uses whole instances, never a share.
     pub whole: bool,
-    /// What it is to run in.
+    /// Image or plain process that it runs in.
     pub image: Option<ImageChoice>,
 }
 
 impl InstanceNeeds {
-    /// What a job needs inside a fleet with these limits. Both must hold, and they are compared one after the other;
-    /// only where one of them has nothing but a default does the other's word count for both.
+    /// Returns the needs of a job inside a fleet with these limits. Both must hold, and they are compared one after the
+    /// other; only if one of them is a default, the other is used for both.
     pub fn within<'a>(&'a self, limits: &Self) -> Cow<'a, Self> {
         if self.spot_by_default && !limits.spot_by_default {
             return Cow::Owned(Self { spot: limits.spot, ..self.clone() });
@@ -205,7 +205,7 @@ impl InstanceNeeds {
 }
 
 impl Offer {
-    /// `aws us-east-1 p4d.24xlarge`. This machine is `local` in every respect, and is said once.
+    /// Returns `aws us-east-1 p4d.24xlarge`. The local instance has `local` in all parts, which is printed once.
     pub fn place(&self) -> String {
         let mut words = vec![self.backend.as_str(), self.region.as_str(), self.instance_type.as_str()];
         words.retain(|word| !word.is_empty());
@@ -214,7 +214,7 @@ impl Offer {
     }
 }
 
-/// Case-free, as configurations spell regions, types and names.
+/// Compares without case, as configurations spell regions, types and names.
 fn same(left: &str, right: &str) -> bool {
     left.eq_ignore_ascii_case(right)
 }
@@ -223,24 +223,24 @@ fn listed(list: &[String], value: &str) -> bool {
     list.iter().any(|one| same(one, value))
 }
 
-/// Never an `Option`: a rejected offer says why, all of why. Empty = it fits, with `blocks` of it.
+/// Returns all shortfalls of an offer. Empty means that it fits.
 ///
-/// Says nothing about who uses the machine now; that is placement's part.
+/// Ignores current use of the instance, which placement handles.
 pub fn shortfalls(offer: &Offer, needs: &InstanceNeeds) -> Vec<Shortfall> {
     let mut short = Vec::new();
     compare(offer, offer.total_blocks, needs, &mut short);
     short
 }
 
-/// The smallest number of blocks of `offer` that fits, or every reason why none does.
+/// Returns the smallest number of blocks of `offer` that fits, or all shortfalls.
 pub fn fit(offer: &Offer, needs: &InstanceNeeds) -> Result<u32, Vec<Shortfall>> {
     let mut short = Vec::new();
     let blocks = compare(offer, offer.total_blocks, needs, &mut short);
     if short.is_empty() { Ok(blocks) } else { Err(short) }
 }
 
-/// Where shortfalls go. Counting them is how placement screens millions of pairs without building
-/// one sentence; the rules below are written once for both.
+/// Receiver of shortfalls. Placement only counts them, to screen millions of pairs without building a message; the
+/// rules below are shared by both uses.
 pub(super) trait ShortfallSink {
     fn add(&mut self, make: impl FnOnce() -> Shortfall);
 }
@@ -257,8 +257,8 @@ impl ShortfallSink for u32 {
     }
 }
 
-/// Returns the number of blocks that was looked at, which is the smallest that fits if any does.
-/// `total_blocks` is an argument because a fleet, not the offer, says how a new instance is split.
+/// Returns the number of blocks that was compared, which is the smallest that fits if any does. `total_blocks` is an
+/// argument because a fleet, not the offer, determines the split of a new instance.
 pub(super) fn compare(
     offer: &Offer,
     total_blocks: u32,
@@ -275,27 +275,27 @@ pub(super) fn compare(
     blocks
 }
 
-/// The backend that offers the machine the server itself is on.
+/// Backend that offers the machine of the server.
 pub const LOCAL_BACKEND: &str = "local";
-/// The backend of hosts that somebody brought.
+/// Backend of SSH hosts.
 pub const REMOTE_BACKEND: &str = "remote";
-/// The backend of clusters behind dispatchers.
+/// Backend of clusters behind dispatchers.
 pub const SLURM_BACKEND: &str = "slurm";
 
-/// Whether the machine is there already and costs nobody more for being large. Then a job may have a part of it: only
-/// what is too little counts. Of machines to be rented, those that are larger than asked for are not meant.
+/// Returns whether the instance exists already and costs no more for being larger. Then a job may use a part of it:
+/// only lower bounds count. Rented instances that are larger than requested do not match.
 fn may_be_larger(backend: &str) -> bool {
     [LOCAL_BACKEND, REMOTE_BACKEND, SLURM_BACKEND].contains(&backend)
 }
 
-/// As many GPUs of its share as a job is given: no more than it asked for.
+/// Returns the number of GPUs of its share that a job receives: no more than it requested.
 pub fn granted_gpus(share: &HostShare<'_>, wanted: &ResourcesSpec) -> u32 {
     let most = wanted.gpu.as_ref().and_then(|gpu| gpu.count.max).unwrap_or(u32::MAX);
     u32::try_from(share.gpus.len()).unwrap_or(u32::MAX).min(most)
 }
 
-/// What is really wished for. Defaults are meant for machines to be chosen among many; on the one machine that
-/// somebody has at hand they are no wish, or a first job would not start on a small one.
+/// Returns the effective request. Defaults are meant for a choice among many instances; on the local machine they are
+/// dropped, since otherwise a first job would not start on a small one.
 fn wishes<'a>(offer: &Offer, wanted: &'a ResourcesSpec) -> Cow<'a, ResourcesSpec> {
     if offer.backend != LOCAL_BACKEND {
         return Cow::Borrowed(wanted);
@@ -363,8 +363,8 @@ fn compare_location(offer: &Offer, needs: &InstanceNeeds, short: &mut impl Short
     }
 }
 
-/// The matching rules for resources: ranges are inclusive, names case-free, an unknown disk passes,
-/// and GPU filters are skipped for a host without GPUs when none are required.
+/// Returns the shortfalls of a host. Ranges are inclusive, names ignore case, an unknown disk fits, and GPU filters are
+/// skipped for a host without GPUs if none are required.
 pub fn host_shortfalls(host: &HostSpec, wanted: &ResourcesSpec) -> Vec<Shortfall> {
     let mut short = Vec::new();
     compare_share(&blocks::share(host, 1, 1), wanted, false, &mut short);
@@ -412,7 +412,7 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut
     if !is_in_range(wanted.count, count, may_be_larger) {
         short.add(|| Shortfall::GpuCount { wanted: wanted.count, has: count });
     }
-    // Every GPU must match, because the agent hands out any of them.
+    // Every GPU must match, because the agent assigns any of them.
     if let Some(vendor) = wanted.vendor
         && let Some(other) = gpus.iter().find(|gpu| gpu.vendor != vendor)
     {
@@ -442,7 +442,8 @@ fn compare_gpus(gpus: &[Gpu], wanted: &GpuSpec, may_be_larger: bool, short: &mut
     }
 }
 
-/// One of each kind that stands in a row. Reading names is the dear part of matching, and a host's GPUs are mostly alike.
+/// Returns one of each run of equal GPUs. Parsing names is the expensive part of matching, and a host's GPUs are mostly
+/// identical.
 fn distinct_gpus(gpus: &[Gpu]) -> impl Iterator<Item = &Gpu> {
     gpus.chunk_by(|one, next| one == next).filter_map(<[Gpu]>::first)
 }
@@ -451,7 +452,7 @@ pub(super) fn gb(mib: u64) -> f64 {
     mib as f64 / MIB_PER_GB
 }
 
-/// Whether `instances:` (if given) names this one.
+/// Returns whether an entry of `instances:` names this instance.
 pub fn is_instance_selected(
     wanted: &[InstanceFilter],
     name: &str,

@@ -1,12 +1,12 @@
-//! Placement: a queue of waiting jobs and an inventory in, a seat or all the reasons out.
+//! Placement: assigns instances to a queue of waiting jobs, or returns all reasons why not.
 //!
-//! Order    priority first, then age. Each in turn takes the tightest free blocks that exist, else asks
-//!          for a new instance from the cheapest offers. One that cannot start holds up nobody.
-//! Turn     A job that has waited `RESERVE_AFTER` and is stopped only by others' use reserves the
-//!          instances that free soonest; what comes after it may not take them unless it is sure to be
-//!          gone in time. Reserved instances only get emptier, so its turn comes.
+//! Order    Priority first, then age. Each replica in turn uses the tightest free blocks that exist, or else requests
+//!          a new instance from the cheapest offers. A replica that cannot start does not block the others.
+//! Turn     A job that has waited `RESERVE_AFTER` and is blocked only by the use of others reserves the instances that
+//!          become free soonest; later jobs may use them only if they are certain to end in time. Reserved
+//!          instances only become emptier, so the job starts eventually.
 //! Nodes    All nodes of a replica or none, whole instances, one backend and region, cluster fleets.
-//! Why not  preempt? Nobody asked to be killed; a bounded wait is the kinder contract.
+//! Why not  preempt? Users do not expect their jobs to be killed; a bounded wait is the better contract.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,21 +24,21 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// After this long in the queue a job may reserve instances.
+/// Time in the queue after which a job may reserve instances.
 pub const RESERVE_AFTER: Span = Span::mins(5);
-/// How many offers are handed on, to be tried one after another.
+/// Maximum number of offers that are passed on, to be tried one after another.
 pub const OFFERS_MAX: usize = 25;
-/// How many different refusals a job carries; the nearest misses are kept and the rest counted.
+/// Maximum number of distinct refusals of a job; the nearest misses are kept and the rest counted.
 pub const REFUSALS_MAX: usize = 64;
 
-/// Who picks the fleet of a run.
+/// Selection of the fleet of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FleetChoice {
-    /// The run has one already.
+    /// The run already has a fleet.
     Chosen(FleetId),
-    /// Job 0 of replica 0 of a run without one.
+    /// Job 0 of replica 0 of a run without a fleet: selects it.
     Choose,
-    /// Any other job of a run without one: waits.
+    /// Any other job of a run without a fleet: waits.
     Follow,
 }
 
@@ -54,18 +54,18 @@ pub struct WaitingNode {
     pub needs: Arc<InstanceNeeds>,
 }
 
-/// One replica that waits for a place: one node, or all of its nodes together.
+/// One replica that waits for placement: one node, or all of its nodes together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaitingReplica {
     pub project: ProjectId,
     pub run: RunId,
     pub replica_num: u32,
-    /// 0..=100, more goes first.
+    /// From 0 to 100; higher is placed first.
     pub priority: u32,
     pub since: Timestamp,
     pub nodes: Vec<WaitingNode>,
     pub choice: FleetChoice,
-    /// `fleets:` of the run; `None` = any.
+    /// `fleets:` of the run; `None` means any.
     pub fleets: Option<Vec<FleetId>>,
     pub creation: InstanceCreation,
     /// `max_duration`: lets a short job use reserved instances in the meantime.
@@ -73,7 +73,7 @@ pub struct WaitingReplica {
 }
 
 impl WaitingReplica {
-    /// Its first node, which speaks for it.
+    /// Returns its first node, which represents it.
     pub fn job(&self) -> Option<SubmissionId> {
         self.nodes.first().map(|node| node.job)
     }
@@ -85,14 +85,14 @@ pub struct FleetSnapshot {
     pub name: String,
     /// `placement: cluster`.
     pub cluster: bool,
-    /// Whether it may create instances (not for SSH fleets).
+    /// True if it may create instances (not for SSH fleets).
     pub creates: bool,
-    /// So many of its instances it keeps, however idle they are.
+    /// Number of instances that it keeps even if idle.
     pub nodes_min: u32,
     pub nodes_max: Option<u32>,
-    /// Of every instance that is not terminated, placeholders too: each holds a slot.
+    /// Numbers of all instances that are not terminated, including placeholders: each occupies a slot.
     pub instance_nums: BTreeSet<u32>,
-    /// What the fleet asks of new instances; both this and the job's needs must hold.
+    /// Requirements of the fleet on new instances; both these and the job's needs must hold.
     pub limits: InstanceNeeds,
     pub blocks: Blocks,
 }
@@ -106,12 +106,12 @@ pub enum Readiness {
     Draining,
 }
 
-/// A job's hold on an instance.
+/// Blocks of an instance that a job occupies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BlockHold {
     pub job: SubmissionId,
     pub blocks: u32,
-    /// When it is sure to be over, if that is known.
+    /// Time by which it is certain to end, if known.
     pub until: Option<Timestamp>,
 }
 
@@ -122,11 +122,11 @@ pub struct InstanceSnapshot {
     pub name: String,
     pub instance_num: u32,
     pub hostname: Option<String>,
-    /// What it is. A host with 0 CPUs is one nobody has looked at yet.
+    /// Its resources. A host with 0 CPUs has not been inspected yet.
     pub offer: Offer,
     pub readiness: Readiness,
     pub held: Vec<BlockHold>,
-    /// It is kept however long it is idle.
+    /// True if it is kept however long it is idle.
     pub stays: bool,
 }
 
@@ -134,7 +134,7 @@ pub struct InstanceSnapshot {
 pub struct Inventory {
     pub fleets: Vec<FleetSnapshot>,
     pub instances: Vec<InstanceSnapshot>,
-    /// What backends would create.
+    /// Instances that backends would create.
     pub offers: Vec<Offer>,
 }
 
@@ -146,7 +146,7 @@ pub struct NewOffer {
     pub total_blocks: u32,
 }
 
-/// Where a node goes.
+/// Assignment of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodePlacement {
     Existing {
@@ -168,25 +168,25 @@ pub enum PlacementOutcome {
         fleet: FleetId,
         seats: Vec<NodePlacement>,
     },
-    /// Others are in the way; it will be tried again.
+    /// Blocked by other jobs; it is tried again.
     Waits {
         why: Arc<RefusalReport>,
-        /// What is kept free for it.
+        /// Instances reserved for it.
         reserved: Vec<InstanceId>,
     },
-    /// No waiting would help.
+    /// Waiting cannot help.
     Never {
         why: Arc<RefusalReport>,
     },
 }
 
-/// All the reasons, nearest miss first.
+/// All reasons, nearest miss first.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct RefusalReport {
     pub refusals: Vec<Refusal>,
-    /// How many more there were than `REFUSALS_MAX`.
+    /// Number of refusals beyond `REFUSALS_MAX`.
     pub left_out: usize,
-    /// Nothing that exists has what is asked for, and no fleet could make anything else.
+    /// Nothing that exists fits the request, and no fleet could create anything else.
     #[serde(skip)]
     pub for_good: bool,
 }
@@ -202,13 +202,13 @@ impl RefusalReport {
 pub struct ReplicaPlacement {
     pub run: RunId,
     pub replica_num: u32,
-    /// The nodes it is about, as in `Waiting`.
+    /// Nodes of the replica, as in `Waiting`.
     pub jobs: Vec<SubmissionId>,
     pub outcome: PlacementOutcome,
 }
 
-/// Places what can be placed. The answer has one entry per waiting replica, in the order they were
-/// considered, and does not depend on the order of the arguments.
+/// Assigns instances to the waiting replicas. The result has one entry per waiting replica, in the order in which they
+/// were considered, and does not depend on the order of the arguments.
 pub fn place(queue: &[WaitingReplica], inventory: &Inventory, now: Timestamp) -> Vec<ReplicaPlacement> {
     let mut order: Vec<&WaitingReplica> = queue.iter().filter(|waiting| !waiting.nodes.is_empty()).collect();
     order.sort_by_key(|waiting| {

@@ -1,4 +1,4 @@
-//! One round of placement: each waiting replica in its turn, over a stock that only shrinks.
+//! One round of placement: each waiting replica in order, over an inventory that only shrinks.
 
 use std::{
     cell::OnceCell,
@@ -20,28 +20,28 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a fleet could create, cheapest first, by position in the stock's offers.
+/// Offers from which a fleet could create instances, cheapest first, by position in the inventory's offers.
 pub(super) type NewOffers = Arc<Vec<(usize, NewOffer)>>;
 
-/// How one kind of needs meets one shape.
+/// Fit of one class of needs to one shape.
 #[derive(Clone, Copy)]
 pub(super) struct ShapeFit {
-    /// 0 = does not fit.
+    /// 0 means that it does not fit.
     pub(super) blocks: u32,
-    /// How many reasons why not.
+    /// Number of shortfalls.
     pub(super) missing: u32,
 }
 
-/// Jobs with the same needs are asked about once, and only about the shapes that come into question.
+/// Jobs with the same needs are evaluated once, and only for the shapes that are relevant.
 pub(super) struct NeedsClass {
     pub(super) needs: Arc<InstanceNeeds>,
     shapes: Vec<OnceCell<ShapeFit>>,
-    /// Per fleet.
+    /// By fleet.
     offers: BTreeMap<usize, NewOffers>,
 }
 
-/// Everything that decides about a refusal but who asks: in one round the answer stays the same,
-/// because the stock only shrinks.
+/// Everything that determines a refusal except the replica: within one round the result stays the same, because the
+/// inventory only shrinks.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlacementQuery {
     pub(super) classes: Vec<usize>,
@@ -79,7 +79,7 @@ impl<'a> PlacementRound<'a> {
             fleets: self.allowed_fleets(waiting, choice, several),
             creation: waiting.creation,
         };
-        // A job that is sure to be short may use what is reserved, so an earlier "no" is not its own.
+        // A job with a known end may use reserved instances, so an earlier refusal does not apply to it.
         let may_backfill = waiting.lasts.is_some() && !self.reserving.is_empty();
         let known = if may_backfill { None } else { self.refused.get(&ask).cloned() };
         let (why, passes) = match known {
@@ -174,7 +174,7 @@ impl<'a> PlacementRound<'a> {
         Some(PlacementOutcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
     }
 
-    /// The open instance with the least free that still fits, and how many of its blocks.
+    /// Returns the open instance with the least free blocks that still fits, and the number of its blocks.
     fn tightest_instance(
         &self,
         waiting: &WaitingReplica,
@@ -193,7 +193,7 @@ impl<'a> PlacementRound<'a> {
                 && self.stock.is_eligible(instance, needs);
             usable.then_some((instance, blocks))
         };
-        // Ordered by free GPUs first, so those with too few need not be looked at.
+        // Ordered by free GPUs first, so those with too few are skipped.
         let gpus = needs.resources.as_ref().and_then(|wanted| wanted.gpu.as_ref()?.count.min).unwrap_or(0);
         let from: Tightness = (gpus as usize, 0, 0, 0, 0);
         let open = self.stock.open.range(from..).find_map(|tightness| suits(tightness.4));
@@ -205,7 +205,7 @@ impl<'a> PlacementRound<'a> {
         open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.stock.tightness(*instance))
     }
 
-    /// What a fleet would create for these needs, cheapest first.
+    /// Returns the offers from which a fleet would create an instance for these needs, cheapest first.
     pub(super) fn new_offers(&mut self, ask: &PlacementQuery, class: usize, fleet: usize) -> NewOffers {
         let room = &self.stock.fleets[fleet];
         let class = &mut self.classes[class];
@@ -249,7 +249,7 @@ impl<'a> PlacementRound<'a> {
         }
     }
 
-    /// Keeps the soonest instances free for a job that has waited long enough; one per project.
+    /// Reserves the soonest instances for a job that has waited long enough; one job per project.
     fn reserve_instances(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Vec<InstanceId> {
         let Some(by) = waiting.job() else { return Vec::new() };
         if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
@@ -300,7 +300,7 @@ impl<'a> PlacementRound<'a> {
 }
 
 fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
-    // Every field by name: one that is added later cannot be forgotten.
+    // Every field by name, so that one that is added later cannot be forgotten.
     let InstanceNeeds {
         resources,
         max_price,
@@ -337,7 +337,7 @@ fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
 fn fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {
     let total = shape.offer.total_blocks.max(1);
     if shape.offer.host.cpus == 0 {
-        // Nobody has looked at it yet: it may turn out to fit, so it is worth waiting for.
+        // It has not been inspected yet and may turn out to fit, so it is worth waiting for.
         return ShapeFit { blocks: total, missing: 0 };
     }
     let mut missing = 0_u32;

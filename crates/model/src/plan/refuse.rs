@@ -1,4 +1,4 @@
-//! Why a waiting replica found no place: the reasons gathered, nearest miss first.
+//! Reasons why a waiting replica was not placed, nearest miss first.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,20 +13,20 @@ use crate::{
     },
 };
 
-/// A refusal before it is put into words; most are counted and dropped.
+/// A refusal before its message is built; most are counted and dropped.
 enum Rejection {
     Refused(Refusal),
     Shape {
         class: usize,
         shape: usize,
     },
-    /// It would do if nothing were in the way; `count` are like it.
+    /// It would fit if it were not in use; `count` instances are like it.
     Blocked {
         class: usize,
         instance: usize,
         count: u32,
     },
-    /// `position` is that in the stock's offers.
+    /// `position` is the one in the inventory's offers.
     Offer {
         class: usize,
         fleet: usize,
@@ -34,11 +34,11 @@ enum Rejection {
     },
 }
 
-/// Sorts nearest first: those that pass by themselves, then by the number of reasons.
+/// Sort key, nearest first: temporary ones, then by the number of shortfalls.
 type RankedRejection = (bool, u32, Rejection);
 
 impl PlacementRound<'_> {
-    /// All the reasons, and whether waiting may help.
+    /// Returns all reasons, and whether waiting may help.
     pub(super) fn why(&mut self, ask: &PlacementQuery) -> (Arc<RefusalReport>, bool) {
         let mut misses = Vec::new();
         let several = ask.classes.len() > 1;
@@ -54,9 +54,9 @@ impl PlacementRound<'_> {
             self.offer_rejections(ask, class, &mut misses);
         }
         self.fleet_rejections(ask, several, &mut misses);
-        // A busy instance is no hope for a gang that would not fit if all were free.
+        // A busy instance does not help a gang that would not fit if all were free.
         let passes = if several { passes_together } else { misses.iter().any(|(stays, ..)| !stays) };
-        // What all nodes lack together comes first, then each single place.
+        // Shortfalls of all nodes together come first, then those of single locations.
         misses[..together].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         misses[together..].sort_by_key(|(stays, missing, _)| (*stays, *missing));
         let left_out = misses.len().saturating_sub(REFUSALS_MAX);
@@ -68,8 +68,8 @@ impl PlacementRound<'_> {
         (Arc::new(RefusalReport { refusals, left_out, for_good }), passes)
     }
 
-    /// Whether a fleet of these could make an instance that nobody offers today. This machine is offered once, and is
-    /// what it is.
+    /// Returns whether one of these fleets could create an instance that is not offered today. The local machine has a
+    /// single offer, which does not change.
     fn can_create_other(&self, ask: &PlacementQuery) -> bool {
         let is_local = |backends: &Vec<String>| backends.iter().all(|backend| backend == LOCAL_BACKEND);
         let makes_others = |fleet: &usize| {
@@ -102,9 +102,9 @@ impl PlacementRound<'_> {
                 misses.push((stays, missing, Rejection::Shape { class, shape: at }));
                 continue;
             }
-            // A free one is short of nothing itself; its gang is.
+            // A free instance lacks nothing itself; its gang does.
             let usable = |at: &usize| self.stock.can_take(*at, wanted) && self.stock.is_eligible(*at, needs);
-            // Alike instances in the same trouble are one refusal, with the one nearest to free.
+            // Identical instances with the same shortfall are one refusal, with the one nearest to being free.
             if let [instance] = shape.members[..] {
                 if !usable(&instance) {
                     let stays = !self.stock.blocking_shortfall(instance, wanted, needs).passes();
@@ -147,7 +147,7 @@ impl PlacementRound<'_> {
             } else {
                 let full = room.slots() < wanted;
                 let stays_full = room.slots_without(room.frees()) < wanted;
-                // The machine that is offered is the one that is there, and has said its own.
+                // The offered local machine is the existing local instance, which has its own refusal.
                 let has_local = self.stock.shapes.iter().any(|shape| shape.offer.backend == LOCAL_BACKEND);
                 for (position, (_, offer)) in self.stock.offers.iter().enumerate() {
                     if has_local && offer.backend == LOCAL_BACKEND {
@@ -234,7 +234,8 @@ impl PlacementRound<'_> {
     }
 }
 
-/// The same place with the same reasons is told once, with how many there are of it: both markets of one type, say.
+/// Merges refusals with the same location and the same reasons, with their count: both markets of one instance type,
+/// for example.
 fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
     let mut told: Vec<Refusal> = Vec::new();
     for refusal in all {
@@ -248,7 +249,7 @@ fn deduplicate(all: impl Iterator<Item = Refusal>) -> Vec<Refusal> {
     told
 }
 
-/// Whether what keeps a job from the machine may pass: its container engine is away, or its agent has not spoken yet.
+/// Returns whether the obstacle may pass: the container engine is unavailable, or the agent has not reported yet.
 fn is_host_temporarily_unfit(needs: &InstanceNeeds, offer: &Offer) -> bool {
     let image = needs.image.as_ref();
     image.and_then(|image| image.on(offer.host.runtimes.as_ref()).err()).is_some_and(|short| short.passes())

@@ -1,7 +1,7 @@
-//! What a job runs in: a container of an image, or a plain process of the machine.
+//! Execution mode of a job: a container of an image, or a plain process on the host.
 //!
-//! An image is a promise of isolation: a job that names one never runs outside of it. `image: none` asks for a plain
-//! process in words. A job that says nothing is a plain process where the machine allows it, and else runs in the default
+//! An image is a promise of isolation: a job that names one never runs outside of it. `image: none` explicitly requests
+//! a plain process. A job without an image is a plain process if the host allows it, and otherwise runs in the default
 //! image that the server, the project or the profile names.
 
 use std::fmt::{self, Display};
@@ -10,53 +10,53 @@ use serde::{Deserialize, Serialize};
 
 use crate::{config::job_spec::JobSpec, explain::Shortfall};
 
-/// The `image` of a job that is to be a plain process.
+/// Value of `image` for a plain process.
 pub const PLAIN_PROCESS_IMAGE: &str = "none";
-/// The `image` of a request that only asks for offers: it is never run.
+/// Value of `image` in a request that only lists offers: it is never run.
 pub const OFFERS_ONLY_IMAGE: &str = "scratch";
 
-/// What a machine runs jobs in.
+/// Execution modes that a host supports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Runtimes {
     pub containers: ContainerSupport,
     pub processes: ProcessSupport,
 }
 
-/// Whether a machine runs containers.
+/// Container support of a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ContainerSupport {
     Run,
     None,
-    /// It has an engine, which does not answer now, and why. Jobs with an image wait for it.
+    /// It has an engine, which does not respond now, and why. Jobs with an image wait for it.
     Away {
         why: String,
     },
 }
 
-/// What a machine does with plain processes.
+/// Support for plain processes on a host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessSupport {
-    /// Each has a user of its own, and sees nothing of other tasks, of the agent and of the server.
+    /// Each has a separate user, isolated from other tasks, the agent and the server.
     Users,
-    /// Each sees nothing of other tasks, of the agent and of the server, and has the agent's user.
+    /// Each has the agent's user, isolated from other tasks, the agent and the server.
     Namespaces,
-    /// They are the server's own user and can do what that may, while the server has no other user.
+    /// They run as the server's user with all its rights, as long as the server has a single user.
     Own { otherwise: Box<ProcessSupport> },
-    /// None: the machine runs containers only.
+    /// None: the host only runs containers.
     None,
-    /// None: the machine's owner refuses them.
+    /// None: the host's owner refuses them.
     Refused,
     /// None: they cannot be confined there, and why.
     NotConfined { why: String },
-    /// None yet: its agent has not said what it does with them.
+    /// None yet: its agent has not reported its support.
     Unknown,
 }
 
 impl ProcessSupport {
-    /// What the machine does where the server's own user is none that jobs may be: on other machines than the server's
-    /// own, and as soon as the server has a second user.
+    /// Returns the support without the server's user: on hosts other than the server's machine, and as soon as the
+    /// server has a second user.
     #[must_use]
     pub fn never_own(self) -> Self {
         match self {
@@ -72,8 +72,8 @@ impl ProcessSupport {
 }
 
 impl Runtimes {
-    /// By the name of the agent's runtime, and what it does with plain processes. `None` where the name says nothing about
-    /// real machines.
+    /// Builds the runtimes from the name of the agent's runtime and its support for plain processes. `None` if the name
+    /// is not one of real hosts.
     pub fn parse(name: &str, processes: ProcessSupport) -> Option<Self> {
         match name {
             "any" => Some(Self { containers: ContainerSupport::Run, processes }),
@@ -88,7 +88,7 @@ impl Runtimes {
         Self { processes: self.processes.never_own(), ..self }
     }
 
-    /// The same machine while its engine does not answer.
+    /// Returns the runtimes of the host while its engine does not respond.
     #[must_use]
     pub fn without_engine(self, why: &str) -> Self {
         match self.containers {
@@ -99,7 +99,7 @@ impl Runtimes {
         }
     }
 
-    /// Whether a container of the image can be started there.
+    /// Returns the execution mode if a container of the image can be started there.
     fn run_container<'a>(&self, image: &'a str) -> Result<ExecutionMode<'a>, Shortfall> {
         match &self.containers {
             ContainerSupport::Run => Ok(ExecutionMode::Container { image }),
@@ -111,20 +111,20 @@ impl Runtimes {
     }
 }
 
-/// What a job asks to run in.
+/// Execution mode that a job requests.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ImageChoice {
     Image(String),
     /// `image: none`.
     PlainProcess,
-    /// It names no image. `image` is the one to use where plain processes are not allowed.
+    /// It names no image. `image` is used if plain processes are not allowed.
     Default {
         image: Option<String>,
     },
 }
 
 impl ImageChoice {
-    /// `None` for a specification that only asks for offers.
+    /// Returns the choice of a specification; `None` if it only lists offers.
     pub fn of(spec: &JobSpec) -> Option<Self> {
         match spec.image_name.as_str() {
             OFFERS_ONLY_IMAGE => None,
@@ -134,8 +134,8 @@ impl ImageChoice {
         }
     }
 
-    /// What the job runs in on a machine with these runtimes, or why it cannot run there. A machine whose runtimes are
-    /// not known is taken to have what is asked for; its agent refuses what it cannot do.
+    /// Returns the execution mode of the job on a host with these runtimes, or why it cannot run there. A host with
+    /// unknown runtimes is assumed to support the request; its agent rejects what it cannot run.
     pub fn on(&self, runtimes: Option<&Runtimes>) -> Result<ExecutionMode<'_>, Shortfall> {
         let Some(runtimes) = runtimes else {
             return Ok(match self {
@@ -165,19 +165,19 @@ impl ImageChoice {
     }
 }
 
-/// What a job runs in on one machine.
+/// Execution mode of a job on one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutionMode<'a> {
     Container { image: &'a str },
     Process(ProcessRights),
 }
 
-/// Which rights a plain process has on its machine.
+/// Rights of a plain process on its host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessRights {
-    /// What its machine gives it; no agent has told that yet.
+    /// Determined by the host; no agent has reported it yet.
     Unknown,
-    /// Confined, with a user of its own.
+    /// Confined, with a separate user.
     OwnUser,
     /// Confined by namespaces, with the agent's user.
     AgentUser,
@@ -186,7 +186,7 @@ pub enum ProcessRights {
 }
 
 impl<'a> ExecutionMode<'a> {
-    /// The image that the agent is told.
+    /// Returns the image that is sent to the agent.
     pub fn image_name(self) -> &'a str {
         match self {
             Self::Container { image } => image,
@@ -195,7 +195,7 @@ impl<'a> ExecutionMode<'a> {
     }
 }
 
-/// `a container of image debian:12`, `a plain process, confined (user of its own)`.
+/// Prints `a container of image debian:12`, `a plain process, confined (…)`.
 impl Display for ExecutionMode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -217,7 +217,7 @@ impl Display for ProcessRights {
     }
 }
 
-/// What a machine does with plain processes, for lists: `confined (user of its own)`, `refused`.
+/// Prints the support for plain processes, for lists: `confined (…)`, `refused`.
 impl Display for ProcessSupport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -270,7 +270,7 @@ mod tests {
         let only = CONTAINERS.without_engine("no answer");
         assert_eq!(default.on(Some(&only)).unwrap_err().kind(), "engine_away");
         assert_eq!(PROCESSES.without_engine("no answer"), PROCESSES);
-        // And every other job for the first word of the agent.
+        // Every other job waits for the first report of the agent.
         let untold = Runtimes { containers: ContainerSupport::None, processes: ProcessSupport::Unknown };
         assert!(ImageChoice::PlainProcess.on(Some(&untold)).unwrap_err().passes());
     }

@@ -1,8 +1,8 @@
-//! The inventory of one round of placement, indexed so that a question costs little.
+//! Inventory of one round of placement, indexed for fast queries.
 //!
-//! Instances that are alike (same fleet, offer and split) form a shape; whether a job fits is asked once
-//! per shape, and each shape keeps its open instances ordered by free blocks. Everything is sorted by
-//! its own value first, so the order in which the caller lists things never matters.
+//! Identical instances (same fleet, offer and split) form a shape; the fit of a job is computed once per shape, and
+//! each shape keeps its open instances ordered by free blocks. Everything is sorted by value first, so the order of the
+//! caller's lists never matters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +17,13 @@ use crate::{
     time::Timestamp,
 };
 
-/// Later than anything known.
+/// Later than any known time.
 pub(super) const FAR_FUTURE: Timestamp = Timestamp(i64::MAX);
 
 #[derive(Clone, Copy)]
 pub(super) struct Reservation {
     pub(super) by: SubmissionId,
-    /// When that job will need it.
+    /// Time at which that job will need it.
     pub(super) from: Timestamp,
 }
 
@@ -31,18 +31,18 @@ pub(super) struct InstanceShape<'a> {
     pub(super) fleet: usize,
     pub(super) offer: &'a Offer,
     pub(super) members: Vec<usize>,
-    /// (free blocks, instance) of those that may take jobs.
+    /// (free blocks, instance) of those that accept jobs.
     pub(super) open: BTreeSet<(u32, usize)>,
 }
 
-/// A fleet and the slots it has left in this round.
+/// A fleet and its remaining slots in this round.
 pub(super) struct FleetSlots<'a> {
     pub(super) fleet: &'a FleetSnapshot,
-    /// Of its instances, those that will go by themselves, and those that may if they are idle for long enough.
+    /// Number of instances that will be terminated anyway, and of those that may be if they are idle for long enough.
     going: u32,
     may_go: u32,
     nums: BTreeSet<u32>,
-    /// Offers that its own limits admit, with the number of blocks; by position in `IndexedInventory::offers`.
+    /// Offers that its limits admit, with the number of blocks; by position in `IndexedInventory::offers`.
     pub(super) admits: Vec<Option<u32>>,
 }
 
@@ -51,7 +51,7 @@ impl FleetSlots<'_> {
         match instance.readiness {
             Readiness::Ready | Readiness::Unhealthy if instance.stays => {}
             Readiness::Ready | Readiness::Unhealthy => self.may_go += 1,
-            // What is not up may never be, and what is silent is given up.
+            // An instance that is not up may never be, and one that does not respond will be terminated.
             Readiness::Provisioning | Readiness::Unreachable | Readiness::Draining => self.going += 1,
         }
     }
@@ -60,7 +60,7 @@ impl FleetSlots<'_> {
         self.slots_without(0)
     }
 
-    /// The slots it has once so many of its instances have gone.
+    /// Returns the slots it has once this number of its instances has been terminated.
     pub(super) fn slots_without(&self, gone: u32) -> u32 {
         let held = self.held().saturating_sub(gone);
         self.fleet.nodes_max.map_or(u32::MAX, |max| max.saturating_sub(held))
@@ -70,14 +70,14 @@ impl FleetSlots<'_> {
         u32::try_from(self.nums.len()).unwrap_or(u32::MAX)
     }
 
-    /// How many of its instances make room in time: those that go, and those that are idle for long enough, but never
-    /// so many that fewer than `nodes.min` are left.
+    /// Returns the number of instances that free their slot in time: those being terminated, and those idle for long
+    /// enough, but never so many that fewer than `nodes.min` are left.
     pub(super) fn frees(&self) -> u32 {
         let kept = self.held().saturating_sub(self.going);
         self.going + self.may_go.min(kept.saturating_sub(self.fleet.nodes_min))
     }
 
-    /// The lowest number nobody has, now taken.
+    /// Claims the lowest free number.
     pub(super) fn claim_slot(&mut self) -> u32 {
         let num = (0..).find(|num| !self.nums.contains(num)).unwrap_or_default();
         self.nums.insert(num);
@@ -94,7 +94,7 @@ pub(super) struct IndexedInventory<'a> {
     pub(super) offers: Vec<(usize, &'a Offer)>,
     pub(super) free: Vec<u32>,
     pub(super) reserved: BTreeMap<usize, Reservation>,
-    /// Everything that may take jobs, tightest first.
+    /// All instances that accept jobs, tightest first.
     pub(super) open: BTreeSet<Tightness>,
     shape_of: Vec<usize>,
 }
@@ -171,13 +171,13 @@ impl<'a> IndexedInventory<'a> {
         self.open.remove(&tightness)
     }
 
-    /// Whether it is open and has that many blocks free.
+    /// Returns whether it is open and has that many blocks free.
     pub(super) fn can_take(&self, instance: usize, blocks: u32) -> bool {
         let free = self.free[instance];
         free >= blocks && self.shape_of(instance).open.contains(&(free, instance))
     }
 
-    /// Whether it is one that is asked for, and not one to stay away from.
+    /// Returns whether it is among the requested instances, and not one to avoid.
     pub(super) fn is_eligible(&self, instance: usize, needs: &InstanceNeeds) -> bool {
         if needs.avoid_instances.contains(&self.instances[instance].id) {
             return false;
@@ -194,14 +194,14 @@ impl<'a> IndexedInventory<'a> {
         )
     }
 
-    /// Smaller is tighter: what is free on it, scarcest first, then what it costs.
+    /// Returns the tightness, smaller is tighter: free resources, scarcest first, then the price.
     pub(super) fn tightness(&self, instance: usize) -> Tightness {
         let offer = self.shape_of(instance).offer;
         let left = blocks::share(&offer.host, self.free[instance], offer.total_blocks);
         (left.gpus.len(), left.cpus, left.memory_mib, offer.price.0, instance)
     }
 
-    /// When `blocks` of it are free if nothing new is put on it, and how many must go until then.
+    /// Returns when `blocks` of it are free if nothing new is placed on it, and how many must be freed until then.
     pub(super) fn frees(&self, instance: usize, blocks: u32, now: Timestamp) -> (Timestamp, u32) {
         let mut missing = blocks.saturating_sub(self.free[instance]);
         let must_go = missing;
@@ -218,11 +218,11 @@ impl<'a> IndexedInventory<'a> {
                 return (until.max(now), must_go);
             }
         }
-        // Taken in this very round: nobody knows its end yet.
+        // Claimed in this round: its end is not known yet.
         (if missing == 0 { now } else { FAR_FUTURE }, must_go)
     }
 
-    /// Why an instance that would do is not taken now.
+    /// Returns why an instance that would fit is not used now.
     pub(super) fn blocking_shortfall(
         &self,
         instance: usize,
@@ -256,7 +256,7 @@ impl<'a> IndexedInventory<'a> {
 /// Free GPUs, CPUs, memory, then price and a tie-break.
 pub(super) type Tightness = (usize, u32, u64, u64, usize);
 
-/// How many blocks a new instance of this offer would have in the fleet.
+/// Returns the number of blocks that a new instance of this offer would have in the fleet.
 pub(super) fn split_offer(fleet: &FleetSnapshot, offer: &Offer) -> Result<u32, Shortfall> {
     let gpus = u32::try_from(offer.host.gpus.len()).unwrap_or(u32::MAX);
     blocks::split_count(fleet.blocks, offer.host.cpus, gpus).map_err(|_| match fleet.blocks {

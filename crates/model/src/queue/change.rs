@@ -9,7 +9,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// Results: they enter a final state only in the write that makes it final.
+/// Results: they can be set in a final state only by the write that makes it final.
 const RESULT_ATTRIBUTES: [&str; 8] = [
     "progress",
     "output",
@@ -20,7 +20,7 @@ const RESULT_ATTRIBUTES: [&str; 8] = [
     "gateway_address",
     "interactive_session_started",
 ];
-/// What the program inside may say about itself.
+/// Attributes that the program inside the container may set.
 const PROGRAM_ATTRIBUTES: [&str; 4] = ["progress", "runtime_status", "output", "output_properties"];
 
 fn check_transition(container: &Container, actor: Actor, event: Event) -> Result<Status, QueueRefusal> {
@@ -37,7 +37,7 @@ fn check_transition(container: &Container, actor: Actor, event: Event) -> Result
     }
 }
 
-/// Takes it for the holder of `token`. `auth` names the token of the program inside.
+/// Locks the container for the holder of `token`. `auth` names the token of the program inside.
 pub fn lock(container: &Container, who: &QueueCaller, auth: &str) -> Result<Container, QueueRefusal> {
     let QueueCaller::Dispatcher { token } = who else {
         return Err(QueueRefusal::Denied("only a dispatcher's token locks containers".to_owned()));
@@ -64,7 +64,7 @@ pub fn lock(container: &Container, who: &QueueCaller, auth: &str) -> Result<Cont
     })
 }
 
-/// Gives it back. `release`: nothing failed, and the lock does not count.
+/// Releases the lock. `release`: nothing failed, and the lock does not count.
 pub fn unlock(
     container: &Container,
     who: &QueueCaller,
@@ -112,7 +112,7 @@ fn check_attempt(container: &Container, attempt: Option<u64>) -> Result<(), Queu
     }
 }
 
-/// Writes attributes, `state` among them. `attempt` in the patch is the fence.
+/// Writes attributes, including `state`. `attempt` in the patch is the fence.
 pub fn update(
     container: &Container,
     who: &QueueCaller,
@@ -166,7 +166,7 @@ fn check_runtime_status(status: &Value) -> Result<(), QueueRefusal> {
     }
 }
 
-/// A write that leaves the state alone.
+/// Writes attributes without a change of state.
 fn update_attributes(
     container: &Container,
     actor: Actor,
@@ -222,7 +222,7 @@ fn change_state(
     match state {
         Status::Queued => {
             (next.locked_by_uuid, next.auth_uuid) = (None, None);
-            // Why the machine could not run it is what it waits for.
+            // The reason why the host could not run it is what it waits for.
             let why = next.runtime_status.get("error").and_then(Value::as_str).map(str::to_owned);
             let why = why.filter(|_| patch.contains_key("runtime_status"));
             next.runtime_status = initial_status(&container.work);
@@ -236,7 +236,7 @@ fn change_state(
         }
         Status::Running => {
             next.started_at = Some(now);
-            // What it waited for before.
+            // Clears what it waited for before.
             if !patch.contains_key("runtime_status") {
                 next.runtime_status.remove("activity");
             }

@@ -1,8 +1,8 @@
-//! The container queue's rules: containers, requests for them, and who may change what.
+//! Rules of the container queue: containers, requests for them, and permissions.
 //!
-//! Whoever wants something asks by a request. The server gives each request a container, new or one that
-//! exists already, and dispatchers take containers. All rules here are pure: they take the rows that matter
-//! and say what the rows become; `settle` then brings everything that hangs on them in line.
+//! Users submit requests. The server assigns each request a container, new or existing, and dispatchers lock
+//! containers. All rules here are pure: they receive the relevant rows and return their new values; `settle` then
+//! updates everything that depends on them.
 
 pub mod change;
 pub mod request;
@@ -24,7 +24,7 @@ use crate::{
 pub const PRIORITY_MAX: u64 = 1000;
 
 words! {
-    /// The state of a request.
+    /// State of a request.
     pub enum RequestState: "container request state" {
         /// may still be changed; nothing runs for it
         Uncommitted = "Uncommitted",
@@ -35,7 +35,7 @@ words! {
     }
 }
 
-/// What is to be done, the same in a request and in its container.
+/// Work specification, the same in a request and in its container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContainerSpec {
@@ -65,7 +65,7 @@ impl ContainerSpec {
         self.words("partitions")
     }
 
-    /// What a node must be.
+    /// Returns the features that a node must have.
     pub fn features(&self) -> Vec<String> {
         self.words("features")
     }
@@ -77,7 +77,7 @@ impl ContainerSpec {
     }
 }
 
-/// The last write of a state, so that a repeat of the same call gets the same answer.
+/// The last write of a state, so that a repeated call returns the same response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCall {
     pub token: String,
@@ -103,7 +103,7 @@ pub struct Container {
     pub locked_by_uuid: Option<String>,
     pub auth_uuid: Option<String>,
     pub lock_count: u32,
-    /// Grows with each lock and is never used again: the fence.
+    /// Increases with each lock and is never reused: the fence.
     pub attempt: u64,
     pub runtime_status: Map<String, Value>,
     pub runtime_user_uuid: String,
@@ -117,7 +117,7 @@ pub struct Container {
     pub output_storage_classes: Vec<String>,
     pub cost: f64,
     pub subrequests_cost: f64,
-    /// Why it waits, in words of the last dispatcher that left it.
+    /// Reason why it waits, as reported by the last dispatcher that left it.
     pub scheduling_status: String,
     pub reusable: bool,
     pub secret_mounts_digest: Option<String>,
@@ -125,7 +125,7 @@ pub struct Container {
 }
 
 impl Container {
-    /// One that waits.
+    /// Creates a queued container.
     pub fn new(uuid: String, work: ContainerSpec, user: &str, now: Timestamp) -> Self {
         Self {
             uuid,
@@ -169,7 +169,7 @@ impl Container {
         }
     }
 
-    /// Whether tokens of this attempt are good.
+    /// Returns whether tokens of this attempt are valid.
     pub fn is_held(&self) -> bool {
         match self.state {
             Status::Locked | Status::Running => true,
@@ -235,15 +235,15 @@ impl ContainerRequest {
     }
 }
 
-/// The reason in `runtime_status` of a container that whoever runs containers does not let run. Another try would be
-/// refused too.
+/// Value of `reason` in `runtime_status` of a container that the dispatcher or host refused to run. Another attempt
+/// would be refused too.
 pub const REFUSED_REASON: &str = "refused";
 
-/// Who calls, as far as these rules care.
+/// Caller, as far as these rules distinguish it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueCaller {
     Admin,
-    /// Somebody with a token of their own.
+    /// A user with a personal token.
     User,
     Dispatcher {
         token: String,
@@ -261,7 +261,7 @@ pub enum QueueCaller {
 }
 
 impl QueueCaller {
-    /// What the caller is to this container; `None` for those who may only look.
+    /// Returns the role of the caller for this container; `None` if it may only read.
     fn actor(&self, container: &Container) -> Option<Actor> {
         match self {
             Self::Admin => Some(Actor::Admin),
@@ -277,13 +277,13 @@ impl QueueCaller {
     }
 }
 
-/// Why something was not done.
+/// Reason why a call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueueRefusal {
-    /// Not theirs.
+    /// The caller has no permission.
     #[error("{0}")]
     Denied(String),
-    /// Not as things are, or not at all.
+    /// Not possible in the current state, or not at all.
     #[error("{0}")]
     Invalid(String),
 }
@@ -292,7 +292,7 @@ fn refuse_invalid<T>(why: impl Into<String>) -> Result<T, QueueRefusal> {
     Err(QueueRefusal::Invalid(why.into()))
 }
 
-/// The same thing with some attributes changed. Each must be among `allowed` and of the right kind.
+/// Returns the value with some attributes changed. Each must be among `allowed` and have the right type.
 fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
     thing: &T,
     patch: &Map<String, Value>,
@@ -313,7 +313,7 @@ fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
         .map_err(|error| QueueRefusal::Invalid(format!("understand {}: {error}", names.join(", "))))
 }
 
-/// Words as their text.
+/// Serialises enums with fixed names as text.
 mod word {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 

@@ -1,4 +1,4 @@
-//! Changes of one request, and what must be true of it before it gets a container.
+//! Changes of one request, and its validation before it receives a container.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use super::{
     ContainerRequest, ContainerSpec, PRIORITY_MAX, QueueRefusal, RequestState, apply_patch, refuse_invalid,
 };
 
-/// May change while nothing runs for it.
+/// Attributes that may change while nothing runs for the request.
 const UNCOMMITTED_ATTRIBUTES: [&str; 22] = [
     "name",
     "description",
@@ -34,14 +34,14 @@ const UNCOMMITTED_ATTRIBUTES: [&str; 22] = [
 const COMMITTED_ATTRIBUTES: [&str; 5] =
     ["name", "description", "properties", "priority", "container_count_max"];
 const FINAL_ATTRIBUTES: [&str; 3] = ["name", "description", "properties"];
-/// What a field must be. Null means that it was not given.
+/// Type of a field. Null means that it is not set.
 #[derive(Clone, Copy)]
 enum FieldType {
     /// A whole number, at least this.
     Integer(u64),
     Boolean,
     Text,
-    /// One word, or none.
+    /// One identifier, or none.
     Identifier,
     Identifiers,
     Object(&'static [(&'static str, FieldType)]),
@@ -78,10 +78,10 @@ const SCHEDULING: [(&str, FieldType); 7] = [
     ("gpu_type", FieldType::Identifier),
 ];
 const MOUNT_KINDS: [&str; 6] = ["collection", "tmp", "keep", "file", "json", "text"];
-/// How often one request may be given a new container.
+/// Maximum number of containers for one request.
 const CONTAINERS_MAX: u32 = 100;
 
-/// Every field that a client may set, as a path.
+/// Returns every field that a client may set, as a path.
 pub fn known_fields() -> Vec<String> {
     fn below(above: &str, fields: &[(&str, FieldType)], all: &mut Vec<String>) {
         for (name, form) in fields {
@@ -98,13 +98,13 @@ pub fn known_fields() -> Vec<String> {
     all
 }
 
-/// The request after this write. One that becomes Committed has been checked, and has no container yet.
+/// Returns the request after this write. One that becomes Committed has been checked, and has no container yet.
 pub fn update(
     request: &ContainerRequest,
     patch: &Map<String, Value>,
 ) -> Result<ContainerRequest, QueueRefusal> {
     let mut patch = patch.clone();
-    // Saying again what is true already is no change.
+    // Repeating the current state is no change.
     if patch.get("state").and_then(Value::as_str) == Some(request.state.as_str()) {
         patch.remove("state");
     }
@@ -138,7 +138,7 @@ pub fn update(
     Ok(next)
 }
 
-/// Everything that is wrong with it, in one sentence.
+/// Returns all problems of a specification, in one sentence.
 pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
     let mut wrong = Vec::new();
     for name in ["vcpus", "ram"] {
@@ -178,7 +178,7 @@ pub fn check(work: &ContainerSpec) -> Result<(), QueueRefusal> {
     if wrong.is_empty() { Ok(()) } else { refuse_invalid(wrong.join("; ")) }
 }
 
-/// What a new container says of itself: a warning about everything in it that has no effect here.
+/// Returns the initial status of a container: a warning about every field that has no effect here.
 pub(super) fn initial_status(work: &ContainerSpec) -> Map<String, Value> {
     let told = ignored_fields(work);
     let warning = (!told.is_empty()).then(|| ("warning".to_owned(), told.join("; ").into()));
@@ -212,13 +212,13 @@ fn ignored_fields(work: &ContainerSpec) -> Vec<String> {
     found.map(|(path, _, why)| format!("{path} has no effect: {why}")).collect()
 }
 
-/// A word means nothing but itself to any scheduler.
+/// Returns whether the value is an identifier that no scheduler interprets specially.
 fn is_word(value: &Value) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     value.as_str().is_some_and(|word| !word.is_empty() && word.chars().all(plain))
 }
 
-/// Every field that is not known, or not what it must be.
+/// Collects every field that is unknown or has the wrong type.
 fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, FieldType)], wrong: &mut Vec<String>) {
     for (name, value) in given {
         let path = format!("{of}.{name}");
@@ -239,7 +239,7 @@ fn fields(of: &str, given: &Map<String, Value>, known: &[(&str, FieldType)], wro
 }
 
 impl FieldType {
-    /// What it must be, where it is not.
+    /// Returns the expected type if the value does not match.
     fn mismatch(self, value: &Value) -> Option<&'static str> {
         let (fits, must) = match self {
             Self::Integer(0) => (value.is_u64(), "a whole number"),
@@ -332,7 +332,7 @@ mod tests {
             assert!(why.contains(&format!("{of}.{name}")), "{why}");
         }
         let mut patch = complete();
-        // As the client of the dialect sends them.
+        // As clients send them.
         patch["runtime_constraints"]["cuda"] =
             json!({ "device_count": 0, "driver_version": "", "hardware_capability": "" });
         patch["runtime_constraints"]["gpu"] = json!({

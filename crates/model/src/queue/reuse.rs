@@ -1,13 +1,13 @@
-//! Which container that exists already does what a request asks for.
+//! Selection of an existing container that can serve a request.
 
 use serde_json::{Map, Value, json};
 
 use super::{Container, ContainerSpec};
 use crate::container::Status;
 
-/// Two pieces of work with the same identity give the same result.
+/// Returns the identity of a specification: two with the same identity produce the same result.
 pub fn reuse_key(work: &ContainerSpec, secrets: Option<&str>) -> String {
-    // Sizes of caches change how fast it is, not what comes out.
+    // Cache sizes affect the speed, not the result.
     let caches = ["keep_cache_ram", "keep_cache_disk"];
     let constraints = work.runtime_constraints.iter().filter(|(name, _)| !caches.contains(&name.as_str()));
     let parts = json!([
@@ -24,7 +24,7 @@ pub fn reuse_key(work: &ContainerSpec, secrets: Option<&str>) -> String {
     parts.to_string()
 }
 
-/// Objects with their keys in order.
+/// Returns the value with object keys in order.
 fn sort_keys(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -39,7 +39,7 @@ fn sort_keys(value: &Value) -> Value {
     }
 }
 
-/// The best of those with the same identity: done well, else on its way.
+/// Returns the best of those with the same identity: successful, else in progress.
 pub fn pick_reusable<'a>(candidates: &'a [Container], wanted: &ContainerSpec) -> Option<&'a Container> {
     candidates
         .iter()
@@ -48,7 +48,7 @@ pub fn pick_reusable<'a>(candidates: &'a [Container], wanted: &ContainerSpec) ->
         .map(|it| it.1)
 }
 
-/// Lower is better; `None` will not do.
+/// Returns the rank, lower is better; `None` if it cannot be reused.
 fn rank(one: &Container, wanted: &ContainerSpec) -> Option<(u8, i64, i64)> {
     let age = one.created_at.0;
     let preempts = one.work.is_preemptible() && !wanted.is_preemptible();
@@ -66,10 +66,10 @@ fn rank(one: &Container, wanted: &ContainerSpec) -> Option<(u8, i64, i64)> {
     }
 }
 
-/// The word in `runtime_status` of a container that ran as a plain process although it names an image.
+/// Key in `runtime_status` of a container that ran as a plain process although it names an image.
 pub const IMAGE_IGNORED: &str = "imageIgnored";
 
-/// What ran outside of its image may have another result than what the request asks for.
+/// Returns whether it ran outside of its image: its result may differ from the requested one.
 fn has_ignored_image(one: &Container) -> bool {
     one.runtime_status.contains_key(IMAGE_IGNORED)
 }

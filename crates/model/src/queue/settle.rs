@@ -1,4 +1,4 @@
-//! What hangs on a change: requests whose container ended, a new container for a lost one, priorities.
+//! Consequences of a change: requests whose container ended, a new container for a lost one, priorities.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use serde_json::Value;
 use super::{Container, ContainerRequest, ContainerSpec, REFUSED_REASON, RequestState};
 use crate::{container::Status, time::Timestamp};
 
-/// The rows around a change. For each container here all its requests are here, and all requests it made.
+/// Rows around a change. For each container here all its requests are here, and all requests it made.
 #[derive(Clone, Debug, Default)]
 pub struct QueueRows {
     pub containers: BTreeMap<String, Container>,
     pub requests: BTreeMap<String, ContainerRequest>,
-    /// Containers that only made requests of the others: whether they live, and their priority.
+    /// Containers that only made requests of the others: whether they are alive, and their priority.
     pub parents: BTreeMap<String, (bool, u64)>,
 }
 
-/// Brings everything in line. `fresh` names new containers.
+/// Updates all dependent rows. `fresh` generates names of new containers.
 pub fn propagate(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -> String) {
-    // Each round brings what is settled one step further down; the tree is no deeper than this.
+    // Each round propagates the changes one level further down; the tree is no deeper than this.
     for _ in 0..=world.containers.len() + world.requests.len() {
         let before = world.clone();
         end_requests(world, now, fresh);
@@ -38,7 +38,7 @@ impl QueueRows {
         here.or_else(|| self.parents.get(uuid).copied())
     }
 
-    /// The priority that a request gives its container.
+    /// Returns the priority that a request contributes to its container.
     fn weight(&self, request: &ContainerRequest) -> u64 {
         match (request.priority, self.parent(request)) {
             (0, _) | (_, Some((false, _))) => 0,
@@ -98,7 +98,8 @@ fn end_requests(world: &mut QueueRows, now: Timestamp, fresh: &mut dyn FnMut() -
     }
 }
 
-/// One container for several requests asks for no more than each of them would bear, and for what any of them needs.
+/// Merges the specifications of several requests: the least restrictive partitions and run time, all features, and
+/// preemptible only if every request is.
 fn merge_specs(works: &[ContainerSpec]) -> ContainerSpec {
     let Some(first) = works.first() else { return ContainerSpec::default() };
     let mut all = first.clone();
@@ -126,7 +127,7 @@ fn merge_specs(works: &[ContainerSpec]) -> ContainerSpec {
     all
 }
 
-/// What a container asked for goes with it.
+/// Ends the requests that an ended container made.
 fn end_child_requests(world: &mut QueueRows) {
     let orphans: Vec<String> = world
         .requests
@@ -166,12 +167,12 @@ fn update_priorities(world: &mut QueueRows) {
     }
 }
 
-/// A container that waits for nobody is not kept in the queue.
+/// Cancels queued containers that no request needs.
 fn drop_unwanted(world: &mut QueueRows, now: Timestamp) {
     let idle: Vec<String> = world
         .containers
         .values()
-        // One that is locked has not begun. Whoever holds it finds it gone; were it given back, nobody would ask for it.
+        // A locked one has not started. Its holder finds it cancelled; if it were unlocked, no request would need it.
         .filter(|one| matches!(one.state, Status::Queued | Status::Locked))
         .filter(|one| world.live_requests(&one.uuid).is_empty())
         .filter(|one| {

@@ -51,7 +51,7 @@ pub(super) const KEYS: [&str; 21] = [
 pub(super) const WORKDIR_KEYS: [&str; 2] = ["url", "ref"];
 pub(super) const DEADLINE_KEYS: [&str; 3] = ["within", "work", "changeover"];
 
-/// Fields of a managed job that may stand in a task of `windlass apply`.
+/// Fields of a managed job that are allowed in a task of `windlass apply`.
 const MANAGED_JOB_KEYS: [&str; 3] = ["depends_on", "deadline", "job_recovery"];
 
 /// Fields of task files that no configuration of `windlass apply` has.
@@ -74,12 +74,12 @@ const TASK_FILE_KEYS: [&str; 16] = [
     "execution",
 ];
 
-/// Most nodes of one task.
+/// Maximum number of nodes of one task.
 const NODES_MAX: i64 = 10_000;
-/// Seconds that a new node costs, unless the deadline says otherwise.
+/// Default time that a new node costs for a deadline, in seconds.
 pub(super) const DEFAULT_CHANGEOVER: i64 = 300;
 
-/// What a document is about.
+/// Kind of a document.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum DocumentRole {
     Task,
@@ -87,7 +87,7 @@ pub(super) enum DocumentRole {
     Pool,
 }
 
-/// A document that is right.
+/// A valid document.
 pub(super) struct TaskDocument {
     pub(super) task: TaskPlan,
     pub(super) role: DocumentRole,
@@ -96,7 +96,7 @@ pub(super) struct TaskDocument {
     pub(super) secrets: BTreeMap<String, SecretValue>,
 }
 
-/// Whether a document that is alone in its file belongs to a task file.
+/// Returns whether a single document belongs to a task file.
 pub(super) fn is_task(node: &Node) -> bool {
     let Value::Map(entries) = &node.value else { return false };
     let mut keys = entries.iter().map(|entry| entry.key.as_str());
@@ -173,7 +173,7 @@ pub(super) fn decode(
     })
 }
 
-/// Tells which fields have no effect, and which cannot be had.
+/// Reports fields without effect, and fields that are not supported.
 fn report_ignored_fields(node: &Node, notes: &mut ParseNotes) {
     let tolerated = [
         ("inputs", "data is not weighed when nodes are chosen"),
@@ -207,7 +207,7 @@ fn bound(script: &Script, node: &Node, notes: &mut ParseNotes) {
     }
 }
 
-/// The entries of a mapping of variables.
+/// Returns the entries of a mapping of variables.
 fn variables<'a>(node: &'a Node, key: &'static str, cx: &mut Ctx) -> Option<Vec<&'a Entry>> {
     let Some(value) = node.field(key) else { return Some(vec![]) };
     let Value::Map(entries) = &value.value else {
@@ -223,12 +223,12 @@ fn variables<'a>(node: &'a Node, key: &'static str, cx: &mut Ctx) -> Option<Vec<
     Some(entries.iter().collect())
 }
 
-/// The value of a variable as its writer meant it; `None` is null.
+/// Returns the value of a variable as its author meant it; `None` is null.
 fn variable(entry: &Entry, key: &'static str, cx: &mut Ctx) -> Option<Option<String>> {
     match &entry.value.value {
         Value::Null => Some(None),
         Value::Scalar(word) => Some(Some(match word.meaning() {
-            // The reader that these files were written for prints booleans so.
+            // The reader that these files were written for prints booleans in this form.
             ScalarValue::Bool(true) => "True".to_owned(),
             ScalarValue::Bool(false) => "False".to_owned(),
             ScalarValue::Null | ScalarValue::Int(_) | ScalarValue::Float(_) | ScalarValue::Str => {
@@ -273,7 +273,7 @@ struct DeclaredSecrets {
     values: BTreeMap<String, SecretValue>,
 }
 
-/// Secrets of the file and of the command line. One without a value parses, and cannot be launched.
+/// Returns the secrets of the file and of the command line. One without a value parses, and cannot be launched.
 fn secrets(
     node: &Node,
     given: &CommandLineValues,
@@ -321,7 +321,7 @@ fn workdir(node: &Node, vars: &BTreeMap<String, String>, cx: &mut Ctx) -> Option
     })
 }
 
-/// Files from here to there. What comes from a bucket parses, and cannot be launched.
+/// Returns the files to copy. A file from a bucket parses, and cannot be launched.
 fn files(
     node: &Node,
     vars: &BTreeMap<String, String>,
@@ -358,7 +358,7 @@ fn files(
     Some(files)
 }
 
-/// Where a file goes: what is relative is in the directory that the task begins in.
+/// Returns the target of a file: a relative one is in the directory that the task starts in.
 fn mount_path(path: &str) -> String {
     if path.starts_with(['/', '~']) {
         return path.to_owned();
@@ -373,7 +373,7 @@ fn mount_path(path: &str) -> String {
     }
 }
 
-/// Volumes by name. What would have to be made on the fly parses, and cannot be launched.
+/// Returns the volumes by name. A volume that would have to be created on demand parses, and cannot be launched.
 fn volumes(
     node: &Node,
     vars: &BTreeMap<String, String>,
@@ -414,7 +414,7 @@ fn depends_on(node: &Node, cx: &mut Ctx) -> Option<Vec<(String, SourceSpan)>> {
     })
 }
 
-/// `48h`, or `{within: 48h, work: 30h, changeover: 10m}`.
+/// Decodes `48h`, or `{within: 48h, work: 30h, changeover: 10m}`.
 fn deadline(
     node: &Node,
     max_duration: Option<i64>,
@@ -458,7 +458,7 @@ fn deadline(
     Some(Some(found))
 }
 
-/// A task as `windlass apply` takes it, with what managed jobs add.
+/// Decodes a task in the format of `windlass apply`, with the additional fields of managed jobs.
 fn configuration(
     node: &Node,
     given: &CommandLineValues,

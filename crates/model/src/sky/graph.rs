@@ -1,11 +1,11 @@
-//! `depends_on`: names to positions, and the proof that it ends.
+//! `depends_on`: resolution of names to positions, and detection of cycles.
 
 use std::collections::BTreeMap;
 
-/// A cycle through the tasks, as positions; the last one comes before the first.
+/// Returns a cycle through the tasks, as positions; the last one comes before the first.
 ///
-/// `after[k]` are the tasks that must succeed before task `k`. Depth first, without recursion: a file with a
-/// thousand tasks in a row is no reason to run out of stack.
+/// `after[k]` are the tasks that must succeed before task `k`. Depth first, without recursion: a file with a thousand
+/// tasks in a row must not overflow the stack.
 pub(super) fn find_cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
     enum VisitState {
@@ -44,7 +44,7 @@ pub(super) fn find_cycle(after: &[Vec<usize>]) -> Option<Vec<usize>> {
     None
 }
 
-/// Which position a name stands for; `None` where two tasks have it.
+/// Returns the position of each name; `None` if two tasks have it.
 pub(super) fn name_positions<'a>(
     names: impl Iterator<Item = Option<&'a str>>,
 ) -> BTreeMap<&'a str, Option<usize>> {

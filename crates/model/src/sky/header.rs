@@ -1,4 +1,4 @@
-//! The header of a file with several documents, and the rules of groups.
+//! Header of a file with several documents, and the rules of groups.
 
 use super::{ParseNotes, fields::TaskDocument};
 use crate::{
@@ -11,23 +11,23 @@ use crate::{
     managed_job::plan::JobGroup,
 };
 
-/// What the first document says about the others.
+/// Settings of the first document that apply to the others.
 pub(super) struct FileHeader {
     pub(super) name: Option<String>,
-    /// The header itself, when it makes the tasks a group.
+    /// The header itself, if it makes the tasks a group.
     pub(super) group: Option<Node>,
 }
 
 pub(super) const GROUP_KEYS: [&str; 5] =
     ["name", "execution", "primary_tasks", "termination_delay", "inter_connection"];
 
-/// Letters, digits, dashes and underscores: these names become host names.
+/// Returns whether the name has letters, digits, dashes and underscores: these names become host names.
 fn is_group_identifier(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b))
 }
 
 impl FileHeader {
-    /// The header, if the first document is one.
+    /// Returns the header, if the first document is one.
     pub(super) fn of(first: &Node, more: bool, cx: &mut Ctx) -> Option<Option<Self>> {
         let Value::Map(entries) = &first.value else { return Some(None) };
         let only = |keys: &[&str]| entries.iter().all(|entry| keys.contains(&entry.key.as_str()));
@@ -44,7 +44,7 @@ impl FileHeader {
                 let name = group_name(first, cx)?;
                 Some(Some(Self { name: Some(name), group: Some(first.clone()) }))
             }
-            // With other keys beside it this is a task, which has no such field.
+            // With other keys next to it this is a task, which has no such field.
             Some("serial") if only(&["name", "execution"]) => Some(Some(Self { name: name(), group: None })),
             Some("serial") => Some(None),
             Some(_) | None => {
@@ -77,7 +77,7 @@ fn group_name(first: &Node, cx: &mut Ctx) -> Option<String> {
     cx.fail(Diagnosis::new(Code::InvalidValue, node.span, message).at("name").hint(hint))
 }
 
-/// The group of these tasks; its name is left to the caller.
+/// Returns the group of these tasks; the caller sets its name.
 pub(super) fn decode_group(
     header: &Node,
     bodies: &[Node],
@@ -117,7 +117,7 @@ pub(super) fn decode_group(
     })
 }
 
-/// Names of tasks in a group are there, different, and fit for host names.
+/// Checks that names of tasks in a group are present, unique, and valid as host names.
 fn names<'a>(bodies: &[Node], tasks: &'a [TaskDocument], cx: &mut Ctx) -> Option<Vec<&'a str>> {
     let mut names: Vec<&str> = Vec::new();
     let mut valid = true;
@@ -149,7 +149,7 @@ fn position(names: &[&str], name: &str) -> Option<u32> {
     names.iter().position(|known| *known == name).and_then(|at| u32::try_from(at).ok())
 }
 
-/// No list, and an empty list, make all tasks primary.
+/// Returns the primary tasks; all tasks if the list is absent or empty.
 fn primary(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<u32>> {
     let all = || (0..names.len()).filter_map(|task| u32::try_from(task).ok()).collect();
     let Some(node) = header.field("primary_tasks") else { return Some(all()) };
@@ -177,7 +177,7 @@ fn unknown_task(key: &str, name: &str, at: &Node, names: &[&str]) -> Diagnosis {
     Diagnosis::new(Code::InvalidValue, at.span, message).at(key).hint(hint)
 }
 
-/// One delay for each task.
+/// Returns one delay for each task.
 fn termination_delays(header: &Node, names: &[&str], cx: &mut Ctx) -> Option<Vec<i64>> {
     const KEY: &str = "termination_delay";
     let Some(node) = header.field(KEY) else { return Some(vec![0; names.len()]) };

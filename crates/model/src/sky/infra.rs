@@ -1,19 +1,20 @@
-//! `infra`, which names a cloud, a region and a zone, as it is understood where jobs run.
+//! Interpretation of `infra`, which names a cloud, a region and a zone.
 //!
-//! A fleet of that name comes first, then a backend of that name with its regions and zones. A server that rents nothing
-//! has none of the clouds that such files name: its own machines stand for all of them, and the caller is warned.
+//! A fleet of that name has precedence, then a backend of that name with its regions and zones. A server that rents
+//! nothing has none of the clouds that such files name: its own instances stand for all of them, and the caller is
+//! warned.
 
 use super::ServerContext;
 
-/// Kinds of machines that somebody owns; a fleet of them is named behind it, as in `ssh/lab`.
+/// Kinds of hosts that users own; the name of a fleet follows, as in `ssh/lab`.
 const OWNED_KINDS: [&str; 4] = ["ssh", "slurm", "k8s", "kubernetes"];
 
-/// What an `infra` comes to.
+/// Meaning of an `infra` value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Infra {
-    /// Everywhere: nothing in particular is named.
+    /// Any location: nothing in particular is named.
     Anywhere,
-    /// Everywhere, because the server rents nothing.
+    /// Any location, because the server rents nothing.
     OwnInstances,
     Fleet(String),
     Place {
@@ -21,12 +22,12 @@ pub enum Infra {
         region: Option<String>,
         zone: Option<String>,
     },
-    /// The server rents machines, and not there.
+    /// The server rents instances, but not there.
     Unknown,
 }
 
 impl ServerContext {
-    /// Reads `cloud/region/zone`, where `*` and what is left out mean any.
+    /// Parses `cloud/region/zone`, where `*` and absent parts mean any.
     pub fn infra(&self, text: &str) -> Infra {
         let mut parts = text.split('/').map(str::trim).map(|part| Some(part).filter(|part| *part != "*"));
         let mut next = || parts.next().flatten().filter(|part| !part.is_empty()).map(str::to_owned);

@@ -1,9 +1,9 @@
-//! Task files as SkyPilot writes them, and how they become a managed job.
+//! SkyPilot task files, and their conversion to a managed job.
 //!
-//! A file holds one task, a pipeline of several documents, or a group behind a header. Reading answers two
-//! questions apart. Is the file right? Problems say no, with line and hint. Can it run here? What is right but
-//! not ours (a service, an image of a machine, a bucket) is a refusal; what has no effect is a warning. So a file
-//! written for elsewhere is never called wrong, and never silently half obeyed.
+//! A file holds one task, a pipeline of several documents, or a group after a header. Parsing answers two separate
+//! questions. Is the file valid? If not, there are problems, with line and hint. Can it run here? A valid but
+//! unsupported feature (a service, a machine image, a bucket) is a refusal; one without effect is a warning. So a file
+//! written for elsewhere is never reported as invalid, and never silently executed in part.
 
 mod fields;
 mod graph;
@@ -39,14 +39,14 @@ use crate::{
     managed_job::plan::{JobGroup, ManagedJobPlan, Shape, TASKS_MAX},
 };
 
-/// What was given beside the file: `--env` and `--secret`.
+/// Values from the command line: `--env` and `--secret`.
 #[derive(Clone, Debug, Default)]
 pub struct CommandLineValues {
     pub envs: BTreeMap<String, String>,
     pub secrets: BTreeMap<String, SecretValue>,
 }
 
-/// The values of one task's secrets, by name.
+/// Values of one task's secrets, by name.
 pub type TaskSecrets = BTreeMap<String, SecretValue>;
 
 /// A value that is never shown.
@@ -60,7 +60,7 @@ impl fmt::Debug for SecretValue {
     }
 }
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskFileKind {
     Single,
@@ -84,16 +84,16 @@ impl TaskFileKind {
     }
 }
 
-/// A file that is right.
+/// A valid file.
 #[derive(Clone, Debug)]
 pub struct ParsedTaskFile {
     pub kind: TaskFileKind,
     pub plan: ManagedJobPlan,
-    /// Of each task in turn: the values of its secrets, from the file or from [`Given`].
+    /// For each task: the values of its secrets, from the file or from [`Given`].
     pub secrets: Vec<TaskSecrets>,
-    /// What has no effect here.
+    /// Settings without effect here.
     pub warnings: Vec<Diagnosis>,
-    /// Why it cannot run here.
+    /// Reasons why it cannot run here.
     pub refusals: Vec<Diagnosis>,
 }
 
@@ -101,20 +101,20 @@ pub struct ParsedTaskFile {
 #[derive(Clone, Debug)]
 pub struct LaunchableJob {
     pub plan: ManagedJobPlan,
-    /// Of each task in turn.
+    /// For each task.
     pub secrets: Vec<TaskSecrets>,
     pub warnings: Vec<Diagnosis>,
 }
 
 impl ParsedTaskFile {
-    /// The job, unless something in the file cannot be had here.
+    /// Returns the job, unless something in the file is not supported here.
     pub fn into_launchable(self) -> Result<LaunchableJob, Vec<Diagnosis>> {
         let Self { kind: _, plan, secrets, warnings, refusals } = self;
         if refusals.is_empty() { Ok(LaunchableJob { plan, secrets, warnings }) } else { Err(refusals) }
     }
 }
 
-/// What is told about a file that is right.
+/// Warnings and refusals of a valid file.
 #[derive(Default)]
 struct ParseNotes {
     warnings: Vec<Diagnosis>,
@@ -138,7 +138,7 @@ impl ParseNotes {
     }
 }
 
-/// Fields that alternatives inherit are read once for each of them, and told once.
+/// Adds a diagnosis once: inherited fields are parsed once for each alternative.
 fn push_unique(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
     let told = |other: &Diagnosis| other.span == diagnosis.span && other.message == diagnosis.message;
     if !list.iter().any(told) {
@@ -146,7 +146,7 @@ fn push_unique(list: &mut Vec<Diagnosis>, diagnosis: Diagnosis) {
     }
 }
 
-/// Reads a task file, and says everything that is wrong with it.
+/// Parses a task file, and returns all of its problems.
 pub fn parse_task_file(text: &str, given: &CommandLineValues) -> Result<ParsedTaskFile, Vec<Diagnosis>> {
     let documents = yaml::read_all(text).map_err(|diagnosis| vec![diagnosis])?;
     if documents.len() > TASKS_MAX + 1 {
@@ -166,8 +166,8 @@ pub fn parse_task_file(text: &str, given: &CommandLineValues) -> Result<ParsedTa
     }
 }
 
-/// Whether a text is a task file and not a configuration of `windlass apply`: it has several documents, or fields that
-/// only task files have. Of a text that is not YAML the field `type` decides, wherever it stands.
+/// Returns whether a text is a task file and not a configuration of `windlass apply`: it has several documents, or
+/// fields that only task files have. If a text is not YAML, the field `type` decides, at any position.
 pub fn is_task_file(text: &str) -> bool {
     let Ok(documents) = yaml::read_all(text) else {
         return !text.lines().any(|line| line.starts_with("type:"));
@@ -179,7 +179,7 @@ pub fn is_task_file(text: &str) -> bool {
     }
 }
 
-/// Every field that a file may have, as a path; fields of the header of a group begin with `group.`.
+/// Returns every field that a file may have, as a path; fields of the header of a group begin with `group.`.
 pub fn known_fields() -> Vec<String> {
     let parts: [(&str, &[&str]); 6] = [
         ("group.", &header::GROUP_KEYS),
@@ -245,7 +245,7 @@ fn refuse_kind(kind: TaskFileKind, bodies: &[Node], notes: &mut ParseNotes) {
 
 type ShapedJob = (TaskFileKind, Shape, Vec<Vec<usize>>);
 
-/// What the file is, and which tasks come before which.
+/// Returns the kind of the file, and the dependencies of the tasks.
 fn shape(
     header: Option<&FileHeader>,
     bodies: &[Node],
@@ -275,7 +275,7 @@ fn shape(
     Some((TaskFileKind::Pipeline, Shape::Pipeline, chain))
 }
 
-/// `depends_on` as positions. A name that nobody has, or that leads back to itself, is a problem.
+/// Returns `depends_on` as positions. An unknown name and a cycle are problems.
 fn dependencies(tasks: &[TaskDocument], cx: &mut Ctx) -> Option<Vec<Vec<usize>>> {
     let known = graph::name_positions(tasks.iter().map(|task| task.task.name.as_deref()));
     let mut valid = true;

@@ -1,4 +1,4 @@
-//! What a command line says instead of a file: the same words, read by the same rules.
+//! Command line options that override a file: the same values, parsed by the same rules.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::{
     managed_job::plan::{Candidate, Deadline, ManagedJobPlan, TaskBody, TaskPlan},
 };
 
-/// For every task of a job. What is not given stays as the file has it.
+/// Overrides for every task of a job. What is absent stays as in the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overrides {
     pub gpus: Option<String>,
@@ -26,7 +26,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Changes the plan, or says everything that is wrong and leaves it.
+    /// Changes the plan, or returns all problems and leaves it unchanged.
     pub fn apply(&self, plan: &mut ManagedJobPlan) -> Result<(), Vec<Diagnosis>> {
         if *self == Self::default() {
             return Ok(());
@@ -53,7 +53,7 @@ impl Overrides {
         Ok(())
     }
 
-    /// As a task that has nothing but this.
+    /// Parses the options as a task that contains only them.
     fn read(&self) -> Result<TaskPlan, Vec<Diagnosis>> {
         let resources = json!({
             "accelerators": self.gpus, "cpus": self.cpus, "memory": self.memory, "use_spot": self.use_spot,
@@ -72,7 +72,7 @@ impl Overrides {
         let map = self.deadline.as_ref().filter(|text| parse_duration(text).is_err());
         lines.extend(map.map(|text| format!("deadline: {}", flow(text))));
         let parsed = parse_task_file(&(lines.join("\n") + "\n"), &CommandLineValues::default());
-        // Positions are those of a text that nobody wrote.
+        // Positions refer to a generated text, which the user has not seen.
         let nowhere = |problems: Vec<Diagnosis>| {
             problems.into_iter().map(|one| Diagnosis { span: SourceSpan::NONE, ..one }).collect::<Vec<_>>()
         };
@@ -80,7 +80,7 @@ impl Overrides {
         plan.tasks.pop().ok_or_else(|| vec![invalid_option("resources", "nothing is left of the options")])
     }
 
-    /// Each of the file's, with what was said; several GPUs that would do make several of each.
+    /// Returns each candidate of the file with the overrides; several alternative GPUs produce several of each.
     fn candidates(&self, own: &[Candidate], said: &[Candidate]) -> Vec<Candidate> {
         let mut all: Vec<Candidate> = Vec::new();
         let said = if self.gpus.is_some() { said } else { said.get(..1).unwrap_or_default() };
@@ -111,7 +111,7 @@ impl Overrides {
     }
 }
 
-/// `48h` alone keeps the work that the file names.
+/// Parses a deadline; `48h` alone keeps the work that the file names.
 fn deadline(text: &str, task: &TaskPlan, said: Option<Deadline>) -> Result<Deadline, Vec<Diagnosis>> {
     if let Some(said) = said {
         return Ok(said);

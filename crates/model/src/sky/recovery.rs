@@ -11,16 +11,16 @@ use crate::{
     managed_job::plan::{RecoveryPolicy, RecoveryStrategy},
 };
 
-/// The exit code of nodes that were killed because a sibling failed.
+/// Exit code of nodes that were killed because a sibling failed.
 const SIBLING_KILLED_CODE: u8 = 137;
 
 pub(super) const KEYS: [&str; 5] =
     ["strategy", "max_restarts_on_errors", "recover_on_exit_codes", "max_launch_tries", "max_launch_wait"];
 
-/// What is said about recovery; `None`: nothing.
+/// Recovery policy of a file; `None` if it has none.
 pub(super) type OptionalRecovery = Option<RecoveryPolicy>;
 
-/// Reads `job_recovery`, or `spot_recovery` as it was once called.
+/// Decodes `job_recovery`, or its old name `spot_recovery`.
 pub(super) fn field(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<OptionalRecovery> {
     let key = if node.field("job_recovery").is_some() { "job_recovery" } else { "spot_recovery" };
     let Some(value) = node.field(key) else { return Some(None) };
@@ -98,7 +98,7 @@ impl Decode for ExitCodes {
     }
 }
 
-/// `90`, `30s`, `5m`, `2h`: seconds.
+/// `90`, `30s`, `5m`, `2h`, in seconds.
 pub(super) struct DurationSeconds(pub(super) i64);
 
 impl Decode for DurationSeconds {

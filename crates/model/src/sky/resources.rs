@@ -1,7 +1,7 @@
-//! `resources`: what each node of a task may be.
+//! `resources`: alternatives for each node of a task.
 //!
-//! `any_of` and `ordered` list alternatives that inherit what stands beside them; several accelerators are
-//! alternatives too. All of it becomes one flat list of candidates: the cheapest first, unless the file says an order.
+//! `any_of` and `ordered` list alternatives that inherit the fields next to them; several accelerators are alternatives
+//! too. All of it becomes one flat list of candidates: the cheapest first, unless the file specifies an order.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::{
     managed_job::plan::{Accelerator, Candidate, RecoveryPolicy, RequestedAmount},
 };
 
-/// Fields that are read and have no effect, each with the reason that is told.
+/// Fields that are parsed and have no effect, each with the reported reason.
 const IGNORED_FIELDS: [(&str, &str); 12] = [
     ("disk_size", "a node has the disk it has"),
     ("disk_tier", "a node has the disk it has"),
@@ -65,22 +65,22 @@ pub(super) const KEYS: [&str; 27] = [
     "priority_class",
 ];
 
-/// Most ports that one task may open.
+/// Maximum number of ports that one task may open.
 const PORTS_MAX: usize = 1_000;
-/// Most alternatives of one task.
+/// Maximum number of alternatives of one task.
 const CANDIDATES_MAX: usize = 1_000;
 
-/// What `resources` says.
+/// Contents of `resources`.
 #[derive(Default)]
 pub(super) struct TaskResources {
     pub(super) candidates: Vec<Candidate>,
-    /// The file gives alternatives without an order.
+    /// The file lists alternatives without an order.
     pub(super) cheapest_first: bool,
     pub(super) recovery: RecoveryPolicy,
     pub(super) priority: Option<i32>,
 }
 
-/// One mapping of fields, alternatives by accelerator included.
+/// One mapping of fields, including alternatives by accelerator.
 struct ResourceMapping {
     candidates: Vec<Candidate>,
     recovery: OptionalRecovery,
@@ -98,7 +98,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
         [] => {
             let outer = outer?;
             let recovery = outer.recovery.unwrap_or_default();
-            // A list of accelerators is an order, a mapping or a set of them is none.
+            // A list of accelerators is ordered, a mapping or a set of them is not.
             let gpus = node.field("accelerators").or_else(|| node.field("gpus"));
             let cheapest_first = gpus.is_some_and(is_map) && outer.candidates.len() > 1;
             let (candidates, priority) = (outer.candidates, outer.priority);
@@ -113,7 +113,7 @@ pub(super) fn decode(node: &Node, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
     alternatives(node, key, &outer, cx, notes)
 }
 
-/// The items of `any_of` or `ordered`, each with the fields around it as its defaults.
+/// Returns the items of `any_of` or `ordered`, each with the fields around it as its defaults.
 fn alternatives(
     node: &Node,
     key: &'static str,
@@ -165,7 +165,7 @@ fn alternatives(
     Some(TaskResources { candidates, cheapest_first, recovery: recovery.unwrap_or_default(), priority })
 }
 
-/// The entries of `inner`, and those of `outer` that it does not have.
+/// Returns the entries of `inner`, and those of `outer` that it does not have.
 fn merge_mappings(outer: &Node, inner: &Node) -> Node {
     let (Value::Map(outer_entries), Value::Map(inner_entries)) = (&outer.value, &inner.value) else {
         return inner.clone();
@@ -182,7 +182,7 @@ fn merge_mappings(outer: &Node, inner: &Node) -> Node {
     Node { value: Value::Map(entries), span: inner.span }
 }
 
-/// Tells what has no effect and what cannot be had.
+/// Reports fields without effect, and fields that are not supported.
 fn report_ignored_fields(node: &Node, path: &str, notes: &mut ParseNotes) {
     for (key, why) in IGNORED_FIELDS {
         if node.field(key).is_some() {
@@ -234,7 +234,7 @@ fn one(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<
     })
 }
 
-/// Labels become tags, which have fewer letters.
+/// Warns about labels that cannot become tags, which allow fewer characters.
 fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>>, notes: &mut ParseNotes) {
     let left_out = |(key, value): &(&String, &String)| !is_tag(key, value);
     for (key, value) in labels.into_iter().flatten().filter(left_out) {
@@ -247,7 +247,7 @@ fn warn_labels(node: &Node, path: &str, labels: Option<&BTreeMap<String, String>
     }
 }
 
-/// `docker:IMAGE`; anything else is an image of a machine, which parses and cannot be launched.
+/// Decodes `docker:IMAGE`; anything else is a machine image, which parses and cannot be launched.
 fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<Option<String>> {
     let Some(value) = node.field("image_id") else { return Some(None) };
     let word = if is_map(value) { None } else { Some(cx.under("image_id", |cx| text(value, cx))?) };
@@ -263,7 +263,7 @@ fn image(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Optio
     Some(None)
 }
 
-/// `4`, `4+`, `0.5`: a positive number and what follows it.
+/// Parses a positive number such as `4`, `4+`, `0.5`, and returns the rest of the text.
 fn number(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -288,7 +288,7 @@ impl Decode for CpuCount {
 
 enum MemoryRequest {
     Gb(RequestedAmount),
-    /// `4x`: so much for each CPU.
+    /// `4x`: an amount per CPU.
     PerCpu(f64),
 }
 
@@ -355,7 +355,7 @@ impl Decode for PortList {
     }
 }
 
-/// All accelerators of `accelerators` or `gpus`; none is an empty list.
+/// Returns all accelerators of `accelerators` or `gpus`; empty if there are none.
 fn accelerators(node: &Node, path: &str, cx: &mut Ctx, notes: &mut ParseNotes) -> Option<Vec<Accelerator>> {
     let key = match (node.field("accelerators"), node.field("gpus")) {
         (None, None) => return Some(vec![]),
@@ -395,7 +395,7 @@ fn accelerator(node: &Node, cx: &mut Ctx) -> Option<Accelerator> {
     }
 }
 
-/// `{A100: 8}`, or `{A100:8}`, which is a key with nothing behind it.
+/// Decodes `{A100: 8}`, or `{A100:8}`, which is a key without a value.
 fn keyed(entry: &Entry, cx: &mut Ctx) -> Option<Accelerator> {
     let bad = |cx: &mut Ctx, what: &str| {
         let message = format!("invalid `{}`: {what}", cx.field());

@@ -1,4 +1,4 @@
-//! From a task to the run that carries it: the configuration a server submits for one attempt.
+//! Conversion of a task to its run: the configuration that the server submits for one attempt.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ use crate::{
     time::Timestamp,
 };
 
-/// Seconds that the commands of a task have to end when it is cancelled. Its dialect has no word for it.
+/// Grace period of the commands of a cancelled task, in seconds. The file format has no field for it.
 const STOP_GRACE_SECS: i64 = 30;
 
-/// Why a task cannot become a run.
+/// Reason why a task cannot become a run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("find task {task}: the job has {of}")]
@@ -32,31 +32,31 @@ pub enum Error {
     Configuration { task: u32, problems: Vec<Diagnosis> },
 }
 
-/// Who a job is. Nothing here changes over its recoveries.
+/// Identity of a job. It does not change over its recoveries.
 #[derive(Clone, Debug)]
 pub struct JobIdentity {
     pub job_id: String,
     pub submitted_at: Timestamp,
     pub user: String,
-    /// Position among the copies of one call, and how many there are.
+    /// Position among the copies of one call, and the number of copies.
     pub rank: u32,
     pub copies: u32,
 }
 
-/// What a server knows about its own place.
+/// Resources that a server knows.
 #[derive(Clone, Debug, Default)]
 pub struct ServerContext {
-    /// The fleets of the project.
+    /// Fleets of the project.
     pub fleets: Vec<String>,
-    /// The backends that rent machines.
+    /// Backends that rent instances.
     pub backends: Vec<String>,
-    /// Nodes are plain processes that share a home: each attempt gets one of its own.
+    /// Nodes are plain processes that share a home directory: each attempt gets a private one.
     pub private_home: bool,
-    /// No node here is ever taken away: who asks for such nodes gets the others.
+    /// There are no spot nodes here: a request for spot nodes gets others.
     pub no_spot: bool,
 }
 
-/// A run of one attempt.
+/// Run of one attempt.
 #[derive(Clone, Debug)]
 pub struct AttemptRunSpec {
     pub configuration: Configuration,
@@ -64,7 +64,7 @@ pub struct AttemptRunSpec {
     pub secrets: Vec<String>,
 }
 
-/// The same for every attempt of a task: what programs name their checkpoints by.
+/// Returns an id that is the same for every attempt of a task: programs name their checkpoints by it.
 pub fn task_id(plan: &ManagedJobPlan, task: u32, identity: &JobIdentity) -> String {
     let moment = match jiff::Timestamp::from_microsecond(identity.submitted_at.0) {
         Ok(moment) => moment.strftime("%Y-%m-%d-%H-%M-%S-%6f").to_string(),
@@ -76,7 +76,7 @@ pub fn task_id(plan: &ManagedJobPlan, task: u32, identity: &JobIdentity) -> Stri
 }
 
 impl AttemptRunSpec {
-    /// The run of one attempt of a task on its candidate number `candidate`. `spot` is what a policy chose.
+    /// Returns the run of one attempt of a task on its candidate number `candidate`. `spot` is the choice of a policy.
     pub fn of(
         plan: &ManagedJobPlan,
         task: u32,
@@ -124,7 +124,7 @@ fn spot_policy(spot: bool, site: &ServerContext) -> SpotPolicy {
     }
 }
 
-/// Binds a configuration to what its `infra` comes to.
+/// Restricts a configuration to the meaning of its `infra`.
 fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &ServerContext) {
     let Some(text) = infra else { return };
     match site.infra(text) {
@@ -135,7 +135,7 @@ fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &Serve
             json["regions"] = region.map_or(serde_json::Value::Null, |region| json!([region]));
             json["availability_zones"] = zone.map_or(serde_json::Value::Null, |zone| json!([zone]));
         }
-        // It was known when the job was launched: the run says that it is gone.
+        // It was known when the job was launched: the run reports that it is gone.
         Infra::Unknown => {
             let name = text.split('/').next().unwrap_or_default();
             json["fleets"] = json!([name]);
@@ -143,7 +143,7 @@ fn bind_to_infra(json: &mut serde_json::Value, infra: Option<&str>, site: &Serve
     }
 }
 
-/// What every process of the task sees, the same on each node.
+/// Returns the environment of every process of the task, the same on each node.
 fn variables(plan: &ManagedJobPlan, task: u32, identity: &JobIdentity) -> BTreeMap<String, String> {
     let count = u32::try_from(plan.tasks.len()).unwrap_or(u32::MAX);
     let ids: Vec<String> = (0..count).map(|task| task_id(plan, task, identity)).collect();
@@ -192,7 +192,7 @@ fn configuration(
     let mut repos = Vec::new();
     match &script.workdir {
         None => {}
-        // First of all: files may go into it.
+        // Comes first, since files may be copied into it.
         Some(Workdir::Local(path)) => files.insert(0, json!({ "local_path": path, "path": WORKDIR })),
         Some(Workdir::Git { url, reference }) => {
             repos.push(json!({ "url": url, "branch": reference, "path": WORKDIR }));
@@ -218,20 +218,20 @@ fn configuration(
     })
 }
 
-/// Labels that can be tags of ours; of the others the reader of the file warns.
+/// Returns the labels that are valid tags; the parser of the file warns about the others.
 fn tags(labels: &BTreeMap<String, String>) -> BTreeMap<&str, &str> {
     let kept = labels.iter().filter(|(key, value)| is_tag(key, value));
     kept.map(|(key, value)| (key.as_str(), value.as_str())).collect()
 }
 
-/// Whether a label can be a tag.
+/// Returns whether a label is a valid tag.
 pub(super) fn is_tag(key: &str, value: &str) -> bool {
     let plain = |text: &str| text.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b));
     (1..=60).contains(&key.len()) && value.len() <= 256 && plain(key) && plain(value)
 }
 
-/// What a candidate asks of a node. `4` is at least four here: a machine that exists is divided, not ordered, and
-/// what nobody asked for is not demanded.
+/// Returns the resources that a candidate requests. `4` means at least four here: an existing instance is shared, not
+/// ordered, and unspecified resources are not required.
 fn resources(one: &Candidate) -> ResourcesSpec {
     let cpus = one.cpus.map_or(1, |cpus| cpus.of.ceil().max(1.0) as u32);
     ResourcesSpec {
@@ -243,7 +243,7 @@ fn resources(one: &Candidate) -> ResourcesSpec {
     }
 }
 
-/// `A100-80GB:2` is two A100 with 80 GB each.
+/// Converts an accelerator: `A100-80GB:2` is two A100 with 80 GB each.
 fn gpu(one: &Accelerator) -> GpuSpec {
     let count = one.count.ceil().max(1.0) as u32;
     let upper = one.name.to_ascii_uppercase();

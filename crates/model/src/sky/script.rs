@@ -1,31 +1,32 @@
 //! `setup` and `run` as one program for a node.
 //!
-//! Both are scripts for an interactive bash of their own: it reads `~/.bashrc` (stock ones return early
-//! otherwise), nothing stops at the first error, and the exit code is that of the last command. What setup writes
-//! to disk, `~/.bashrc` included, is there for run. The text itself runs in a subshell of it: an interactive shell
-//! announces its `exit`, its jobs and what it thinks of its terminal, and none of that is the task's output.
+//! Each is a script for a separate interactive bash: it reads `~/.bashrc` (stock ones return early otherwise), does not
+//! stop at the first error, and the exit code is that of the last command. What setup writes to disk, including
+//! `~/.bashrc`, is available to run. The text itself runs in a subshell: an interactive shell prints messages about its
+//! `exit`, its jobs and its terminal, none of which is the task's output.
 //!
-//! The program says how far it is: it writes `setup`, `ready` and `run` into the file that the environment names
-//! as [`PHASE_FILE`], where there is one, so that a failed setup is told apart from a failed program whatever
-//! its exit code. Of several nodes each waits before `run` until the file named by [`GATE_FILE`] exists.
+//! The program reports its phase: it writes `setup`, `ready` and `run` to the file that the environment names as
+//! [`PHASE_FILE`], if there is one, so that a failed setup is distinguished from a failed program whatever its exit
+//! code. If there are several nodes, each waits before `run` until the file named by [`GATE_FILE`] exists.
 
 use crate::{config::shell::quote, machine::words, managed_job::plan::Script};
 
-/// Longest `setup` or `run`: quoted and together they still fit one argument of a program.
+/// Maximum size of `setup` or `run`, in bytes: quoted and together they still fit one argument of a program.
 pub(super) const SCRIPT_BYTES_MAX: usize = 24 << 10;
 
-/// The variable with the file that takes the phase.
+/// Variable with the path of the phase file.
 pub const PHASE_FILE: &str = "WINDLASS_PHASE_FILE";
-/// The variable that is set where the node has no home of its own.
+/// Variable that is set if the node has no private home directory.
 pub const PRIVATE_HOME: &str = "WINDLASS_PRIVATE_HOME";
-/// The variable with the file that opens when every node is ready.
+/// Variable with the path of the file that is created when every node is ready.
 pub const GATE_FILE: &str = "WINDLASS_GATE_FILE";
 
-/// The variable with the file that names the other tasks of a group. `required`: the task must not begin without.
+/// Variable with the path of the file that lists the other tasks of a group. `required`: the task must not start
+/// without it.
 pub const HOSTS_FILE: &str = "WINDLASS_HOSTS_FILE";
 
 words! {
-    /// How far a node of a task has come.
+    /// Phase of a node of a task.
     pub enum Phase: "phase of a task" {
         /// preparing
         Setup = "setup",
@@ -36,7 +37,7 @@ words! {
     }
 }
 
-/// Variables that differ between nodes: what a task calls them, and where the value comes from.
+/// Variables that differ between nodes: the name for the task, and the source of the value.
 const RUN_VARIABLES: [(&str, &str); 4] = [
     ("SKYPILOT_NODE_RANK", "${WINDLASS_NODE_RANK:-0}"),
     ("SKYPILOT_NODE_IPS", "${WINDLASS_NODES_IPS:-127.0.0.1}"),
@@ -50,10 +51,10 @@ const SETUP_VARIABLES: [(&str, &str); 4] = [
     ("SKYPILOT_SETUP_NUM_GPUS_PER_NODE", "${WINDLASS_GPUS_PER_NODE:-0}"),
 ];
 
-/// Where a task has no GPUs the variable that hides them is not there while it prepares itself: files ask for that.
+/// If a task has no GPUs, the variable that hides them is unset during setup: some files require that.
 const NO_GPUS: &str = r#"[ -n "${CUDA_VISIBLE_DEVICES:-}" ] || unset CUDA_VISIBLE_DEVICES"#;
 
-/// The program of one node, for bash. `private_home`: the node has no home of its own, so one is made.
+/// Returns the bash program of one node. `private_home`: the node has no private home directory, so one is created.
 pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String {
     let mut lines: Vec<String> = vec!["export PYTHONUNBUFFERED=1".to_owned()];
     let home = r#"export HOME="${WINDLASS_WORKING_DIR:-$PWD}/.home"; mkdir -p "$HOME""#;
@@ -85,15 +86,15 @@ pub(super) fn program(script: &Script, nodes: u32, private_home: bool) -> String
     lines.join("\n")
 }
 
-/// One script in a shell of its own.
+/// Returns a command that runs one script in a separate shell.
 fn shell(variables: &[(&str, &str)], text: &str) -> String {
-    // What the interactive shell says goes nowhere; the subshell has the task's own streams.
+    // Messages of the interactive shell are discarded; the subshell has the task's streams.
     let mut script = "(exec 2>&3 3>&-\n".to_owned();
     for (name, value) in variables {
         script.push_str(&format!("export {name}=\"{value}\"\n"));
     }
-    // The text is an argument, so that it is quoted once, and read line by line, as a script is: what comes before a
-    // mistake is done.
+    // The text is an argument, so that it is quoted once, and it is evaluated line by line, as a script is: the lines
+    // before a syntax error are executed.
     script.push_str("cd ~/sky_workdir\nwindlass_text=$1; shift; eval \"$windlass_text\"\n)");
     format!("/bin/bash -i -c {} /bin/bash {} 3>&2 2>/dev/null", quote(&script), quote(text))
 }

@@ -1,12 +1,12 @@
-//! `$X` and `${X}` in places that the client reads: replaced once, from the file's own variables.
+//! `$X` and `${X}` in values that the client interprets: replaced once, from the variables of the file.
 //!
-//! A name nobody set stays as it is written. What is put in is never read again.
+//! An unknown name stays unchanged. An inserted value is never parsed again.
 
 use std::collections::BTreeMap;
 
 use crate::config::yaml::{Entry, Node, Scalar, Value};
 
-/// The text with every known variable replaced.
+/// Returns the text with every known variable replaced.
 pub(super) fn text(text: &str, vars: &BTreeMap<String, String>) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -39,7 +39,7 @@ pub(super) fn text(text: &str, vars: &BTreeMap<String, String>) -> String {
     out
 }
 
-/// The tree with every word and every key replaced.
+/// Returns the tree with the variables in every scalar and key replaced.
 pub(super) fn tree(node: &Node, vars: &BTreeMap<String, String>) -> Node {
     let value = match &node.value {
         Value::Null => Value::Null,

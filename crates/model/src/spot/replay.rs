@@ -1,7 +1,7 @@
-//! Policies on recorded capacity: what each would have cost, and whether it would have been on time.
+//! Replay of policies on recorded capacity: the cost of each, and whether it is on time.
 //!
-//! One decision at the beginning of each tick, with that tick's capacity known and nothing after it. New nodes are
-//! paid from the moment they are taken, and make no progress for the time of a changeover.
+//! One decision at the start of each tick, with that tick's capacity known and nothing after it. New nodes are paid
+//! from their acquisition, and make no progress for the time of a changeover.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use super::{DeadlineProgress, DeadlineTerms, Market, choose_market};
 pub struct Trace {
     /// Seconds of one tick.
     pub gap: f64,
-    /// Whether all nodes could be had, for each tick.
+    /// For each tick, true if all nodes were available.
     pub full: Vec<bool>,
 }
 
@@ -38,7 +38,8 @@ struct TraceMetadata {
 }
 
 impl Trace {
-    /// Reads `{"metadata": {"gap_seconds": G}, "data": [n, …]}`. The most nodes it ever has are what a task needs.
+    /// Parses `{"metadata": {"gap_seconds": G}, "data": [n, …]}`. A task needs the maximum number of nodes that it ever
+    /// has.
     pub fn parse(text: &str) -> Result<Self, TraceError> {
         let file: TraceFile = serde_json::from_str(text)?;
         let gap = file.metadata.gap_seconds;
@@ -49,7 +50,7 @@ impl Trace {
         Ok(Self { gap, full: file.data.iter().map(|nodes| *nodes == most).collect() })
     }
 
-    /// So many starts, evenly over the trace, each with room for the whole deadline.
+    /// Returns this number of starts, evenly over the trace, each with room for the whole deadline.
     pub fn starts(&self, terms: DeadlineTerms, count: usize) -> Vec<usize> {
         let room = (terms.within / self.gap) as usize + 2;
         let last = self.full.len().saturating_sub(room);
@@ -57,29 +58,29 @@ impl Trace {
     }
 }
 
-/// What is replayed.
+/// Policy to replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayPolicy {
-    /// Safe nodes from beginning to end.
+    /// On-demand nodes from start to end.
     OnDemand,
-    /// Spot when it is there, else nothing, until only safe nodes are in time.
+    /// Spot if available, else nothing, until only on-demand nodes are in time.
     Greedy,
     /// The policy of this module.
     Uniform,
 }
 
-/// How one replay went. Times are seconds.
+/// Result of one replay. Times are in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ReplayOutcome {
     pub spot: f64,
     pub on_demand: f64,
     pub changeovers: u32,
-    /// When the work was done; `None`: not before the deadline.
+    /// Time at which the work was done; `None`: not before the deadline.
     pub done_at: Option<f64>,
 }
 
 impl ReplayOutcome {
-    /// In units of what the bare work costs on demand; `ratio` is the price of spot over that of on-demand.
+    /// Returns the cost in units of the plain work on demand; `ratio` is the price of spot over that of on-demand.
     pub fn cost(&self, terms: DeadlineTerms, ratio: f64) -> f64 {
         (self.on_demand + self.spot * ratio) / terms.work
     }
@@ -112,7 +113,7 @@ pub fn replay(trace: &Trace, start: usize, terms: DeadlineTerms, policy: ReplayP
             Market::Spot => out.spot += idle + worked,
             Market::OnDemand => out.on_demand += idle + worked,
         }
-        // Sums of fractions end a hair below the whole.
+        // Sums of fractions end slightly below the whole.
         if done >= terms.work - 1e-6 {
             let at = elapsed + idle + worked;
             out.done_at = (at <= terms.within + 1e-6).then_some(at);
@@ -138,8 +139,8 @@ fn decide(policy: ReplayPolicy, terms: DeadlineTerms, at: DeadlineProgress) -> O
     }
 }
 
-/// What nobody without foresight can beat, in the same units as [`Outcome::cost`]: the cheapest way through the
-/// trace, in steps of one changeover. A step has spot capacity when any tick of it has, so this errs downwards.
+/// Returns the minimum cost with perfect foresight, in the same units as [`Outcome::cost`]: the cheapest path through
+/// the trace, in steps of one changeover. A step has spot capacity if any tick of it has, so this errs downwards.
 /// `None`: not even on-demand nodes are in time.
 pub fn optimum(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) -> Option<f64> {
     let ticks = ((terms.changeover / trace.gap).round() as usize).max(1);
@@ -151,7 +152,7 @@ pub fn optimum(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) ->
         .take(steps)
         .map(|chunk| chunk.iter().any(|full| *full))
         .collect();
-    // best[progress][holding]: the least that was paid; holding is nothing, spot or on-demand.
+    // best[progress][holding]: the minimum cost; holding is nothing, spot or on-demand.
     let mut best = vec![[f64::INFINITY; 3]; work + 1];
     best[0][0] = 0.0;
     for (index, spot) in spot.into_iter().enumerate() {
@@ -176,7 +177,7 @@ pub fn optimum(trace: &Trace, start: usize, terms: DeadlineTerms, ratio: f64) ->
     least.is_finite().then(|| least * step / terms.work)
 }
 
-/// One line of the report: means over all starts, and how often a deadline was missed.
+/// One line of the report: means over all starts, and the number of missed deadlines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplayRow {
     pub trace: String,
@@ -186,13 +187,13 @@ pub struct ReplayRow {
     pub greedy: f64,
     pub uniform: f64,
     pub missed: [u32; 3],
-    /// The optimum costs a thousand times more to find than a replay, so it has few starts: the mean of the optimum
+    /// The optimum costs a thousand times more to compute than a replay, so it has few starts: the mean of the optimum
     /// over them, and that of Uniform Progress over the same ones.
     pub optimum: f64,
     pub uniform_there: f64,
 }
 
-/// Replays everything from `starts` starts, and finds the optimum for `optima` of them.
+/// Replays all policies from `starts` starts, and computes the optimum for `optima` of them.
 pub fn row(
     name: &str,
     trace: &Trace,
@@ -232,7 +233,7 @@ pub fn row(
     }
 }
 
-/// The report as a table for people.
+/// Renders the report as a table.
 pub fn render(rows: &[ReplayRow]) -> String {
     let mut text = String::from(
         "| trace | work/time | on-demand | greedy | ours | saved | missed | optimum, few starts | ours there |\n\

@@ -1,4 +1,4 @@
-//! What a changed configuration means.
+//! Effects of a changed configuration.
 
 use serde_json::{Value, json};
 use windlass_model::plan::diff::{self, FieldChange, ForbiddenChange, UpdateMode};
@@ -125,6 +125,6 @@ fn a_way_back_restores_what_replicas_run_and_leaves_how_many_there_are() {
     expected["configuration"]["replicas"] = json!({"min": 3, "max": 3});
     let back = diff::roll_back_spec(&current, &settled);
     assert_eq!(back, expected);
-    // Nothing that rolls is different: there is no way back.
+    // No field that requires a rollout differs: a rollback changes nothing.
     assert_eq!(diff::roll_back_spec(&back, &settled), back);
 }

@@ -1,8 +1,9 @@
-//! No silent field: every field of the configuration, of task files and of requests for containers has an effect that
-//! a test shows, is refused, or gives a warning. `docs/reference/fields.md` is the table of them.
+//! No silent field: every field of the configuration, of task files and of container requests has an effect that a test
+//! shows, is refused, or produces a warning. `docs/reference/fields.md` is the table of them.
 //!
-//! The tables are kept by hand in `fields/*.txt`: `# TITLE: DEFINITIONS` begins a part, and a line is
-//! `FIELD [FIELD …] | EFFECT | TEST`. A field without a line fails, and so does a line without a field or without a test.
+//! The tables are maintained manually in `fields/*.txt`: `# TITLE: DEFINITIONS` begins a part, and a line is
+//! `FIELD [FIELD …] | EFFECT | TEST`. A field without a line fails, and so does a line without a field or without a
+//! test.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +22,7 @@ struct Entry {
 
 struct Part {
     title: &'static str,
-    /// Of the schema; empty where the fields are whole paths.
+    /// Definitions of the schema; empty if the fields are whole paths.
     definitions: Vec<&'static str>,
     entries: Vec<Entry>,
 }
@@ -56,7 +57,7 @@ fn containers() -> Vec<Part> {
     parts(include_str!("fields/containers.txt"))
 }
 
-/// The names of properties in a schema and in what it is made of, but not in other definitions.
+/// Collects the names of properties in a schema and in its parts, but not in other definitions.
 fn properties(schema: &Value, above: &str, found: &mut BTreeSet<String>) {
     for word in ["anyOf", "oneOf", "allOf"] {
         schema[word].as_array().into_iter().flatten().for_each(|one| properties(one, above, found));
@@ -71,7 +72,7 @@ fn properties(schema: &Value, above: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// `Task.image`: every field of every definition.
+/// Returns every field of every definition, such as `Task.image`.
 fn fields_of_the_schema() -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (root, whole) in [("", config::schema()), ("profiles.yml", config::profiles_schema())] {
@@ -89,7 +90,7 @@ fn fields_of_the_schema() -> BTreeSet<String> {
     all
 }
 
-/// What the entries are about, with nothing twice.
+/// Returns the fields of all entries, and fails on duplicates.
 fn told(parts: &[Part]) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for part in parts {

@@ -54,7 +54,7 @@ fn a_host_is_not_asked_again_for_each_job_that_comes_or_goes() {
     };
     assert_eq!(until(Status::Idle, 1, Some(ago(2))), Some(5));
     assert_eq!(until(Status::Busy, 0, Some(ago(6))), Some(1));
-    // It is time to ask; it never answered; nothing changed, so somebody wants it looked at; it is not ready.
+    // The poll is due; it never responded; nothing changed, so a pass was requested; it is not ready.
     assert_eq!(until(Status::Busy, 0, Some(ago(7))), None);
     assert_eq!(until(Status::Idle, 1, None), None);
     assert_eq!(until(Status::Busy, 2, Some(ago(2))), None);
@@ -172,7 +172,7 @@ fn a_pending_instance_is_created_or_deployed() {
     check(&ssh, &failed(true), "gave-up: error, again in 0 s");
     let late = InstanceView { created_at: ago(600), ..ssh };
     check(&late, &failed(false), "gave-up: error, again in 0 s");
-    // What a backend did not answer may have happened: it is asked back.
+    // A request without a response may have succeeded: the instance is deleted.
     let late = InstanceView { created_at: ago(600), ..cloud.clone() };
     check(&late, &failed(false), "expired: error, again in 0 s");
     check(&cloud, &failed(true), "expired: error, again in 0 s");
@@ -238,7 +238,7 @@ fn g7_a_cloud_instance_is_called_terminated_only_when_the_backend_has_it_no_more
     let used = |secs| InstanceView { started_at: Some(ago(9_000)), ..ending(InstanceKind::Ssh, secs) };
     check(&used(60), &not, "not deleted yet: busy, again in 30 s");
     check(&used(late), &not, "deleted, again in 0 s");
-    // Who forces it does not wait either; a machine that may be billed stays.
+    // A forced deletion does not wait either; an instance that may be billed stays.
     check(&InstanceView { is_forced: true, ..used(60) }, &not, "deleted, again in 0 s");
     let cloud = InstanceView { is_forced: true, ..ending(InstanceKind::Cloud, 60) };
     check(&cloud, &not, "not deleted yet: busy, again in 30 s");
@@ -396,7 +396,7 @@ proptest! {
         prop_assert!(plan.create.iter().all(|num| !nums.contains(num)));
     }
 
-    /// Round after round, with instant instances, the fleet comes to rest between minimum and maximum.
+    /// Round after round, with instant instances, the fleet reaches a stable size between minimum and maximum.
     #[test]
     fn g5_a_fleet_settles_within_its_bounds(start in any_fleet()) {
         let mut fleet = start;

@@ -1,7 +1,7 @@
-//! Everything that reads what others wrote: no panic, little time and little memory, whatever it is given.
+//! Fuzzing of all parsers of external input: no panic, little time and little memory for any input.
 //!
 //! A few hundred inputs each; `FUZZ=100000 cargo nextest run --release -p windlass-model fuzz` for more. Half of the
-//! inputs are noise, the other half are pieces that the readers know, put together without sense.
+//! inputs are noise, the other half are tokens that the parsers know, in random order.
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use serde_json::{Value, json};
@@ -22,9 +22,9 @@ use windlass_model::{
     time::Timestamp,
 };
 
-/// What one input may cost. Without optimisation everything takes some twenty times as long.
+/// Maximum CPU time of one input. Without optimisation everything is about twenty times slower.
 const CPU_MS_MAX: u64 = if cfg!(debug_assertions) { 1_000 } else { 50 };
-/// What a whole target may add to the process: the inputs, proptest's own books and the reader.
+/// Maximum memory that a whole target may add to the process: the inputs, proptest's state and the parser.
 const MEMORY_KB_MAX: u64 = 32 * 1024;
 
 #[expect(clippy::disallowed_methods, reason = "a test may look at the world; the model may not")]
@@ -32,14 +32,14 @@ fn cases() -> u32 {
     std::env::var("FUZZ").ok().and_then(|text| text.parse().ok()).unwrap_or(300)
 }
 
-/// Time on a processor, not on the wall: other tests run beside this one.
+/// Returns the CPU time, not the wall clock time: other tests run concurrently.
 #[expect(clippy::disallowed_methods, reason = "a test may look at the world; the model may not")]
 fn cpu_ms() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split_whitespace().next().unwrap().parse::<u64>().unwrap() / 1_000_000
 }
 
-/// The most memory this process ever had.
+/// Returns the peak memory of this process.
 #[expect(clippy::disallowed_methods, reason = "a test may look at the world; the model may not")]
 fn peak_kb() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -65,7 +65,7 @@ fn target<T: std::fmt::Debug>(inputs: impl Strategy<Value = T>, read: impl Fn(&T
     assert!(more <= MEMORY_KB_MAX, "it took {more} kB of memory");
 }
 
-/// Noise, or words of a small language without its grammar.
+/// Generates noise, or tokens of a small language without its grammar.
 fn text(words: &'static [&'static str]) -> impl Strategy<Value = String> {
     let said = prop::collection::vec(prop::sample::select(words), 0..40).prop_map(|words| words.concat());
     prop_oneof!["(?s).{0,200}", said]
@@ -432,7 +432,7 @@ fn fuzz_of_cron() {
     });
 }
 
-/// The bombs that people know by name, each in its own size.
+/// Well-known YAML bombs, each in its usual size.
 #[test]
 fn fuzz_of_yaml_bombs_by_name() {
     let mut aliases = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n".to_owned();

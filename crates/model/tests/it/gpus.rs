@@ -1,9 +1,9 @@
-//! What drivers, labels, Slurm and people call a GPU comes to one name.
+//! Normalisation of GPU names of drivers, labels, Slurm and users.
 
 use windlass_model::gpu::{MODELS, identify_device, matches_request, vendor_of};
 use windlass_model::resources::GpuVendor;
 
-/// What a driver says, its MiB (0 = it does not say), and what we call that.
+/// Name and MiB that a driver reports (0 = not reported), and the normalised name.
 const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
     // Names as `nvidia-smi` prints them.
     ("NVIDIA H200", 143_771, "H200", Some(141)),
@@ -73,7 +73,7 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
     // Parts of GPUs, whose memory is the part's.
     ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 20_480, "A100-SXM-MIG-3g.20gb", Some(20)),
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", 10_240, "H100-SXM-MIG-1g.10gb+me", Some(10)),
-    // Labels of Kubernetes, types of Slurm's gres, names of clouds: without a figure.
+    // Labels of Kubernetes, types of Slurm's gres, names of clouds: without a memory size.
     ("NVIDIA-A100-SXM4-80GB", 0, "A100-SXM", Some(80)),
     ("NVIDIA-H100-80GB-HBM3", 0, "H100-SXM", Some(80)),
     ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", 0, "A100-SXM-MIG-1g.5gb", Some(5)),
@@ -88,7 +88,7 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
     ("A100-80GB-SXM", 0, "A100-SXM", Some(80)),
     ("RTX6000-Ada", 0, "RTX6000Ada", Some(48)),
     ("T4g", 0, "T4G", Some(16)),
-    // Other makers.
+    // Other vendors.
     ("AMD Instinct MI300X", 196_592, "MI300X", Some(192)),
     ("AMD Instinct MI300X OAM", 196_592, "MI300X-OAM", Some(192)),
     ("AMD Instinct MI325X", 262_128, "MI325X", Some(256)),
@@ -102,7 +102,7 @@ const DEVICES: &[(&str, u64, &str, Option<u64>)] = &[
     ("Intel(R) Data Center GPU Max 1550", 131_072, "Max1550", Some(128)),
     ("n300", 24_576, "n300", Some(24)),
     ("p150b", 32_768, "p150", Some(32)),
-    // Nobody here knows them: they keep their name, and a size that is sold.
+    // Unknown devices: they keep their name, and a usual size.
     ("NVIDIA Z9000 Ultra", 63_900, "NVIDIA Z9000 Ultra", Some(64)),
     ("Some Card, Limited, Edition", 8_192, "Some Card, Limited, Edition", Some(8)),
 ];
@@ -122,7 +122,7 @@ fn every_way_to_say_a_device_comes_to_one_name() {
     }
 }
 
-/// A wish, a device by its driver with its MiB, and whether that is meant.
+/// Cases of a request, a device by its driver's name and MiB, and whether it matches.
 #[test]
 fn a_wish_finds_what_its_writer_means_and_nothing_else() {
     for (wanted, driver, mib, meant) in [

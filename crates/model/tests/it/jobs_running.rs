@@ -1,4 +1,4 @@
-//! From a placed job to its last word.
+//! A job from its placement to its end.
 
 use proptest::prelude::*;
 use windlass_model::{
@@ -335,7 +335,7 @@ fn a_job_whose_host_tells_what_happens_is_asked_less_often() {
     let due = |job: &RunningJobView, seen: RunningJobObservation| decide(job, &seen, NOW).due.since(NOW);
     let (running, told) = (job(Status::Running, 60), || RunningJobObservation { is_told: true, ..alive() });
     assert_eq!((due(&running, alive()), due(&running, told())), (POLL_RUNNING, POLL_WITH_EVENTS));
-    // Its time runs out all the same.
+    // Its time limit applies all the same.
     let limited = RunningJobView { max_duration: Some(Span::secs(90)), ..running };
     assert!(due(&limited, told()) > POLL_RUNNING);
     let nearly = RunningJobView { running_since: Some(ago(200)), ..limited };
@@ -447,9 +447,8 @@ proptest! {
         prop_assert!(plan.ending.is_none() || !plan.actions.contains(&Action::SubmitJob));
     }
 
-    /// R24: whatever the shim and runner go on saying short of an end, a job that is not running is
-    /// terminating by the bound. The hands are unlucky: every hand-over fails, so no change but the end
-    /// is ever applied.
+    /// R24: whatever the shim and runner report short of an end, a job that is not running is terminating by the time
+    /// limit. The controller fails every submission, so no change but the end is ever applied.
     #[test]
     fn r24_a_job_that_never_gets_anywhere_ends_by_the_bound(start in any_job(), seen in any_seen()) {
         let status = if start.status == Status::Running { Status::Pulling } else { start.status };
@@ -463,7 +462,7 @@ proptest! {
             }
             prop_assert!(now < bound, "still {:?} after the bound", plan);
             if plan.change.is_some() && plan.actions.is_empty() {
-                // The agent has it already: that is progress, and another bound.
+                // The agent already has it: that is progress, with another limit.
                 break;
             }
             job.disconnected_at = plan.disconnected_at;
@@ -529,7 +528,7 @@ fn a_node_at_its_gate_waits_for_the_others_and_is_let_through_once() {
     let first = decide(&at(false, None), &seen(true), NOW);
     assert_eq!((first.gate, opens(&first)), (Some(Gate::Reached), false));
     assert!(first.waits_for.is_some() && first.due <= NOW + POLL_SIBLINGS);
-    // Known already: nothing new is written.
+    // Already stored: nothing new is written.
     assert_eq!(decide(&at(false, Some(Gate::Reached)), &seen(true), NOW).gate, None);
     for gate in [None, Some(Gate::Reached)] {
         let plan = decide(&at(true, gate), &seen(true), NOW);

@@ -1,4 +1,4 @@
-//! From the queue to an instance, or to the end for want of one.
+//! A job from the queue to an instance, or to the end if none is available.
 
 use std::sync::Arc;
 

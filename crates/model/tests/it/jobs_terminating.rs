@@ -140,7 +140,7 @@ fn s2_requests_on_their_way_are_answered_before_it_is_asked_to_stop_but_not_for_
         TaskPresence::There,
         "stop within 150 s, for the job to stop, again in 0 s",
     );
-    // Nobody is left to answer, or nobody waits.
+    // No process is left to answer, or the end does not wait.
     for reason in [TerminationReason::ContainerExitedWithError, TerminationReason::AbortedByUser] {
         let over = TerminatingJobView { ending: job(reason).ending, ..busy.clone() };
         assert!(!matches!(
@@ -236,7 +236,7 @@ fn the_instance_stays_goes_or_is_freed() {
     assert_eq!(on(true, instance::Status::Terminating, 0), InstanceRelease::Unchanged);
 }
 
-/// A little world that the hands act on: everything may be slow, nothing lies.
+/// A simulated environment for the controller: everything may be slow, nothing reports false state.
 #[derive(Clone, Debug)]
 struct ReleaseFixture {
     log_polls: u32,
@@ -336,8 +336,7 @@ fn any_job() -> impl Strategy<Value = TerminatingJobView> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 1_000, ..ProptestConfig::default() })]
 
-    /// R22, R2, R4: whatever the world's pace, the steps come in order, the end comes, and it is the one
-    /// its reason says.
+    /// R22, R2, R4: at any pace of the environment, the steps come in order, the end comes, and it matches its reason.
     #[test]
     fn r22_the_steps_come_in_order_and_the_end_comes(
         job in any_job(), polls in (1_u32..20, 1_u32..5, 1_u32..9), silent in any::<bool>(),

@@ -26,8 +26,8 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// G1: against a model that keeps each owner's devices, no device ever has two owners and no call
-    /// of one owner changes what another has.
+    /// G1: compared with a model that keeps each owner's devices, no device ever has two owners and no call of one
+    /// owner changes what another has.
     #[test]
     fn g1_a_device_has_one_owner_whatever_the_calls(calls in calls()) {
         let mut ledger: DeviceAllocator<usize, u8> = DeviceAllocator::new(0..DEVICES);
@@ -87,7 +87,7 @@ fn g2_a_rebuild_holds_what_live_owners_hold_and_refuses_a_double_claim() {
     assert_eq!(unknown, Err(RebuildError::Unknown { device: 7, owner: "a" }));
 }
 
-/// The switch is process-wide; this test stands alone in its process under nextest, and sets it back.
+/// The switch is process-wide; this test runs alone in its process under nextest, and resets it.
 #[test]
 fn the_planted_bug_frees_the_devices_of_another() {
     use windlass_planted_bugs::{Bug, plant};

@@ -1,4 +1,4 @@
-//! What holds for every state machine, and the edges each one has.
+//! Properties of every state machine, and the edges of each.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
@@ -8,7 +8,7 @@ use windlass_model::{
     managed_job, run, task, volume,
 };
 
-/// Runs a generic check for every machine there is.
+/// Runs a generic check for every state machine.
 macro_rules! every_machine {
     ($check:ident) => {
         $check::<run::RunLifecycle>();
@@ -43,7 +43,7 @@ fn edges<M: StateMachine>() -> Edges {
     edges
 }
 
-/// Reads lines of `from, from -> to, to`, one or more statuses on either side.
+/// Parses lines of `from, from -> to, to`, one or more statuses on either side.
 fn read_edges(text: &'static str) -> Edges {
     let mut edges = Edges::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -225,7 +225,7 @@ fn r3_final_is_never_left() {
     fn check<M: StateMachine>() {
         for (from, to) in edges::<M>() {
             let from = M::Status::ALL.iter().find(|s| s.as_str() == from).unwrap();
-            // Managed jobs alone know a failure of ours that may overtake any status.
+            // Only managed jobs have an internal error that may follow any status.
             assert!(!from.is_final() || to == "FAILED_CONTROLLER", "{}: {from:?} -> {to}", M::NAME);
         }
     }
@@ -266,7 +266,7 @@ fn every_status_can_end() {
         let edges = edges::<M>();
         let mut ends: BTreeSet<_> =
             M::Status::ALL.iter().filter(|s| s.is_final()).map(|s| s.as_str()).collect();
-        // Volumes and gateways end by deletion, which every status accepts and no status names.
+        // Volumes and gateways end by deletion, which every status accepts and no status represents.
         let deleted = M::NAME == "volume" || M::NAME == "gateway";
         for &status in M::Status::ALL {
             if deleted && M::STOP.iter().all(|&stop| M::step(status, stop) == Step::Stay) {
@@ -304,7 +304,7 @@ fn every_event_is_accepted_somewhere() {
     every_machine!(check);
 }
 
-/// The reviewed files. `UPDATE=1` writes them anew.
+/// Compares with the reviewed files. `UPDATE=1` rewrites them.
 #[test]
 fn the_tables_in_the_docs_are_those_of_the_code() {
     fn check<M: StateMachine>() {

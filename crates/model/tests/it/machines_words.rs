@@ -1,4 +1,4 @@
-//! The words of the wire, what reasons lead to, and the two columns of a managed job.
+//! Names in the API, consequences of termination reasons, and the two columns of a managed job.
 
 use std::{fmt::Debug, str::FromStr};
 
@@ -318,7 +318,7 @@ fn m7_only_success_lets_a_task_succeed() {
 #[test]
 fn m7_a_task_that_was_cancelled_before_its_start_never_starts() {
     use managed_job::{Event as E, Status as S};
-    // Later tasks of a failed pipeline go this way.
+    // Later tasks of a failed pipeline follow this path.
     assert_eq!(managed_job::step(S::Pending, E::CancelRequested), Step::To(S::Cancelling));
     for &status in &[S::Cancelling, S::Cancelled] {
         for &event in &[E::SlotGranted, E::Rescheduled, E::EmptyRun, E::Started, E::Recovered] {
@@ -373,7 +373,7 @@ fn a_schedule_state_and_a_status_form_a_legal_pair() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Slots counted from the states equal slots counted from takes and releases.
+    /// Slots counted from the states equal slots counted from claims and releases.
     #[test]
     fn m5_every_slot_is_freed_once_and_no_launch_goes_without_one(
         events in prop::collection::vec(prop::sample::select(ScheduleEvent::ALL), 0..60),
@@ -396,7 +396,7 @@ proptest! {
         }
     }
 
-    /// However the events of a task come, final stays final, but for our own failure.
+    /// In any order of events of a task, final stays final, except for an internal error.
     #[test]
     fn r3_m2_a_task_ends_once(
         events in prop::collection::vec(prop::sample::select(managed_job::Event::ALL), 0..80),

@@ -1,4 +1,4 @@
-//! The model, tested as data: one binary, one module per part.
+//! Tests of the model as data: one binary, one module per part.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it stands")]
 

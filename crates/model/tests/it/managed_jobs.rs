@@ -1,4 +1,4 @@
-//! What becomes of managed jobs, story by story.
+//! Managed jobs, scenario by scenario.
 
 use windlass_model::{
     decide::managed_jobs::{
@@ -134,7 +134,7 @@ fn what_can_never_fit_ends_at_once_also_during_a_recovery() {
     world.observe(0, ended_observation(never.clone()));
     assert_eq!(world.statuses(), ["FAILED_PRECHECKS"]);
     let mut world = started(ONE);
-    // Once it may be the place that it stays away from.
+    // The first time, the avoided location may be the reason.
     world.running(0, "east").observe(0, loss()).observe(0, ended_observation(never.clone()));
     assert_eq!((world.statuses(), world.last_submit().avoid.len()), (vec!["RECOVERING"], 0));
     world.observe(0, ended_observation(never));
@@ -183,7 +183,7 @@ fn r17_eager_next_region_stays_away_from_the_lost_place_until_nothing_else_fits(
     assert_eq!(world.running_by_log(0), Span::secs(100));
 }
 
-/// Two nodes, of which the second is lost.
+/// Returns an end of two nodes, of which the second is lost.
 fn half_lost(first: &str, second: &str) -> (AttemptObservation, NodeLocation, NodeLocation) {
     let on =
         |place: &str, machine: &str| NodeLocation { place: place.into(), instance: Some(machine.into()) };
@@ -311,7 +311,7 @@ fn m3_every_recovery_names_its_source() {
     assert_eq!(sources, [RecoverySource::Failure, RecoverySource::Emergency, RecoverySource::Restart]);
 }
 
-// Preemption or failure?
+// Preemption or failure.
 
 #[test]
 fn a_preemption_is_told_apart_from_a_failure() {
@@ -362,7 +362,7 @@ fn m4_one_bad_probe_never_restarts_a_healthy_job() {
     assert_eq!((world.statuses(), world.records[0].attempt), (vec!["RUNNING"], 1));
 }
 
-// Other servers, and our own errors.
+// Other servers, and internal errors.
 
 #[test]
 fn m4_a_running_task_is_taken_over_without_a_trace() {
@@ -387,7 +387,7 @@ fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
     assert_eq!(world.runs.len(), 1, "one run, however often it is made");
     world.run_until_stable();
     assert_eq!((world.statuses(), world.records[0].attempt, world.runs.len()), (vec!["STARTING"], 1, 1));
-    // A cancel finds what was made and not written.
+    // A cancellation finds a run that was submitted and not recorded.
     let mut world = ManagedJobFixture::new(ONE);
     world.settle_twice();
     let decision = world.decide();
@@ -399,7 +399,7 @@ fn m6_a_launch_that_was_made_and_not_written_is_found_again() {
 #[test]
 fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
     let mut world = started("run: a\ndeadline: {within: 10h, work: 1h, changeover: 1m}\n");
-    // Nothing to wait for but its line, which has just begun: it starts on demand when behind.
+    // It only has to keep up with its progress line, which has just begun: it starts on demand when behind.
     world.wait(100).run_until_stable();
     assert_eq!(world.last_submit().market, Some(Market::OnDemand));
     world.running(0, "east").wait(2000);
@@ -620,7 +620,7 @@ fn a_job_shows_the_busiest_of_its_tasks() {
     assert_eq!(shown(&[(Inactive, false)], false), Inactive);
 }
 
-// Names and answers.
+// Names and results.
 
 #[test]
 fn the_run_of_an_attempt_has_a_name_that_can_be_made_again() {

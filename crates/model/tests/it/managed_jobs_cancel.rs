@@ -1,4 +1,4 @@
-//! Managed jobs that are cancelled: from every state, and as they end by themselves.
+//! Cancellation of managed jobs: from every state, and while they end by themselves.
 
 use windlass_model::{
     decide::managed_jobs::{AttemptAction, AttemptObservation, CancelRequest, judge::NodeEnd},
@@ -81,11 +81,11 @@ fn m2_a_failure_that_a_restart_would_follow_is_no_end_before_the_cancel() {
         world.cancel = Some(CancelRequest { graceful: None });
         world.observe(0, failure(code));
         assert_eq!(world.path(0), format!("PENDING STARTING RUNNING CANCELLING {status}"), "{text}");
-        // A restart that does not come is not counted.
+        // A restart that does not happen is not counted.
         assert_eq!(world.records[0].restarts_on_errors, 0);
         check_log(&world);
     }
-    // The last restart is used up: the failure is the end of the task.
+    // The last restart is used: the failure is the end of the task.
     let mut world = started(restarts);
     world.running(0, "east").observe(0, failure(2)).running(0, "east");
     world.cancel = Some(CancelRequest { graceful: None });
@@ -102,13 +102,13 @@ fn m2_a_place_that_never_fits_is_no_end_before_the_cancel() {
             ..ended(Reason::FailedToStartDueToNoCapacity, None)
         })
     };
-    // It stays away from the lost place, and may fit there.
+    // It avoids the lost location, and may fit there.
     let mut world = started(ONE);
     world.running(0, "east").observe(0, loss());
     world.cancel = Some(CancelRequest { graceful: None });
     world.observe(0, never());
     assert_eq!(world.path(0), "PENDING STARTING RUNNING RECOVERING CANCELLING CANCELLED");
-    // It may go anywhere.
+    // It has no location constraints.
     let mut world = started(ONE);
     world.cancel = Some(CancelRequest { graceful: None });
     world.observe(0, never());

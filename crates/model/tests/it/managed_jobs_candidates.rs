@@ -1,4 +1,4 @@
-//! Which candidate of a task is asked for next, and what is remembered of a launch that came to nothing.
+//! Selection of the next candidate of a task, and the record of a failed launch.
 
 use windlass_model::{
     decide::managed_jobs::{AttemptObservation, judge::NodeEnd},
@@ -28,7 +28,7 @@ fn never_fits(said: &str) -> AttemptObservation {
     })
 }
 
-/// The candidates that are asked for when none of them finds nodes, until the task waits.
+/// Returns the candidates that are requested if none of them finds nodes, until the task waits.
 fn tried(mut world: ManagedJobFixture) -> Vec<u32> {
     let mut order = Vec::new();
     while world.statuses() == ["STARTING"] {

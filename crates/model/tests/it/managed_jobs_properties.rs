@@ -1,4 +1,4 @@
-//! Managed jobs under any weather: losses, refusals, crashes and cancels at any moment.
+//! Managed jobs under random disturbances: losses, refusals, crashes and cancellations at any time.
 
 use proptest::prelude::*;
 use windlass_model::{
@@ -19,15 +19,15 @@ const SHAPES: [&str; 4] = [
     "name: a\nrun: a\n---\nname: b\ndepends_on: a\nrun: b\nresources:\n  any_of: [{cpus: 1}, {cpus: 2}]\n---\nname: c\ndepends_on: [a]\nrun: c\ndeadline: {within: 2h, work: 30m, changeover: 1m}\n---\nname: d\ndepends_on: [b, c]\nrun: d\n",
 ];
 
-/// What the weather does next.
+/// Next random event.
 #[derive(Clone, Debug)]
 enum Disturbance {
-    /// A pass of a server that lives.
+    /// A pass of a server that survives.
     Pass,
-    /// A server that dies after it acted and before it wrote.
+    /// A server that crashes after it acted and before it wrote.
     Crash,
     Wait(i64),
-    /// A run of the newest attempt comes along, to this end.
+    /// The run of the newest attempt makes progress, to this end.
     RunProgress(u32, u8),
     Unclear(u32),
     InternalError(u32),
@@ -48,7 +48,7 @@ fn weather() -> impl Strategy<Value = Disturbance> {
     ]
 }
 
-/// A run moves on by itself: it never comes back from its end.
+/// Advances a run by itself: it never returns from its end.
 fn advance_run(world: &mut ManagedJobFixture, task: u32, how: u8) {
     let Some(record) = world.records.get(task as usize) else { return };
     let key = (task, record.attempt);
@@ -119,7 +119,7 @@ fn check(world: &ManagedJobFixture) {
         let by_log = world.running_by_log(task as u32);
         assert_eq!(record.job_duration(world.now), by_log, "task {task}: {}", world.path(task as u32));
         assert_eq!(record.status.is_final(), record.end_at.is_some());
-        // M7: who was launched comes after successes only.
+        // M7: a launched task follows successes only.
         if record.attempt > 0 {
             for before in &world.plan.tasks[task].after {
                 assert_eq!(
@@ -140,7 +140,7 @@ fn check(world: &ManagedJobFixture) {
     assert!(in_use.launching <= world.limits.max_launching && in_use.alive <= world.limits.max_alive);
 }
 
-/// Episodes that ended in RUNNING and had a failure in them.
+/// Returns the number of episodes that ended in RUNNING and included a failure.
 fn recoveries_by_log(world: &ManagedJobFixture, task: u32) -> u32 {
     let (mut count, mut credit) = (0, false);
     for (_, moved, _) in world.log.iter().filter(|(of, ..)| *of == task) {
@@ -153,7 +153,7 @@ fn recoveries_by_log(world: &ManagedJobFixture, task: u32) -> u32 {
     count
 }
 
-/// The edges of the two diagrams that a job shows to its users and to its scheduler.
+/// Edges of the two diagrams: the status for users and the schedule state.
 const DIAGRAM: [(&str, &str); 26] = [
     ("PENDING", "STARTING"),
     ("STARTING", "PENDING"),
@@ -183,7 +183,7 @@ const DIAGRAM: [(&str, &str); 26] = [
     ("CANCELLING", "FAILED_NO_RESOURCE"),
 ];
 
-/// The same weather every time, without a framework: enough of it walks every edge there is.
+/// Uses fixed random disturbances, without a framework: enough of them reach every edge.
 #[test]
 fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
     use windlass_model::{
@@ -245,7 +245,7 @@ fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
     let missing: Vec<_> = DIAGRAM.iter().filter(|edge| !walked.contains(*edge)).collect();
     assert!(missing.is_empty(), "never walked: {missing:?}");
     use Schedule::*;
-    // An ALIVE that lasts no longer than a pass is walked through in it.
+    // An ALIVE that lasts no longer than a pass is passed within it.
     let schedule = [
         (Waiting, Launching),
         (Launching, Alive),
@@ -266,7 +266,7 @@ fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No task is started twice or lost, no limit is exceeded, and with fair weather everything ends.
+    /// No task is started twice or lost, no limit is exceeded, and without disturbances everything ends.
     #[test]
     fn m5_m6_m7_r17_managed_jobs_keep_their_promises(
         shape in 0_usize..SHAPES.len(),
@@ -279,7 +279,7 @@ proptest! {
             apply_disturbance(&mut world, weather);
             check(&world);
         }
-        // Fair weather: runs succeed, spot is there, time passes.
+        // No disturbances: runs succeed, spot is available, time passes.
         for _ in 0..400 {
             world.wait(40);
             world.spot_capacity = true;
@@ -302,7 +302,7 @@ proptest! {
         }
     }
 
-    /// The record alone: whatever comes, what is added up equals the time between the events.
+    /// The record alone: for any events, the accumulated time equals the time between the events.
     #[test]
     fn a_record_adds_up_the_time_in_running(
         events in prop::collection::vec((prop::sample::select(Event::ALL), 0_i64..100), 0..60),

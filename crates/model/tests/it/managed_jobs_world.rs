@@ -1,4 +1,5 @@
-//! A world for managed jobs: runs that do as told, a database that keeps what is written, and a judge of promises.
+//! Simulated environment of managed jobs: controllable runs, a database that keeps what is written, and checks of the
+//! guarantees.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ use windlass_model::{
     time::{Span, Timestamp},
 };
 
-/// A moment so many seconds into the test.
+/// Returns the time at this number of seconds into the test.
 pub(crate) fn at(secs: i64) -> Timestamp {
     Timestamp::from_secs(1_000_000 + secs)
 }
@@ -65,11 +66,11 @@ pub(crate) fn no_capacity() -> AttemptObservation {
     ended_observation(ended(Reason::FailedToStartDueToNoCapacity, None))
 }
 
-/// One job in its world.
+/// One job in its environment.
 pub(crate) struct ManagedJobFixture {
     pub(crate) plan: ManagedJobPlan,
     pub(crate) records: Vec<TaskRecord>,
-    /// The runs of all attempts.
+    /// Runs of all attempts.
     pub(crate) runs: BTreeMap<(u32, u32), AttemptObservation>,
     pub(crate) cancel: Option<CancelRequest>,
     pub(crate) now: Timestamp,
@@ -77,13 +78,13 @@ pub(crate) struct ManagedJobFixture {
     pub(crate) acts: Vec<(u32, AttemptAction)>,
     pub(crate) spot_capacity: bool,
     pub(crate) limits: SlotLimits,
-    /// Of each candidate, for all tasks alike.
+    /// Price of each candidate, the same for all tasks.
     pub(crate) prices: Vec<Option<Price>>,
     pub(crate) schedules: Vec<Schedule>,
 }
 
 impl ManagedJobFixture {
-    /// A job that was submitted.
+    /// Creates a submitted job.
     pub(crate) fn new(text: &str) -> Self {
         let plan = plan(text);
         let mut record = TaskRecord::default();
@@ -126,7 +127,7 @@ impl ManagedJobFixture {
         decide(&self.view(), self.now)
     }
 
-    /// Does what was decided. Without `write` the server died after it acted and before it wrote.
+    /// Performs the decision. Without `write` the server crashed after it acted and before it wrote.
     pub(crate) fn carry_out(&mut self, decision: &Decision, write: bool) {
         for task in &decision.tasks {
             if let Some(act) = &task.act {
@@ -172,7 +173,7 @@ impl ManagedJobFixture {
         }
     }
 
-    /// One pass, and the slots that are free afterwards.
+    /// Performs one pass, and grants the free slots afterwards.
     pub(crate) fn pass(&mut self) -> Decision {
         let decision = self.decide();
         self.carry_out(&decision, true);
@@ -222,14 +223,14 @@ impl ManagedJobFixture {
         self
     }
 
-    /// Sets what is seen of the newest attempt, and passes until nothing changes.
+    /// Sets the observation of the newest attempt, and runs passes until nothing changes.
     pub(crate) fn observe(&mut self, task: u32, seen: AttemptObservation) -> &mut Self {
         let attempt = self.records[task as usize].attempt;
         self.runs.insert((task, attempt), seen);
         self.run_until_stable()
     }
 
-    /// Passes until nothing changes; stopped runs end.
+    /// Runs passes until nothing changes; stopped runs end.
     pub(crate) fn run_until_stable(&mut self) -> &mut Self {
         for _ in 0..20 {
             let decision = self.pass();
@@ -249,7 +250,7 @@ impl ManagedJobFixture {
         panic!("never settles: {:?}", self.decide());
     }
 
-    /// A few passes, while slots may be scarce.
+    /// Runs a few passes, while slots may be scarce.
     pub(crate) fn run_passes(&mut self) {
         for _ in 0..6 {
             self.pass();
@@ -278,7 +279,7 @@ impl ManagedJobFixture {
         self.run_until_stable()
     }
 
-    /// The last thing that was asked for.
+    /// Returns the last submission.
     pub(crate) fn last_submit(&self) -> windlass_model::decide::managed_jobs::SubmitAttempt {
         let submits = self.acts.iter().rev().find_map(|(_, act)| match act {
             AttemptAction::Submit(submit) => Some(submit.clone()),
@@ -298,7 +299,7 @@ impl ManagedJobFixture {
         path.join(" ")
     }
 
-    /// Time in RUNNING by the event log alone.
+    /// Returns the time in RUNNING from the event log alone.
     pub(crate) fn running_by_log(&self, task: u32) -> Span {
         let mut total = 0;
         let mut since = None;
@@ -313,7 +314,7 @@ impl ManagedJobFixture {
     }
 }
 
-/// Every move of the log is one that the machine knows.
+/// Checks that every transition of the log is one that the state machine permits.
 pub(crate) fn check_log(world: &ManagedJobFixture) {
     for (task, moved, _) in &world.log {
         let after = managed_job::step(moved.from, moved.event).after(moved.from);

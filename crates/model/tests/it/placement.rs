@@ -103,7 +103,7 @@ pub(super) fn held(n: u128, blocks: u32, until: Option<i64>) -> BlockHold {
     BlockHold { job: SubmissionId(uuid(n)), blocks, until: until.map(Timestamp::from_secs) }
 }
 
-/// A run of one replica, named by its number, waiting since that second.
+/// Returns a run of one replica, named by its number, waiting since that second.
 pub(super) fn waiting(n: u128, since: i64, nodes: Vec<InstanceNeeds>) -> WaitingReplica {
     let node = |(at, needs): (usize, InstanceNeeds)| WaitingNode {
         job: SubmissionId(uuid(n * 1000 + at as u128)),
@@ -292,7 +292,8 @@ fn r23_a_placeholder_takes_a_number_and_a_slot() {
     );
 }
 
-/// A full fleet of one, whose instance does not fit: whether to wait depends on whether that one ever goes.
+/// Returns the outcome for a full fleet of one instance that does not fit: the job waits only if that instance will be
+/// terminated.
 fn behind_a_misfit(nodes_min: u32, stays: bool, readiness: Readiness) -> String {
     let f = FleetSnapshot {
         creates: true,
@@ -491,7 +492,7 @@ fn an_old_big_job_reserves_what_frees_soonest() {
     let PlacementOutcome::Waits { why, .. } = &placements[2].outcome else { panic!("{placements:?}") };
     let by = big.nodes[0].job;
     assert_eq!(why.refusals[1].shortfalls, [Shortfall::Reserved { by }]);
-    // One that is sure to be gone in time may use it meanwhile.
+    // A job that is certain to end in time may use it meanwhile.
     check(&[big.clone(), small(2), short(600)], &inventory, &[waits, "2: f1 i1x1", "4: f1 i2x1"]);
     check(&[big, small(2), short(601)], &inventory, &[waits, "2: f1 i1x1", &refused.replace("3: ", "4: ")]);
 }

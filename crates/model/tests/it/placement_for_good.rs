@@ -1,4 +1,4 @@
-//! Whether a job that fits nowhere could ever fit.
+//! Jobs that fit nowhere: whether they could ever fit.
 
 use windlass_model::{
     explain::Shortfall,
@@ -10,7 +10,7 @@ use windlass_model::{
 
 use crate::placement::{NOW, fleet, host, instance, needs, offer, waiting};
 
-/// Whether placement says that nothing could ever take a job with so many CPUs.
+/// Returns whether placement reports that nothing can ever fit a job with this number of CPUs.
 #[track_caller]
 fn is_for_good(cpus: u32, inventory: &Inventory) -> bool {
     let placed = place(&[waiting(1, 0, vec![needs(cpus, 0)])], inventory, NOW).pop().unwrap();

@@ -1,4 +1,4 @@
-//! Offers against needs, blocks, and the words for why not.
+//! Offers against needs, blocks, and the messages of shortfalls.
 
 use proptest::prelude::*;
 use windlass_model::{
@@ -27,7 +27,7 @@ fn gpu_spec() -> GpuSpec {
     }
 }
 
-/// One change to a wish that fits, and the words for why it does not any more ("" = it still fits).
+/// Applies one change to a request that fits, and compares the message of the shortfall ("" = it still fits).
 #[track_caller]
 fn check(change: impl FnOnce(&mut InstanceNeeds, &mut Offer), expect: &str) {
     let (mut wish, mut has) = (needs(2, 0), offer(host(8, 2), 1, 1.5));

@@ -1,4 +1,4 @@
-//! What holds of placement whatever the queue and the stock.
+//! Properties of placement for any queue and inventory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -80,7 +80,7 @@ fn queues() -> impl Strategy<Value = Vec<WaitingReplica>> {
     })
 }
 
-/// Blocks given out on each instance, by this round.
+/// Returns the blocks assigned on each instance in this round.
 fn given(placements: &[ReplicaPlacement]) -> BTreeMap<InstanceId, u32> {
     let mut given = BTreeMap::new();
     for placement in placements {
@@ -215,7 +215,7 @@ proptest! {
         prop_assert_eq!(&with[1..], &expect[..]);
     }
 
-    /// C8: taking the lower ones away changes nothing for the higher ones.
+    /// C8: removing the lower priorities changes nothing for the higher ones.
     #[test]
     fn c8_a_lower_priority_never_takes_what_a_higher_one_could_use(queue in queues(), inventory in inventories()) {
         let all: Vec<_> = place(&queue, &inventory, NOW).iter().map(words).collect();
@@ -250,8 +250,8 @@ proptest! {
     }
 }
 
-/// Many rounds of one minute: small jobs arrive faster than they end, and one that needs it all waits
-/// among them. Returns the round in which it started.
+/// Simulates rounds of one minute: small jobs arrive faster than they end, and one that needs everything waits among
+/// them. Returns the round in which it started.
 fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64> {
     const LONGEST: i64 = 10;
     const LIMIT: i64 = 60;
@@ -266,7 +266,7 @@ fn rounds_until_the_big_one_starts(big: WaitingReplica, seed: u64) -> Option<i64
         for instance in &mut instances {
             instance.held.retain(|held| ends[&held.job] > round);
         }
-        // The first of them fill everything before the big one asks.
+        // The first of them fill everything before the big one is submitted.
         for _ in 0..if round == 0 { 12 } else { 6 } {
             next += 1;
             queue.push(waiting(next, round * 60 + 1, vec![needs(2, 0)]));

@@ -1,4 +1,4 @@
-//! What becomes of a run, rule by rule.
+//! Runs, rule by rule.
 
 use windlass_model::{
     decide::runs::{RunView, SubmissionState, decide, decide_to_end},
@@ -160,7 +160,7 @@ fn a_job_the_server_ended_for_no_siblings_sake_has_failed() {
     );
 }
 
-// Pending and back.
+// Pending and resubmission.
 
 #[test]
 fn a_run_with_nothing_but_retries_goes_back_to_pending() {
@@ -327,7 +327,7 @@ fn a_replica_of_a_former_configuration_that_failed_is_gone_and_its_number_free()
         "running start=r0,r1; r0-: failed(container_exited_with_error)#2; r1: running",
         "runs, stays running; submit r0.0#3; due 10s: added: replica 0",
     );
-    // While it runs it is as good as any.
+    // While it runs it counts like any other.
     check("running start=r0; r0-: running", "runs, stays running; due 300s: running");
 }
 
@@ -485,7 +485,7 @@ fn a_run_whose_jobs_are_all_final_makes_both_moves_of_its_end_at_once() {
     assert_eq!(moves("running; r0: failed(container_exited_with_error)"), both(run::Status::Failed));
     assert_eq!(moves("running stop; r0: done(done_by_runner)"), both(run::Status::Terminated));
     assert_eq!(moves("running hourly; r0: done(done_by_runner)"), both(run::Status::Pending));
-    // One job is still on its way out.
+    // One job is still terminating.
     assert_eq!(moves("running; r0: terminating(done_by_runner)"), (None, run::Status::Terminating));
     assert_eq!(moves("running; r0: running"), (None, run::Status::Running));
     assert_eq!(

@@ -1,8 +1,9 @@
 //! Runs as one line of text, and plans as another.
 //!
-//! `running retry=all attempt=2; r0: running, done; r1: failed(container_exited_with_error)#3@30s`
-//! is a running run with two replicas. A job is `status(reason)#submission@ended ago`; of the rest only
-//! what matters is written. `r1?` is on trial, `r1-` of a configuration that is no more. Ended jobs had an instance until just now unless they say `@never`.
+//! `running retry=all attempt=2; r0: running, done; r1: failed(container_exited_with_error)#3@30s` is a running run
+//! with two replicas. A job is `status(reason)#submission@ended ago`; other parts are written only if they matter.
+//! `r1?` is on trial, `r1-` has a configuration that no longer exists. Ended jobs had an instance until just now unless
+//! they have `@never`.
 
 use windlass_model::{
     decide::runs::{
@@ -27,7 +28,7 @@ pub(crate) fn read(text: &str) -> RunView {
     let mut parts = text.split(';').map(str::trim);
     let mut run = read_head(parts.next().unwrap());
     run.replicas = parts.map(read_replica).collect();
-    // A run that waits has counted its last failure already.
+    // A run that waits has already counted its last failure.
     let failures = run.attempt + u32::from(run.status != run::Status::Pending);
     run.replicas.iter_mut().flat_map(|replica| &mut replica.jobs).for_each(|job| job.failures = failures);
     if run.start.is_empty() {
@@ -98,7 +99,7 @@ fn read_policy(value: &str) -> retry::Policy {
     }
 }
 
-/// `r1` or `r0x2`; `none` starts nothing.
+/// Parses `r1` or `r0x2`; `none` starts nothing.
 fn read_start(text: &str) -> ReplicaStart {
     let Some(text) = text.strip_prefix('r') else { return ReplicaStart { replica: 0, jobs: 0 } };
     let (replica, jobs) = text.split_once('x').unwrap_or((text, "1"));
@@ -141,7 +142,7 @@ fn read_job(num: u32, text: &str) -> JobView {
     JobView { num, submission, state, tries: submission + 1, failures: submission + 1, failing_since }
 }
 
-/// `30s`, `5m`, `2h`, also negative.
+/// Parses `30s`, `5m`, `2h`, also negative.
 fn span(text: &str) -> Span {
     let (number, unit) = text.split_at(text.len() - 1);
     let number = number.parse().unwrap();

@@ -1,4 +1,4 @@
-//! Whole lives of runs: random jobs, random stops, random pauses, and what must hold over all of it.
+//! Complete histories of runs: random jobs, random stops, random pauses, and the invariants over all of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,21 +16,21 @@ use windlass_model::{
 
 use crate::runs_fixture::NOW;
 
-/// One thing that happens between two looks at the run.
+/// An event between two passes of the run.
 #[derive(Clone, Copy, Debug)]
 enum RunEvent {
-    /// A job takes its next step, or ends for this reason.
+    /// A job advances, or ends for this reason.
     Job {
         which: usize,
         end: Option<TerminationReason>,
     },
-    /// Time passes and nobody looks.
+    /// Time passes without a pass.
     Pause(i64),
     Stop,
     Abort,
 }
 
-/// A run, as the database would hold it, with everything that was ever submitted.
+/// A run, as the database would hold it, with all its submissions.
 struct RunFixture {
     run: RunView,
     now: Timestamp,
@@ -71,7 +71,7 @@ impl RunFixture {
         world
     }
 
-    /// One pass of the run pipeline: decide, and apply to the letter.
+    /// Runs one pass of the run pipeline: decides, and applies the whole plan.
     fn run_pass(&mut self) {
         let plan = decide(&self.run, self.now);
         let before = self.run.status;
@@ -157,7 +157,7 @@ impl RunFixture {
         }
     }
 
-    /// What the API does: acknowledged means stored.
+    /// Stops as the API does: acknowledged means stored.
     fn stop(&mut self, reason: run::TerminationReason) {
         if run::step(self.run.status, run::Event::StopAsked).after(self.run.status).unwrap().is_final() {
             return;
@@ -194,7 +194,7 @@ impl RunFixture {
         };
     }
 
-    /// No more surprises: every job that ends is released, and the run is looked at until it rests.
+    /// Runs without further disturbances: every job that ends is released, and passes run until the run is stable.
     fn run_until_stable(&mut self) {
         for _ in 0..200 {
             for which in 0..16 {
@@ -298,7 +298,7 @@ proptest! {
 
     #[test]
     fn r12_a_stop_is_the_last_word_over_a_whole_life(life in life()) {
-        // That nothing is submitted after the stop is asserted at every look.
+        // Every pass asserts that nothing is submitted after the stop.
         let world = run_scenario(life);
         if world.stopped {
             prop_assert_eq!(world.run.status, run::Status::Terminated);
@@ -316,7 +316,7 @@ proptest! {
             world.apply_event(happening);
             world.run_pass();
             if let (Some(slot), false) = (world.fired.last(), world.run.status == run::Status::Pending) {
-                // Covered up to the look that sent the run back to pending.
+                // Covered up to the pass that returned the run to pending.
                 busy_until.insert(*slot, None);
             } else if let Some(slot) = world.fired.last() {
                 busy_until.entry(*slot).and_modify(|end| _ = end.get_or_insert(world.now));

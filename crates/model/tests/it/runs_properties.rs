@@ -1,4 +1,4 @@
-//! What every plan for every run keeps, whatever the run looks like.
+//! Invariants of every plan for every run.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +23,7 @@ fn any_of<T: Copy + std::fmt::Debug + 'static>(all: &'static [T]) -> impl Strate
 
 fn any_state() -> impl Strategy<Value = SubmissionState> + Clone {
     let ending = any_of(TerminationReason::ALL).prop_map(job::Ending::new);
-    // Retryable ends are what most rules are about.
+    // Most rules concern retryable ends.
     let retryable = any_of(&[
         TerminationReason::ContainerExitedWithError,
         TerminationReason::FailedToStartDueToNoCapacity,
@@ -45,7 +45,7 @@ fn any_state() -> impl Strategy<Value = SubmissionState> + Clone {
     ]
 }
 
-/// What a retry is made of: replicas that run beside replicas that are over.
+/// Generates states for a retry: replicas that run next to replicas that are over.
 fn retried_state() -> impl Strategy<Value = SubmissionState> + Clone {
     let over = any_of(&[
         TerminationReason::ContainerExitedWithError,
@@ -171,7 +171,7 @@ fn ending(job: &JobView) -> Option<&job::Ending> {
     }
 }
 
-/// R11 read from the policy, not from the code: why this replica may not be tried again.
+/// R11 derived from the policy, not from the code: returns why this replica may not be retried.
 fn retry_problem(run: &RunView, replica: &ReplicaView) -> Option<String> {
     let Some(policy) = &run.retry else { return Some("no policy".to_owned()) };
     let mut covered = false;
@@ -183,7 +183,7 @@ fn retry_problem(run: &RunView, replica: &ReplicaView) -> Option<String> {
         let Some(event) = reason.retry_event() else { return Some(format!("{reason} is no failure")) };
         let began = run.schedule.as_ref().and_then(|s| s.fired).unwrap_or(run.submitted_at);
         let since = job.failing_since.or((event == retry::Event::NoCapacity).then_some(began));
-        // Of a run that waits for its retry, that was decided when it began to wait.
+        // For a run that waits for its retry, that was decided when it began to wait.
         let at = if run.status == run::Status::Pending { run.pending_since.min(NOW) } else { NOW };
         let in_time = since.is_some_and(|since| at.since(since) < policy.duration);
         if !policy.on_events.contains(&event) || !in_time || job.tries >= policy.max_total {
@@ -222,7 +222,7 @@ proptest! {
         for end in &plan.end {
             let job = find(&run, end.replica, end.job).unwrap();
             prop_assert!(!is_final(job), "a final job is asked to end");
-            // The plan's one way to end a job is this event, which never leads to a final status.
+            // The plan can end a job only with this event, which never leads to a final status.
             let after = job::step(job.state.status(), job::Event::StopAsked).after(job.state.status());
             prop_assert_eq!(after, Some(job::Status::Terminating));
         }
@@ -284,12 +284,12 @@ proptest! {
             let scaled_down = |job: &JobView| {
                 ending(job).is_some_and(|ending| ending.reason() == TerminationReason::ScaledDown)
             };
-            // A replica that was scaled down and is wanted again is no retry.
+            // A replica that was scaled down and is started again is no retry.
             if !replica.jobs.iter().any(scaled_down) {
                 prop_assert_eq!(retry_problem(&run, replica), None);
             }
         }
-        // Only a failure of the job's own makes the next submission wait.
+        // Only a failure of the job itself delays the next submission.
         let failed_itself = |job: &JobView| {
             ending(job).is_some_and(|ending| {
                 ending.detail() != Some(job::TerminationDetail::RegionFull)

@@ -1,4 +1,4 @@
-//! Once more, or not.
+//! Retry decisions.
 
 use windlass_model::{
     retry::{self, FailureHistory, FailureStreak, Policy, RetryDecision},

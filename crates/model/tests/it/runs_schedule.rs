@@ -1,4 +1,4 @@
-//! Cron slots: each once, in order, whatever the restarts and clocks do.
+//! Cron slots: each once, in order, regardless of restarts and clocks.
 
 use proptest::prelude::*;
 use windlass_model::{
@@ -29,7 +29,7 @@ fn several_patterns_mean_the_earliest() {
 
 #[test]
 fn r18_slots_are_utc_and_know_no_summer_time() {
-    // In Europe, one of these hours came twice and another never.
+    // In Europe, one of these hours occurred twice and another never.
     check(&["30 1 * * *"], "2026-10-24T01:30:00Z", "2026-10-25T01:30:00Z");
     check(&["30 2 * * *"], "2026-03-28T02:30:00Z", "2026-03-29T02:30:00Z");
     check(&["0 * * * *"], "2026-10-25T00:30:00Z", "2026-10-25T01:00:00Z");
@@ -80,7 +80,7 @@ fn matches(pattern: &str, minute: i64, hour: i64, day: i64, weekday: i64) -> boo
     }
 }
 
-/// 2026-11-01, a Sunday: a month of which every minute can be named by hand.
+/// 2026-11-01, a Sunday: a month of which every minute can be enumerated.
 const NOVEMBER: i64 = 1_793_491_200;
 
 fn slots_by_hand(patterns: &[&str], from: i64, to: i64) -> Vec<i64> {
@@ -96,7 +96,7 @@ fn slots_by_hand(patterns: &[&str], from: i64, to: i64) -> Vec<i64> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Asking again and again from the slot before names every slot, in order, once.
+    /// Repeated queries from the previous slot return every slot, in order, once.
     #[test]
     fn r18_the_chain_of_slots_is_the_set_of_slots(
         patterns in prop::sample::subsequence(&PATTERNS[..], 1..=3),
@@ -115,8 +115,8 @@ proptest! {
         prop_assert_eq!(found, slots_by_hand(&patterns, from, to));
     }
 
-    /// A server that asks at arbitrary moments, and forgets everything but the slot it waits for,
-    /// fires each slot it waited for exactly once.
+    /// A server that queries at arbitrary times, and keeps only the slot it waits for, fires each slot it waited for
+    /// exactly once.
     #[test]
     fn r18_restarts_neither_lose_nor_double_a_slot(
         patterns in prop::sample::subsequence(&PATTERNS[..], 1..=3),

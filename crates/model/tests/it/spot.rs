@@ -1,4 +1,4 @@
-//! The deadline policy: its rules, and what it costs on recorded capacity.
+//! The deadline policy: its rules, and its cost on recorded capacity.
 
 use std::path::{Path, PathBuf};
 
@@ -38,10 +38,10 @@ fn the_four_rules_decide() {
         // 1: behind the line, which is at 10 after 20.
         (at(20.0, 9.0, None, false), Some(OnDemand), MarketRule::CatchUp),
         (at(20.0, 10.0, None, false), None, MarketRule::Wait),
-        // 2: spot goes first even when behind, and is kept.
+        // 2: spot has precedence even when behind, and is kept.
         (at(20.0, 0.0, None, true), Some(Spot), MarketRule::TakeSpot),
         (at(20.0, 0.0, Some(Spot), true), Some(Spot), MarketRule::StaySpot),
-        // 3: on demand until the line of 30 (15) is reached and spot is there; never to nothing.
+        // 3: on demand until the line of 30 (15) is reached and spot is available; never to nothing.
         (at(20.0, 14.0, Some(OnDemand), true), Some(OnDemand), MarketRule::StayOnDemand),
         (at(20.0, 15.0, Some(OnDemand), true), Some(Spot), MarketRule::MoveToSpot),
         (at(20.0, 40.0, Some(OnDemand), false), Some(OnDemand), MarketRule::StayOnDemand),
@@ -64,7 +64,7 @@ fn every_deadline_is_met_on_our_own_trace_and_it_costs_less() {
         assert_eq!(row.missed, [0, 0, 0], "{row:?}");
         assert!(row.uniform < 0.85 * row.on_demand && row.optimum <= row.uniform_there, "{row:?}");
     }
-    // With a tight deadline the line is worth more than greed.
+    // With a tight deadline the line is better than greedy.
     let tight = row("synthetic", &trace, terms(0.9), RATIO, 60, 1);
     assert!(tight.uniform < tight.greedy, "{tight:?}");
 }
@@ -82,7 +82,7 @@ fn a_trace_without_capacity_costs_what_on_demand_costs() {
     assert!(Trace::parse(r#"{"metadata":{"gap_seconds":0},"data":[1]}"#).is_err());
 }
 
-/// The published figures, greedy and Uniform Progress, for work/time of 0.6, 0.8 and 0.9.
+/// Published figures, greedy and Uniform Progress, for work/time of 0.6, 0.8 and 0.9.
 const REFERENCE: [(&str, [(f64, f64); 3]); 6] = [
     ("avail-1node-aws-us-east-1a-v100", [(0.936, 0.914), (0.975, 0.955), (0.988, 0.975)]),
     ("avail-1node-aws-us-east-1c-v100", [(0.690, 0.652), (0.852, 0.764), (0.908, 0.848)]),
@@ -135,7 +135,7 @@ fn the_report_says_what_was_paid_and_whether_it_was_on_time() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever capacity comes and goes: if on-demand nodes could meet the deadline, it is met.
+    /// For any capacity: if on-demand nodes could meet the deadline, it is met.
     #[test]
     fn no_deadline_is_missed_whatever_the_market_does(
         lengths in prop::collection::vec(1_usize..60, 1..60),

@@ -53,7 +53,7 @@ async fn an_index_leads_to_the_image_of_the_platform_and_says_which_there_are() 
     assert!(
         refused.to_string().contains("has no build for linux/riscv64, only for linux/arm64, linux/amd64")
     );
-    // The same where there is no index to say so.
+    // The same without an index.
     let refused = resolve(&registry, "app:arm").await.unwrap_err();
     assert!(matches!(refused, RegistryError::NoPlatform(_)), "{refused}");
 }
@@ -87,7 +87,7 @@ async fn a_token_is_fetched_where_one_is_asked_for_and_kept() {
     assert_eq!(registry.issued_scopes(), ["repository:team/app:pull"]);
     let refused =
         client.resolve_image(&name, &Platform::linux(AMD64), Some(&test_credentials("wrong"))).await;
-    // The kept token is the user's, whatever password is given now: a new client has none.
+    // The cached token belongs to the user, whatever password is passed now: a new client has none.
     assert!(refused.is_ok());
     assert!(resolve_for(&registry, "team/app:1", AMD64, Some(&test_credentials("wrong"))).await.is_err());
 }

@@ -1,4 +1,4 @@
-//! An in-process registry: manifests, blobs, authentication, redirects and injected faults.
+//! In-process registry: manifests, blobs, authentication, redirects and injected faults.
 
 use std::{
     collections::HashMap,
@@ -32,17 +32,17 @@ pub(crate) struct Registry {
 #[derive(Default)]
 struct Shared {
     address: Mutex<String>,
-    /// By `REPOSITORY/manifests/VERSION` and `REPOSITORY/blobs/DIGEST`: type and bytes.
+    /// Type and bytes by `REPOSITORY/manifests/VERSION` and `REPOSITORY/blobs/DIGEST`.
     objects: Mutex<HashMap<String, (&'static str, Bytes)>>,
     password: Mutex<Option<String>>,
     requires_tokens: Mutex<bool>,
     issued_scopes: Mutex<Vec<String>>,
-    /// Calls that are answered with 503 before the next good one.
+    /// Number of calls that are answered with 503 before the next successful one.
     failures: AtomicUsize,
-    /// Where blobs are, if not here.
+    /// Server of blobs, if it is another one.
     blob_server: Mutex<Option<String>>,
     redirected_requests: Mutex<Vec<String>>,
-    /// Blobs that end in the middle.
+    /// Number of blob responses that break in the middle.
     broken_blobs: AtomicUsize,
     range_requests: AtomicUsize,
 }
@@ -54,7 +54,7 @@ pub(crate) fn digest(bytes: &[u8]) -> String {
 async fn serve(router: Router) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    // It ends with the runtime of the test.
+    // Ends with the runtime of the test.
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     address
 }
@@ -79,7 +79,7 @@ impl Registry {
         self.shared.objects.lock().insert(path, (kind, Bytes::copy_from_slice(bytes)));
     }
 
-    /// An image of one layer; says the digest of its manifest.
+    /// Stores an image of one layer; returns the digest of its manifest.
     pub(crate) fn push(&self, repository: &str, tag: &str, architecture: &str, layer: &[u8]) -> String {
         let config =
             json!({"os": "linux", "architecture": architecture, "config": {"Cmd": ["serve"]}}).to_string();
@@ -127,7 +127,7 @@ impl Registry {
         *self.shared.requires_tokens.lock() = true;
     }
 
-    /// The scopes that tokens were given for.
+    /// Returns the scopes for which tokens were issued.
     pub(crate) fn issued_scopes(&self) -> Vec<String> {
         self.shared.issued_scopes.lock().clone()
     }
@@ -136,7 +136,7 @@ impl Registry {
         self.shared.failures.store(calls, Ordering::SeqCst);
     }
 
-    /// From now on blobs are on another server.
+    /// Serves blobs from another server from now on.
     pub(crate) async fn redirect_blobs(&self) {
         let other =
             serve(Router::new().fallback(handle_redirected).with_state(Arc::clone(&self.shared))).await;
@@ -197,7 +197,7 @@ async fn handle_request(State(shared): State<Arc<Shared>>, request: Request) -> 
     object_response(&shared, wanted, request.headers())
 }
 
-/// Of the only configuration of an architecture: the layer alone is elsewhere.
+/// Returns the digest of the configuration, which is not redirected: only layers are on the other server.
 fn config_digest(_shared: &Shared) -> String {
     digest(
         json!({"os": "linux", "architecture": "amd64", "config": {"Cmd": ["serve"]}}).to_string().as_bytes(),
@@ -234,11 +234,11 @@ fn object_response(shared: &Shared, path: &str, headers: &HeaderMap) -> Response
     let length = rest.len();
     let is_large = length > 10_000;
     let body = if is_large && count_down(&shared.broken_blobs) {
-        // Half of what was promised, then an error in place of the rest.
+        // Half of the announced bytes, then an error instead of the rest.
         let half = rest.slice(..length / 2);
         let first = futures_util::stream::once(async move { Ok(half) });
         let rest = futures_util::stream::once(async {
-            // The server sends what it has before it asks again.
+            // The server sends what it has before it polls again.
             tokio::task::yield_now().await;
             Err(std::io::Error::other("broken by order"))
         });

@@ -1,4 +1,4 @@
-//! What hosts tell reaches the rows: events make them due and wake pipelines, output is copied.
+//! Events of hosts: they make rows due, wake pipelines and start copies of output.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     let running = kit.app.hints().subscribe("jobs_running");
     let terminating = kit.app.hints().subscribe("jobs_terminating");
 
-    // The first connection cannot know what it missed.
+    // The first connection cannot know which events it missed.
     kit.wire.tasks(shim.instance).await.unwrap();
     kit.wait_until_due("jobs", one.0).await;
     kit.wait_until_due("jobs", two.0).await;
@@ -53,7 +53,7 @@ async fn an_event_makes_the_job_due_and_wakes_its_pipeline(kit: &AgentTestEnv) {
     }
     let mut taken = Vec::new();
     for n in 0..20 {
-        // Let the last batch pass: what is measured is one event in a quiet moment.
+        // Lets the last batch pass: the test measures one event in a quiet moment.
         tokio::time::sleep(Duration::from_millis(50)).await;
         let id = kit.job(run, 100 + n, shim.instance, "running").await;
         let hinted = kit.app.hints().subscribe("jobs_running");
@@ -78,7 +78,7 @@ async fn x6_a_host_has_no_say_over_jobs_of_other_hosts(kit: &AgentTestEnv) {
     kit.wire.tasks(shim.instance).await.unwrap();
     kit.wait_until_due("jobs", own.0).await;
     kit.postpone("jobs", own.0).await;
-    // The host tells of both, of the foreign one first.
+    // The host reports both, the foreign one first.
     kit.wire.submit_task(call(shim.instance, foreign, 1), &minimal_task(foreign)).await.unwrap();
     kit.wire.submit_task(call(shim.instance, own, 1), &minimal_task(own)).await.unwrap();
     kit.wait_until_due("jobs", own.0).await;

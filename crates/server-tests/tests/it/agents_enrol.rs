@@ -1,4 +1,4 @@
-//! What makes agents ours, and the way to SSH hosts: once for all replicas, on both databases.
+//! Enrolment of agents and login to SSH hosts: once for all replicas, on both databases.
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -65,7 +65,7 @@ async fn an_instance_that_was_never_enrolled_has_no_credential(kit: &AgentTestEn
     assert!(matches!(none, Err(EnrolmentError::NoInstance { .. })), "{none:?}");
 }
 
-/// A fresh key: OpenSSH text of the private half, and the public line.
+/// A new key: the private key as OpenSSH text, and the public line.
 fn key_pair() -> (String, String) {
     let mut seed = [0_u8; 32];
     getrandom::fill(&mut seed).unwrap();
@@ -131,7 +131,7 @@ async fn x10_a_host_key_is_pinned_once_and_told(kit: &AgentTestEnv) {
         "ssh_key": {"public": public, "private": private}, "hosts": [{"hostname": "a", "port": 2200}]});
     let id = host(kit, settings).await;
     let seen = [learned_key("gate", &gates), learned_key("[a]:2200", &public)];
-    // Two replicas at once, and once more.
+    // Two replicas at once, then one again.
     let (one, two) = tokio::join!(site::pin(kit.db(), id, &seen), site::pin(kit.db(), id, &seen));
     one.and(two).unwrap();
     site::pin(kit.db(), id, &seen[..1]).await.unwrap();

@@ -1,4 +1,4 @@
-//! A server's side and real agents beside it: what the tests of the agents stand on.
+//! Environment for tests of agents: a server's side, and real agents.
 
 use std::{
     fs,
@@ -34,7 +34,7 @@ use crate::{
     db_rows::{self, TestOwner},
 };
 
-/// A server without routes and pipelines: database, keys, and the wire.
+/// A server without routes and pipelines: database, keys, and the agent client.
 pub(crate) struct AgentTestEnv {
     home: DbFixture,
     pub(crate) dir: TempDir,
@@ -68,12 +68,12 @@ impl AgentTestEnv {
         self.home.db()
     }
 
-    /// Another replica's view of the same hosts.
+    /// The client of another replica to the same hosts.
     pub(crate) fn second_agents(&self) -> Arc<HttpAgents> {
         HttpAgents::new(&self.app, ssh_hosts())
     }
 
-    /// An instance whose agent answers there, or will.
+    /// Inserts an instance whose agent answers at `reach`, now or later.
     pub(crate) async fn instance(&self, num: i64, reach: AgentEndpoint) -> InstanceId {
         let id = InstanceId(self.db().new_id().unwrap());
         let row = new_instance(self, id, num, Some(&machine(reach)), None);
@@ -85,7 +85,7 @@ impl AgentTestEnv {
         self.db().write(unit).await.unwrap().done().unwrap();
     }
 
-    /// A job that is on the instance and due in an hour.
+    /// Inserts a job on the instance that is due in an hour.
     pub(crate) async fn job(&self, run: RunId, num: i64, instance: InstanceId, status: &str) -> SubmissionId {
         let id = SubmissionId(self.db().new_id().unwrap());
         let values = vec![
@@ -111,7 +111,7 @@ impl AgentTestEnv {
         db_rows::run(self.db(), &self.made, name).await
     }
 
-    /// Whether the row is due at once.
+    /// Returns whether the row is due at once.
     pub(crate) async fn is_due(&self, table: &str, id: uuid::Uuid) -> bool {
         let sql = format!("SELECT due_at FROM {table} WHERE id = $1");
         let row = self.db().query_opt(sql, params![id]).await.unwrap().unwrap();
@@ -128,13 +128,13 @@ impl AgentTestEnv {
         eventually_async(&what, async || self.is_due(table, id).await.then_some(())).await;
     }
 
-    /// The tasks of a host that is back. Whoever asked while it was away (the copying of output does) has
-    /// made the next attempt wait a little.
+    /// Waits for a host that was restarted and returns its tasks. Calls while it was down (such as copies of output)
+    /// delay the next connection attempt.
     pub(crate) async fn wait_until_reachable(&self, instance: InstanceId) -> Vec<SubmissionId> {
         eventually_ok_async("the host answers", async || self.wire.tasks(instance).await).await
     }
 
-    /// Waits until the task is this far.
+    /// Waits until the task has this status.
     pub(crate) async fn wait_for_task(
         &self,
         call: CallContext,
@@ -147,7 +147,7 @@ impl AgentTestEnv {
         .await;
     }
 
-    /// Ends and removes the task as a pass does: the end takes its time, and nothing is removed before it.
+    /// Ends and removes the task as a pass does: the end takes time, and nothing is removed before it.
     pub(crate) async fn discard(&self, call: CallContext) {
         let gone = async || match discard(&*self.wire, call, "terminated_by_server").await {
             Err(AgentError::Conflict { reason }) => Err(reason),
@@ -159,7 +159,7 @@ impl AgentTestEnv {
         eventually_ok_async("the task is removed", gone).await;
     }
 
-    /// Starts the job as a pass does: a runner that does not listen yet is asked again.
+    /// Starts the job as a pass does: the call is repeated until the runner listens.
     pub(crate) async fn start_job(&self, call: CallContext, job: &JobStart) -> Option<JobStarted> {
         eventually_ok_async("the runner takes the job", async || match self.wire.start_job(call, job).await {
             Err(AgentError::Conflict { reason }) => Err(reason),
@@ -168,7 +168,7 @@ impl AgentTestEnv {
         .await
     }
 
-    /// Waits until the job has ended, and says as what.
+    /// Waits until the job has ended, and returns its state and exit status.
     pub(crate) async fn wait_until_ended(&self, call: CallContext) -> (String, Option<i32>) {
         eventually_ok_async("the job ends", async || {
             let pulled = self.wire.pull(call).await.unwrap();
@@ -233,7 +233,7 @@ pub(crate) fn call(instance: InstanceId, submission: SubmissionId, epoch: i64) -
     CallContext { instance, submission, epoch }
 }
 
-/// The plainest task.
+/// A minimal task.
 pub(crate) fn minimal_task(id: SubmissionId) -> TaskSpec {
     serde_json::from_value(json!({"id": id, "name": "train-0-0", "image_name": "none"})).unwrap()
 }
@@ -246,12 +246,12 @@ pub(crate) fn job(commands: &[&str]) -> JobStart {
     JobStart { submit: serde_json::from_value(job).unwrap(), code: None, archives: Vec::new() }
 }
 
-/// Something measured, for people: timings are not tests.
+/// Prints a measurement: timings are not tests.
 pub(crate) fn print_measurement(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// The agent's binary: beside this test, built with it by `cargo xtask test`, else now.
+/// Path of the agent binary next to this test. `cargo xtask test` builds it; otherwise it is built now.
 pub(crate) fn agent_binary() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let binary = test.parent().and_then(Path::parent).unwrap().join("windlass-agent");
@@ -263,7 +263,7 @@ pub(crate) fn agent_binary() -> PathBuf {
     binary
 }
 
-/// A real shim, enrolled, gone with all it started.
+/// A real, enrolled shim. Dropping it ends everything that it started.
 pub(crate) struct TestShim {
     pub(crate) instance: InstanceId,
     home: PathBuf,
@@ -273,7 +273,7 @@ pub(crate) struct TestShim {
 }
 
 impl TestShim {
-    /// One whose instance is made here, over its socket.
+    /// Creates an instance and starts its shim, reachable over a socket.
     pub(crate) async fn start(kit: &AgentTestEnv, runtime: &str) -> Self {
         let home = kit.dir.path().join("agent");
         let instance = kit.instance(0, AgentEndpoint::Socket { path: home.join("shim.sock") }).await;
@@ -315,7 +315,7 @@ impl TestShim {
         }
     }
 
-    /// `kill -9`.
+    /// Sends SIGKILL.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -332,7 +332,7 @@ impl TestShim {
         fs::read_to_string(self.home.join("log")).unwrap_or_default()
     }
 
-    /// One call without a runtime.
+    /// Sends one request without an async runtime.
     fn call(&self, method: &str, path: &str) -> Option<String> {
         let mut stream = UnixStream::connect(self.socket()).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
@@ -381,7 +381,7 @@ impl Drop for TestShim {
     }
 }
 
-/// Kills what still runs with a path below `home` in its command line.
+/// Kills all processes with a path below `home` in their command line.
 fn kill_all_below(home: &Path) {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
@@ -405,7 +405,7 @@ fn kill_all_below(home: &Path) {
     }
 }
 
-/// Runs each test, a function of `&Kit`, on both databases.
+/// Runs each test, a function of `&AgentTestEnv`, on both databases.
 macro_rules! on_both_kits {
     ($($name:ident)*) => {
         mod sqlite {

@@ -1,4 +1,5 @@
-//! A host that lies, drawls and never stops talking: nothing grows, nothing hangs, nobody else is touched.
+//! A hostile host that lies, responds slowly and sends without end: memory stays bounded, nothing hangs, and no other
+//! host is affected.
 
 use std::{
     convert::Infallible,
@@ -49,11 +50,11 @@ fn endless_body(piece: Bytes, every: Option<Duration>, sent: Arc<AtomicUsize>) -
     StreamBody::new(pieces).boxed_unsync()
 }
 
-/// What the hostile host does with the stream of events.
+/// Behaviour of the hostile host's event stream.
 #[derive(Clone)]
 enum EventBehavior {
     Endless(Bytes),
-    /// Says this, and ends the whole connection when told to.
+    /// Sends this, and closes the whole connection when notified.
     Once(Bytes, Arc<Notify>),
 }
 
@@ -61,7 +62,7 @@ struct HostileAgent {
     own: SubmissionId,
     events: EventBehavior,
     lines_sent: Arc<AtomicUsize>,
-    /// How the streams of events were asked for.
+    /// Requests for the event stream.
     asked: Mutex<Vec<String>>,
 }
 
@@ -71,7 +72,7 @@ impl HostileAgent {
         let body = if path == "/api/healthcheck" {
             full_body(json!({"service": "dstack-shim", "version": "1".repeat(1 << 20)}).to_string())
         } else if path == "/api/tasks" {
-            // Never done, never silent.
+            // Never complete, never silent.
             endless_body(Bytes::from_static(b" "), Some(Duration::from_millis(100)), Arc::default())
         } else if path == "/api/instance/host" || path == "/api/instance/health" {
             endless_body(vec![b' '; 1 << 20].into(), None, Arc::default())
@@ -191,7 +192,7 @@ async fn endless_events_are_read_no_faster_than_they_may_be_told() {
     let run = kit.run("train").await;
     let elsewhere = kit.instance(1, AgentEndpoint::Socket { path: "/nowhere".into() }).await;
     let foreign = kit.job(run, 0, elsewhere, "running").await;
-    // A line for a job that is not its own, and one that is no event.
+    // A line for a job of another host, and one that is not an event.
     let line = json!({"seq": u64::MAX, "at": 0, "event": "gone", "id": foreign}).to_string();
     let piece = Bytes::from(format!("{line}\nnonsense\n"));
     let (liar, instance) = liar(&kit, 0, EventBehavior::Endless(piece)).await;
@@ -202,7 +203,7 @@ async fn endless_events_are_read_no_faster_than_they_may_be_told() {
         kit.wire.log(at, "job", 0, 10).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // 256 in each 20 ms, and what lies in windows and buffers.
+    // 256 per 20 ms, plus the content of windows and buffers.
     let sent = liar.lines_sent.load(Ordering::Relaxed);
     assert!((100..60_000).contains(&sent), "{sent} lines were taken in two seconds");
     assert!(!kit.is_due("jobs", foreign.0).await, "a host has no say over jobs of others");

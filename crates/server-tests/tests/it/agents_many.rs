@@ -23,7 +23,7 @@ use crate::{
 };
 
 const HOSTS: usize = 1000;
-/// Calls under way at once.
+/// Maximum number of concurrent calls.
 const CALLS_MAX: usize = 64;
 const ALL_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -33,14 +33,14 @@ fn resident_kb() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Both ends of every connection are files.
+/// Both ends of every connection use a file descriptor.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
 }
 
-/// Hosts on this machine, or behind an SSH server: each with a connection of its own.
+/// Hosts on this machine, or behind an SSH server: each with a separate connection.
 async fn insert_instances(
     kit: &AgentTestEnv,
     home: &std::path::Path,
@@ -62,7 +62,7 @@ async fn insert_instances(
         ids.push(id);
     }
     kit.write(unit).await;
-    // Together, so that many of them are one commit.
+    // Concurrently, so that many of them share one commit.
     let told = stream::iter(ids.clone())
         .map(|id| async move { enrol::enrolment(kit.db(), kit.app.keys(), id).await.unwrap() });
     let told: Vec<_> = told.buffered(CALLS_MAX).collect().await;
@@ -89,7 +89,7 @@ async fn a_thousand_hosts_over_ssh_are_connected_and_answer() {
     check_all_answer(Some(&sshd)).await;
 }
 
-/// Asks until everybody has answered once. A machine that makes both ends of a thousand connections at once may be
+/// Calls until every host has answered once. A machine that creates both ends of a thousand connections at once may be
 /// late for some.
 async fn wait_for_all(kit: &AgentTestEnv, ids: &[InstanceId]) {
     let asked = Instant::now();
@@ -137,7 +137,7 @@ async fn check_all_answer(sshd: Option<&Sshd>) {
         (residents[0] - before) / HOSTS as u64
     ));
 
-    // Each of them tells, and each is heard.
+    // Each host sends an event, and each event is received.
     let run = kit.run("train").await;
     let jobs = stream::iter((0..).zip(ids.clone())).map(|(n, id)| {
         let kit = &kit;

@@ -1,4 +1,4 @@
-//! The same reach through a real SSH server.
+//! The same calls through a real SSH server.
 
 use serde_json::json;
 use windlass_api::agent::shim::TaskStatus;
@@ -16,7 +16,7 @@ use crate::{
     sshd::Sshd,
 };
 
-/// How to log in to an instance, as its row keeps it.
+/// Sealed login to an instance, as its row stores it.
 pub(crate) fn sealed_login(kit: &AgentTestEnv, sshd: &Sshd, id: InstanceId) -> Vec<u8> {
     let private = std::fs::read_to_string(sshd.home().join("user")).unwrap();
     let public = std::fs::read_to_string(sshd.home().join("user.pub")).unwrap();
@@ -26,7 +26,7 @@ pub(crate) fn sealed_login(kit: &AgentTestEnv, sshd: &Sshd, id: InstanceId) -> V
     kit.app.keys().seal(&belongs, settings.to_string().as_bytes()).unwrap()
 }
 
-/// A host of an SSH fleet with an agent behind it.
+/// A host of an SSH fleet with an agent.
 async fn start_ssh_host(kit: &AgentTestEnv, sshd: &Sshd) -> TestShim {
     let id = InstanceId(kit.db().new_id().unwrap());
     let home = kit.dir.path().join("agent");
@@ -53,7 +53,7 @@ async fn a_task_is_driven_through_ssh() {
     let log = kit.wire.log(at, "job", 0, 100).await.unwrap();
     assert_eq!(&log.bytes[..], b"hello\n");
 
-    // Only the shim dies: the SSH connection below stays and carries the next one.
+    // Only the shim dies: the SSH connection stays and carries the next connection.
     shim.kill();
     shim.start_again();
     assert_eq!(kit.wait_until_reachable(shim.instance).await, [id]);
@@ -85,7 +85,7 @@ async fn x10_a_host_with_another_key_is_told_nothing() {
     let why = eventually_async("the host is barred", async || {
         match kit.wire.submit_task(at, &minimal_task(at.submission)).await {
             Err(AgentError::Barred { why, .. }) => Some(why),
-            // The old connection may be found gone first.
+            // The old connection may fail first.
             Err(AgentError::Unreachable { .. }) => None,
             other => panic!("{other:?}"),
         }
@@ -96,7 +96,7 @@ async fn x10_a_host_with_another_key_is_told_nothing() {
         let again = kit.wire.tasks(shim.instance).await;
         assert!(matches!(again, Err(AgentError::Barred { .. })), "it stays so: {again:?}");
     }
-    // Another replica, which was never there, is warned by the same pin.
+    // Another replica, which never connected, refuses the host because of the same pin.
     let another = kit.second_agents();
     let refused = another.tasks(shim.instance).await;
     assert!(matches!(refused, Err(AgentError::Barred { .. })), "{refused:?}");

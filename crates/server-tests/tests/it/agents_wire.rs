@@ -1,4 +1,4 @@
-//! The server's reach onto real agents over their sockets.
+//! The server's calls to real agents over their sockets.
 
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ async fn a_task_is_driven_from_submission_to_removal() {
     assert_eq!(kit.wait_until_ended(at(1)).await, ("failed".into(), Some(3)));
     let log = wire.log(at(1), "job", 2, 3).await.unwrap();
     assert_eq!((&log.bytes[..], log.end, log.is_complete), (&b"llo"[..], 6, true));
-    // A runner whose log is complete may be gone before it hears that.
+    // A runner whose log is complete may exit before it receives the acknowledgement.
     let heard = wire.log_was_read(at(1), "job", 6).await;
     assert!(matches!(heard, Ok(()) | Err(AgentError::Conflict { .. })), "{heard:?}");
 
@@ -57,7 +57,7 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
     let (wire, at) = (&kit.wire, call(shim.instance, submission_id(), 1));
     wire.submit_task(at, &minimal_task(submission_id())).await.unwrap();
     kit.wait_for_task(at, TaskStatus::Running).await;
-    // Longer than one window of the connection: it must flow.
+    // Longer than one flow-control window of the connection.
     let size = 3 << 20;
     let mut start = job(&["/bin/sh", "-c", "wc -c < notes/today; exec sleep 600"]);
     let archive = "11111111-1111-4111-8111-111111111111";
@@ -81,7 +81,7 @@ async fn a_stop_ends_the_commands_and_files_arrive() {
     kit.discard(at).await;
 }
 
-/// One file in the plainest archive there is.
+/// An archive of one file in the simplest tar format.
 fn tar_archive(name: &str, content: &[u8]) -> Vec<u8> {
     let mut head = [0_u8; 512];
     head[..name.len()].copy_from_slice(name.as_bytes());
@@ -163,7 +163,7 @@ async fn f14_the_next_call_finds_a_shim_that_was_killed_and_came_back() {
     kit.discard(at).await;
 }
 
-/// Somebody who takes connections and reads.
+/// A socket that accepts connections, writes `says` and reads.
 fn start_socket_sink(kit: &AgentTestEnv, says: &'static [u8]) -> AgentEndpoint {
     let path = kit.dir.path().join("taker.sock");
     let listener = UnixListener::bind(&path).unwrap();

@@ -1,7 +1,7 @@
 //! Every operation of the OpenAPI document × every kind of caller.
 //!
-//! What is expected comes from the document's `x-access` alone: an operation without a known level
-//! fails here, and so does one that lets in somebody it should not.
+//! The expectations come from the document's `x-access` alone: an operation without a known level fails here, and so
+//! does one that admits a caller it should not.
 
 use http_body_util::Full;
 use hyper::{Request, body::Bytes};
@@ -49,7 +49,7 @@ const ALL_CALLERS: [CallerKind; 7] = [
 impl CallerKind {
     fn role(self) -> CallerRole {
         match self {
-            // Whoever shows a token that the server does not know is nobody to it.
+            // A caller with an unknown token counts as anonymous.
             Self::Anonymous | Self::UnknownToken => CallerRole::Anonymous,
             Self::Outsider => CallerRole::Outsider,
             Self::User => CallerRole::User,
@@ -60,8 +60,8 @@ impl CallerKind {
     }
 }
 
-/// Whether a caller gets past the door. What the body asks for may still be refused behind it. The project here is not
-/// public.
+/// Returns whether a caller passes the access check. The request in the body may still be refused after it. The project
+/// here is not public.
 fn is_admitted(access: Access, who: CallerKind) -> bool {
     access.admits(who.role(), Ownership::Own)
 }
@@ -98,7 +98,7 @@ impl RoleTokens {
     }
 }
 
-/// A body that no operation can act on: what is asked for does not exist.
+/// Sends a body on which no operation can act: what it names does not exist.
 async fn send_request(server: &TestServer, method: &str, path: &str, token: Option<&str>) -> (u16, Value) {
     let mut request = Request::builder().method(method).uri(path).header("host", &server.authority);
     if let Some(token) = token {
@@ -146,7 +146,7 @@ async fn every_operation_lets_in_those_it_names_and_nobody_else(ground: &ServerF
     server.stop().await;
 }
 
-/// Everything of a project, asked for by a member of another one.
+/// Every operation of a project, requested by a member of another one.
 async fn a_project_is_closed_to_people_of_other_projects(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
@@ -158,7 +158,7 @@ async fn a_project_is_closed_to_people_of_other_projects(ground: &ServerFixture)
         let (status, _) = server.post(&mira, &format!("/api/project/none/{path}"), "{}").await;
         assert_eq!(status, 404, "{path}");
     }
-    // Lists over all projects hold only what is hers.
+    // Lists over all projects contain only her own.
     let projects = server.ok(&mira, "/api/projects/list", json!({})).await;
     assert_eq!(projects.as_array().unwrap().len(), 1);
     for path in ["/api/runs/list", "/api/fleets/list", "/api/volumes/list"] {
@@ -207,8 +207,8 @@ async fn x6_ids_of_another_project_do_not_open_it(ground: &ServerFixture) {
     server.stop().await;
 }
 
-/// Each operation of her own project, asked for the things of another one: by every name and id, in every field that
-/// takes one, in the body and in the query.
+/// Each operation of her own project, requested for the objects of another one: by every name and id, in every field
+/// that accepts one, in the body and in the query.
 async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &ServerFixture) {
     let server = ground.start().await;
     let mira = server.user("mira").await;
@@ -228,7 +228,7 @@ async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &
     let mut asked = 0;
     for (path, methods) in openapi::document()["paths"].as_object().unwrap() {
         for (method, operation) in methods.as_object().unwrap() {
-            // What makes something new makes it in her own project.
+            // Operations that create something create it in her own project.
             let id = operation["operationId"].as_str().unwrap();
             let makes = ["apply_", "create_", "set_", "init_", "plan_", "add_", "update_"];
             if !path.contains("{project_name}") || makes.iter().any(|verb| id.starts_with(verb)) {
@@ -269,7 +269,7 @@ async fn x6_no_operation_answers_or_obeys_to_things_of_another_project(ground: &
         }
     }
     assert!(asked > 100, "the sweep is smaller than it was: {asked}");
-    // Everything is as it was.
+    // Nothing has changed.
     let kept = server.admin("/api/project/main/runs/get", json!({ "run_name": "theirs" })).await;
     assert_eq!((&kept["id"], &kept["status"]), (&run["id"], &run["status"]));
     let kept = server.admin("/api/project/main/fleets/get", json!({ "name": "theirs" })).await;
@@ -294,13 +294,13 @@ async fn x7_who_is_taken_out_of_a_project_is_out_at_once(ground: &ServerFixture)
     server.stop().await;
 }
 
-/// Users of one test, each with a name of their own.
+/// Users of one test, each with a unique name.
 struct TestUsers<'a> {
     server: &'a TestServer,
     made: std::cell::Cell<u32>,
 }
 
-/// Somebody with a token, or nobody.
+/// A user with a token, or an anonymous caller.
 struct TestUser {
     name: String,
     token: Option<String>,
@@ -331,7 +331,7 @@ impl TestUsers<'_> {
         TestUser { name, token: made["creds"]["token"].as_str().map(str::to_owned) }
     }
 
-    /// Makes what the operation is about, in the name of its creator, and asks for it.
+    /// Creates the object of the operation as `creator`, and builds the request for it.
     async fn request(&self, operation: &str, creator: &TestUser) -> TestRequest {
         let server = self.server;
         let token = creator.token.as_deref().unwrap_or(ADMIN_TOKEN);
@@ -428,8 +428,8 @@ impl TestRequest {
     }
 }
 
-/// Each operation whose access depends on the creator × each role × own and foreign objects: every one of these cells of
-/// `docs/reference/rights.md`.
+/// Each operation whose access depends on the creator × each role × own and foreign objects: every one of these cells
+/// of `docs/reference/rights.md`.
 async fn objects_of_others_are_for_those_whom_the_table_names(ground: &ServerFixture) {
     let server = TestServer::start_with(SettingsSource { no_local: Some(false), ..ground.given() }).await;
     let users = TestUsers { server: &server, made: std::cell::Cell::default() };
@@ -437,10 +437,10 @@ async fn objects_of_others_are_for_those_whom_the_table_names(ground: &ServerFix
     for entry in operations::table().into_iter().filter(|entry| entry.access.depends_on_owner()) {
         for role in CallerRole::ALL {
             for object in [Ownership::Own, Ownership::Foreign] {
-                // Nobody makes anything without a token, and whoever is no member has nothing in the project.
+                // An anonymous caller creates nothing, and a non-member has nothing in the project.
                 let in_project = entry.access.in_project();
                 let has_own = role >= if in_project { CallerRole::User } else { CallerRole::Outsider };
-                // A member does not join; who is none joins public projects, which is shown elsewhere.
+                // A member does not join; a non-member joins public projects, which another test covers.
                 if object == Ownership::Own && (!has_own || entry.id == "add_members") {
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! What every function of `db/` does, on both databases alike.
+//! Tests of every function of `db/`, on both databases.
 
 use windlass_server::db::{DatabaseUrl, Db};
 use windlass_testkit::{TempDir, temp_dir};
@@ -30,7 +30,7 @@ impl DbFixture {
     }
 }
 
-/// Defines `sqlite::NAME` and `postgres::NAME` for each `async fn NAME(db: &Db)` beside it.
+/// Defines `sqlite::NAME` and `postgres::NAME` for each `async fn NAME(db: &Db)` in the module.
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod sqlite {

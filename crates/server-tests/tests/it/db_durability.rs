@@ -1,4 +1,4 @@
-//! What survives: a killed server, a killed database, a second server, a lost connection.
+//! Durability: a killed server, a killed database, a second server, a lost connection.
 
 use std::{
     collections::BTreeSet,
@@ -40,8 +40,8 @@ async fn kept(db: &Db) -> BTreeSet<Uuid> {
     rows.iter().map(|row| row.uuid(0).unwrap()).collect()
 }
 
-/// Not a case of its own: what `r1_…_killed_…` starts and kills. Without a database to write to it
-/// has nothing to do.
+/// Not a test by itself: the process that `r1_…_killed_…` starts and kills. Without a database to write to it does
+/// nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_child_that_submits_until_it_is_killed() {
     let Ok(path) = std::env::var(CHILD_DATABASE_ENV) else { return };
@@ -55,7 +55,7 @@ async fn a_child_that_submits_until_it_is_killed() {
     }
 }
 
-/// Starts the child, lets it acknowledge so many, kills it without warning, and answers what it said.
+/// Starts the child, lets it acknowledge `enough` writes, kills it without warning, and returns the acknowledged ids.
 fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid> {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "db_durability::a_child_that_submits_until_it_is_killed", "--nocapture"])
@@ -66,7 +66,7 @@ fn acknowledged_before_the_kill(database: &Path, enough: usize) -> BTreeSet<Uuid
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let mut said = BTreeSet::new();
     let mut is_killed = false;
-    // After the kill the pipe still holds what was said before it.
+    // After the kill the pipe still holds the lines written before it.
     while let Some(Ok(line)) = lines.next() {
         if let Some(id) = line.strip_prefix("acknowledged ").and_then(|id| id.parse().ok()) {
             said.insert(id);
@@ -127,11 +127,11 @@ async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
         said.extend(writer.await.unwrap());
     }
     cluster.start_again().await;
-    // The same handle, without being opened again.
+    // The same handle, not reopened.
     let kept = wait_for_stored_runs(&db).await;
     assert!(said.len() >= 200, "only {} were acknowledged", said.len());
     assert!(said.is_subset(&kept), "lost: {:?}", said.difference(&kept).collect::<Vec<_>>());
-    // Writes have a connection of their own, which finds its way back by itself: within the same bound.
+    // Writes have a separate connection, which reconnects by itself within the same time.
     for _ in 0..200 {
         match submit(&db, &made).await {
             Ok(_) => return,
@@ -142,7 +142,7 @@ async fn r1_what_was_acknowledged_survives_the_kill_of_postgres() {
     panic!("writes do not go on");
 }
 
-/// Waits for the handle to find its way back.
+/// Waits until the handle has reconnected.
 async fn wait_for_stored_runs(db: &Db) -> BTreeSet<Uuid> {
     for _ in 0..200 {
         if db.query("SELECT 1", vec![]).await.is_ok() {
@@ -182,7 +182,7 @@ async fn a_postgres_that_takes_writes_again_is_found_without_a_restart() {
         assert!(test.db.claim(&queue, 9, Duration::from_secs(9)).await.is_err());
         assert_eq!(kept(&test.db).await.len(), 1, "reads work");
     }
-    // Nobody ends the sessions that were opened meanwhile.
+    // The sessions that were opened meanwhile are not ended.
     test.set_writable(true).await;
     submit(&test.db, &made).await.expect("a session from before would refuse");
     assert_eq!(test.db.claim(&queue, 9, Duration::from_secs(9)).await.unwrap().leases.len(), 2);
@@ -197,7 +197,7 @@ async fn l4_rows_of_a_server_that_died_are_free_when_the_next_opens_the_file() {
     let id = submit(&db, &made).await.unwrap();
     let queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
     let first = db.claim(&queue, 9, Duration::from_secs(600)).await.unwrap().leases;
-    // As far as the row can tell, its holder is killed here: nothing is handed back.
+    // To the row, this is a kill of its holder: nothing is released.
     db.close().await;
     let db = Db::open(&url).await.unwrap();
     let second = db.claim(&queue, 9, Duration::from_secs(600)).await.unwrap().leases;
@@ -240,7 +240,7 @@ async fn hints_reach_the_other_replica() {
     let test = TestDb::open().await;
     let other = test.replica().await;
     let mut heard = other.listen();
-    // Listening begins in the background: the hint is repeated until it is heard.
+    // Listening begins in the background: the hint is repeated until it is received.
     let hint = async {
         loop {
             test.db.notify("jobs_running").await.unwrap();
@@ -271,7 +271,7 @@ async fn l12_two_replicas_share_the_rows() {
     other.close().await;
 }
 
-/// Loses the answer of the next write, or the write itself.
+/// Loses the response of the next write, or the write itself.
 struct LostWriteFault {
     before: AtomicBool,
     after: AtomicBool,

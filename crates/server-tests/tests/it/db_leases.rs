@@ -1,4 +1,4 @@
-//! The engine's lease suite on both databases, and on the one of the simulation.
+//! The engine's lease suite on both databases, and on that of the simulation.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use crate::{
     db_rows::{TestOwner, made},
 };
 
-/// What differs between the harnesses is where the database is.
+/// The harnesses differ only in the location of the database.
 macro_rules! harness {
     ($name:ident, $home:ty, $open:expr, $db:expr) => {
         pub(crate) struct $name {
@@ -113,7 +113,7 @@ async fn read(db: &Db, table: &'static str, id: Uuid) -> Row {
     }
 }
 
-/// A clock that ticks by a microsecond whenever it is read: time passes, and always the same way.
+/// A clock that advances by a microsecond with each read: time passes, and is reproducible.
 async fn inline() -> Db {
     let ticks = AtomicI64::new(1_700_000_000_000_000);
     Db::open_inline(Arc::new(move || ticks.fetch_add(1, Ordering::Relaxed)), 7).unwrap()

@@ -34,7 +34,7 @@ on_both! {
 
 const QUEUE: Queue = Queue { pipeline: "runs", table: "runs", statuses: &["submitted"] };
 
-/// Opening again is what a restarted server does; here the journal was tampered with before.
+/// Migrates again, as a restarted server does, after the journal was tampered with.
 async fn migrate_error(db: &Db, tamper: &'static str) -> DbError {
     db.write(Unit::new().exec(tamper, vec![])).await.unwrap();
     db.migrate_again().await.unwrap_err()
@@ -67,7 +67,7 @@ async fn postgres_replicas_that_start_at_once_migrate_once() {
     assert_eq!(first.db.query("SELECT id FROM runs", vec![]).await.unwrap().len(), 3);
 }
 
-/// Setting what sessions carry is to everybody as if the server's clock had been set.
+/// Changing the stored clock offset has the same effect for all sessions as setting the database server's clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
     let test = TestDb::open().await;
@@ -91,7 +91,7 @@ async fn postgres_l5_a_clock_that_is_set_moves_neither_time_nor_locks() {
     }
 }
 
-/// Many notice a jump at the same time, each before the others have taken it out.
+/// Many replicas detect a jump at the same time, each before the others have corrected it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_l5_a_jump_is_taken_out_once_however_many_notice_it() {
     let test = TestDb::open().await;
@@ -133,7 +133,7 @@ async fn postgres_l5_times_that_were_written_by_a_wrong_clock_are_set_right() {
     let wrong = "UPDATE runs SET last_processed_at = now_us() + 600000000, due_at = now_us() + 600000000, \
                  lock_expires_at = lock_expires_at + 600000000";
     test.db.write(Unit::new().exec(wrong, vec![])).await.unwrap();
-    // The first look of a server searches for such rows.
+    // The first claim of a server searches for such rows.
     let claimed = test.replica().await.claim(&QUEUE, 9, ttl).await.unwrap().leases;
     assert_eq!(claimed.len(), 1, "the free one is due, the other one is held");
     assert_ne!(claimed[0].id, held.id);
@@ -150,7 +150,8 @@ fn set_deadlock_timeout_sql(time: &str) -> String {
     )
 }
 
-/// Postgres finds a deadlock after a second, by its wall, which may be set. We do not wait for that.
+/// Postgres detects a deadlock after a second of wall-clock time, and that clock may be set. The server does not rely
+/// on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_f9_a_deadlock_that_the_database_does_not_see_is_given_up_and_tried_again() {
     let test = TestDb::open().await;
@@ -177,7 +178,7 @@ async fn postgres_f9_a_deadlock_that_the_database_does_not_see_is_given_up_and_t
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_replicas_never_deadlock_over_the_same_rows() {
     let test = TestDb::open().await;
-    // It has to find out before anybody lets go.
+    // Postgres must detect the deadlock before either side times out.
     test.db.write(Unit::new().exec(set_deadlock_timeout_sql("10ms"), vec![])).await.unwrap();
     let (first, other) = (test.replica().await, test.replica().await);
     let made = made(&test.db).await;
@@ -252,7 +253,7 @@ async fn forward(mut client: UnixStream, mut server: UnixStream, mood: Arc<Atomi
                     LOSE_THE_COMMIT => return,
                     LOSE_THE_ANSWER => {
                         server.write_all(&asked[..read]).await.unwrap();
-                        // Something comes back, so it is done; the client does not get to see it.
+                        // A response arrived, so the commit is done; the client does not receive it.
                         let _ = server.read(&mut answered).await;
                         return;
                     }
@@ -287,7 +288,7 @@ async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
         let unit = Unit::new().insert("runs", crate::db_rows::run_values(&made, id, &format!("run-{id}")));
         let error = db.write(unit).await.unwrap_err();
         assert!(matches!(error, DbError::Unknown { .. }), "{error:?}");
-        // Asked directly: what was committed is there, and nothing was written twice.
+        // A direct query: what was committed is stored, and nothing was written twice.
         let rows = test.db.query("SELECT id FROM runs", vec![]).await.unwrap();
         assert_eq!(rows.len(), kept);
     }

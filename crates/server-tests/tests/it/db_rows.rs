@@ -1,10 +1,10 @@
-//! Rows that tests of the database start from.
+//! Rows with which tests of the database start.
 
 use uuid::Uuid;
 use windlass_model::id::{ProjectId, RunId, UserId};
 use windlass_server::db::{Db, Unit, Val, Values};
 
-/// A user and a project of theirs.
+/// A user and a project that the user owns.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TestOwner {
     pub(crate) user: UserId,

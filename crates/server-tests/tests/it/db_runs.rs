@@ -122,7 +122,7 @@ async fn a_run_is_written_with_its_jobs_and_events(db: &Db) {
     assert_eq!(runs::count_active(db, made.project).await.unwrap(), 1);
 }
 
-/// Thirty runs over five times, so that most ties are cut by id; and new ones come in between.
+/// Thirty runs with five different times, so that most ties are broken by id; new ones are added in between.
 async fn a5_paging_through_runs_skips_and_doubles_nothing(db: &Db) {
     let made = made(db).await;
     let mut expected = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! What proxies keep in the database: who is ready, who sits where, what came.
+//! Proxy state in the database: ready replicas, registrations of proxies, request counts.
 
 use windlass_model::{
     decide::replicas::Traffic,
@@ -31,7 +31,7 @@ async fn insert_service(db: &Db, made: &TestOwner) -> RunId {
     RunId(id)
 }
 
-/// A replica that runs, on an instance that nobody looks at.
+/// A running replica on an instance that no pipeline processes.
 async fn insert_replica(db: &Db, made: &TestOwner, run: RunId) -> SubmissionId {
     let (id, instance) = (db.new_id().unwrap(), InstanceId(db.new_id().unwrap()));
     let host = vec![
@@ -61,10 +61,10 @@ async fn insert_replica(db: &Db, made: &TestOwner, run: RunId) -> SubmissionId {
     SubmissionId(id)
 }
 
-/// A server has many jobs and few services, and this is asked with every change of a job.
+/// A server has many jobs and few services, and this query runs with every change of a job.
 async fn replicas_are_looked_for_from_the_services_on(db: &Db) {
     for plan in replicas::explain(db).await.unwrap() {
-        // Postgres goes by how full its tables are, and here they are empty.
+        // Postgres plans by the size of its tables, which are empty here.
         if db.dialect() == Dialect::Sqlite {
             assert!(plan.starts_with("SCAN r USING INDEX runs_services"), "{plan}");
         }
@@ -84,13 +84,13 @@ async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db
     assert_eq!((watched.len(), watched[0].id, watched[0].registered), (1, job, false));
     assert!(replicas::ready_replicas(db).await.unwrap().is_empty());
     assert!(replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
-    // Whoever read the same before was late.
+    // A second writer that read the same state is too late.
     assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
     assert_eq!(replicas::ready_replicas(db).await.unwrap()[0].id, job);
-    // Without probes there is nothing more to look at.
+    // Without probes there is nothing more to observe.
     assert!(replicas::running_replicas(db).await.unwrap().is_empty());
 
-    // One that was asked to end takes no requests, and nobody makes it ready again.
+    // A replica that was requested to end receives no requests, and is not made ready again.
     let asked =
         "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
     write(db, Unit::new().exec(asked, vec![job.into()])).await;
@@ -115,7 +115,7 @@ async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
     replicas::remove_proxy(db, "b").await.unwrap();
     assert!(!has_proxy_seat(db, job).await);
 
-    // One that was not seen for long has nothing either.
+    // A proxy that did not report for long has no registrations either.
     replicas::record_proxy(db, "c", &[job]).await.unwrap();
     replicas::sweep(db).await.unwrap();
     assert!(has_proxy_seat(db, job).await);
@@ -142,7 +142,7 @@ async fn requests_are_summed_over_proxies(db: &Db) {
     assert_eq!(read(run, None, 60).await, all);
     assert_eq!(replicas::answers(db, run, Span::secs(60)).await.unwrap().len(), 3);
     assert_eq!(read(RunId(db.new_id().unwrap()), None, 60).await, Some(Traffic::default()));
-    // What a gateway publishes is not judged by others while the gateway is silent.
+    // Counts of a service that a gateway publishes are unknown while the gateway is silent.
     let gateway = GatewayId(db.new_id().unwrap());
     assert_eq!(read(run, Some(gateway), 60).await, None);
     replicas::record_gateway_node(db, gateways::record_node("node", gateway, None), "node", &[])

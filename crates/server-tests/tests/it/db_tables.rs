@@ -1,4 +1,4 @@
-//! The tables beside runs and jobs.
+//! The tables besides runs and jobs.
 
 use std::collections::BTreeSet;
 
@@ -213,7 +213,7 @@ async fn events_are_found_by_what_they_are_about(db: &Db) {
     assert_ne!(next[0].id, first.id);
 }
 
-/// Those of one unit have one time. Backwards they are the same, page by page.
+/// Events of one unit have the same time. In descending order they are the same, page by page.
 async fn events_of_one_unit_are_told_in_the_order_of_their_writing(db: &Db) {
     let place = events::EventContext { project: None, user: None, lock_token: None, targets: &[] };
     let mut unit = Unit::new();

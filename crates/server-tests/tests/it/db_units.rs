@@ -1,4 +1,4 @@
-//! Units: all or nothing, acknowledged after the commit, many in one.
+//! Units: atomic, acknowledged after the commit, many in one transaction.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -66,7 +66,7 @@ async fn a_unit_that_breaks_a_constraint_leaves_nothing(db: &Db) {
     assert_eq!(count(db, "users").await, 0);
 }
 
-/// A run that is held with this token.
+/// A run that is locked with this token.
 async fn held(db: &Db, made: &TestOwner, name: &str) -> LeaseKey {
     let (id, token) = (db.new_id().unwrap(), db.new_id().unwrap());
     let mut values = run_values(made, id, name);
@@ -123,7 +123,7 @@ async fn an_expectation_that_fails_undoes_the_guard_too(db: &Db) {
 async fn l13_all_times_of_a_unit_are_equal(db: &Db) {
     let made = made(db).await;
     let good = held(db, &made, "good").await;
-    // As a claim leaves it: a row without a due time was poked while it was held, and stays due.
+    // As a claim leaves it: a row without a due time was hinted while it was locked, and stays due.
     db.write(Unit::new().exec("UPDATE runs SET due_at = now_us() WHERE id = $1", params![good.id]))
         .await
         .unwrap();
@@ -226,7 +226,7 @@ async fn a_thousand_units_at_once_are_all_acknowledged_and_kept(db: &Db) {
     assert_eq!(kept.iter().map(|row| row.uuid(0).unwrap()).collect::<BTreeSet<_>>(), acknowledged);
 }
 
-/// Three sorts of unit, mixed: good, stale and in conflict. Each gets its own answer.
+/// Three kinds of unit, mixed: valid, stale and conflicting. Each gets its own result.
 async fn the_guilty_fail_alone_among_many(db: &Db) {
     let made = made(db).await;
     run(db, &made, "taken").await;
@@ -294,7 +294,7 @@ async fn commits_are_on_disk_before_they_are_acknowledged(db: &Db) {
     let wanted: &[(&str, &str)] = match db.dialect() {
         // 2 is FULL.
         Dialect::Sqlite => &[("journal_mode", "wal"), ("synchronous", "2"), ("foreign_keys", "1")],
-        // What a session decides. `fsync` belongs to the cluster, and the tests' own has none to be quick.
+        // Settings of a session. `fsync` belongs to the cluster, and the tests' cluster disables it for speed.
         Dialect::Postgres => &[("synchronous_commit", "on")],
     };
     for (name, value) in wanted {
@@ -302,7 +302,7 @@ async fn commits_are_on_disk_before_they_are_acknowledged(db: &Db) {
     }
 }
 
-/// Those that the tables list, and every other whole statement that stands in `db/`.
+/// The statements that the tables list, and every other complete statement in `db/`.
 async fn every_statement_prepares(db: &Db) {
     let mut all: BTreeSet<String> =
         windlass_server::db::statements().into_iter().map(str::to_owned).collect();
@@ -319,7 +319,7 @@ async fn every_statement_prepares(db: &Db) {
     }
 }
 
-/// String literals that are statements. One with `{` is a pattern, which only its caller can fill.
+/// String literals that are statements. One with `{` is a format string that only its caller can fill.
 fn statements_in(source: &str) -> Vec<String> {
     let verbs = ["SELECT ", "INSERT INTO ", "UPDATE ", "DELETE FROM "];
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! A small object store that speaks S3 and believes nothing: every signature is checked against what arrived.
+//! A small S3 server that checks the signature of every request.
 
 use std::{
     collections::BTreeMap,
@@ -26,16 +26,16 @@ use windlass_server::logs::objects::s3::{S3Bucket, S3Credentials, S3Location};
 const KEY: &str = "KEYOFTHESETESTS";
 const SECRET: &str = "secret/of+these tests";
 const BUCKET: &str = "logs-of-jobs";
-/// Fewer names in a list than were asked for, which a store may do.
+/// Fewer names per page than requested, which S3 allows.
 const PAGE_MAX: usize = 7;
 
 #[derive(Default)]
 pub(crate) struct FakeS3State {
     pub(crate) objects: Mutex<BTreeMap<String, Bytes>>,
-    /// Requests to answer with 500 before anything is done, and after everything was done.
+    /// Number of requests to answer with 500 before they are processed, and after.
     pub(crate) fail_before: AtomicUsize,
     pub(crate) fail_after: AtomicUsize,
-    /// A store that replaces what it was asked not to replace.
+    /// True for a store that ignores `If-None-Match` and replaces objects.
     pub(crate) ignores_conditions: bool,
 }
 
@@ -166,7 +166,7 @@ fn list_objects(objects: &BTreeMap<String, Bytes>, query: &str) -> Response<Full
     response(200, text + "</ListBucketResult>")
 }
 
-/// The signature made again from what arrived, written apart from the client's own.
+/// Computes the signature of the received request, independently of the client's implementation.
 fn check_signature(head: &hyper::http::request::Parts, body: &[u8]) -> Result<(), String> {
     let header = |name: &str| {
         head.headers.get(name).and_then(|value| value.to_str().ok()).ok_or_else(|| format!("no {name}"))

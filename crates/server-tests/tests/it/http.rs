@@ -1,4 +1,4 @@
-//! A real server on a port of its own, and raw requests to it.
+//! A real server on a separate port, and raw requests to it.
 
 use std::net::SocketAddr;
 
@@ -19,7 +19,7 @@ use crate::postgres::TestDb;
 
 pub(crate) const ADMIN_TOKEN: &str = "admin-token-of-these-tests-0123456789";
 
-/// Where servers of one test live: a directory, and a database.
+/// Directory and database of the servers of one test.
 pub(crate) struct ServerFixture {
     pub(crate) dir: TempDir,
     database: Option<TestDb>,
@@ -49,7 +49,7 @@ impl ServerFixture {
     }
 }
 
-/// Runs each test, a function of `&Ground`, on both databases.
+/// Runs each test, a function of `&ServerFixture`, on both databases.
 macro_rules! on_both {
     ($($name:ident)*) => {
         mod sqlite {
@@ -75,7 +75,7 @@ pub(crate) use on_both;
 pub(crate) struct TestServer {
     pub(crate) app: App,
     pub(crate) authority: String,
-    /// The port with TLS, where there is one.
+    /// Address of the TLS port, if there is one.
     pub(crate) encrypted: Option<SocketAddr>,
     pub(crate) first_token: Option<String>,
     stop: oneshot::Sender<()>,
@@ -85,7 +85,7 @@ pub(crate) struct TestServer {
 impl TestServer {
     pub(crate) async fn start_with(mut given: SettingsSource) -> Self {
         given.port = Some(0);
-        // Contracts are about what was asked; what pipelines make of it is shown in `pipelines.rs`.
+        // These tests cover requests; `pipelines.rs` covers what the pipelines do with them.
         let settings = Settings { pipelines: false, ..Settings::new(given, None).unwrap() };
         Self::start_with_settings(settings).await
     }
@@ -108,7 +108,7 @@ impl TestServer {
         self.task.await.unwrap();
     }
 
-    /// Lets the project use a backend, also one that only a test has.
+    /// Grants a backend to the project, even one that only a test has.
     pub(crate) async fn grant(&self, project: &str, backend: &str) {
         let sql = "SELECT id FROM projects WHERE name = $1 AND NOT deleted";
         let found = self.app.db().query_opt(sql, vec![project.into()]).await.unwrap().unwrap();
@@ -137,7 +137,7 @@ impl TestServer {
         }
     }
 
-    /// Posts, and expects a 400 with this code; the answer is its message.
+    /// Posts, expects a 400 with this code, and returns its message.
     #[track_caller]
     pub(crate) fn refused<'a>(
         &'a self,
@@ -159,7 +159,7 @@ impl TestServer {
         }
     }
 
-    /// Posts a body of any kind.
+    /// Posts an arbitrary body.
     pub(crate) async fn post(&self, token: &str, path: &str, body: &str) -> (u16, Value) {
         let request = Request::post(path)
             .header("host", &self.authority)
@@ -207,21 +207,21 @@ impl TestServer {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// Adds a user; the answer is the token.
+    /// Adds a user and returns the token.
     pub(crate) async fn user(&self, name: &str) -> String {
         let body = json!({ "username": name, "global_role": "user" });
         let user = self.admin("/api/users/create", body).await;
         user["creds"]["token"].as_str().unwrap().to_owned()
     }
 
-    /// Adds a user who may use the container queue; the answer is the token.
+    /// Adds a user who may use the container queue and returns the token.
     pub(crate) async fn create_queue_user(&self, name: &str) -> String {
         let body = json!({ "username": name, "global_role": "user", "can_use_queue": true });
         let user = self.admin("/api/users/create", body).await;
         user["creds"]["token"].as_str().unwrap().to_owned()
     }
 
-    /// Adds users to a project in addition to those there.
+    /// Adds users to a project in addition to the present members.
     pub(crate) async fn join(&self, project: &str, members: &[(&str, &str)]) {
         let members: Vec<Value> =
             members.iter().map(|(name, role)| json!({ "username": name, "project_role": role })).collect();

@@ -1,4 +1,4 @@
-//! The typed client of the `api` crate against a real server, and what an answer costs the database.
+//! The typed client of the `api` crate against a real server, and the number of queries per response.
 
 use std::sync::{
     Arc,
@@ -67,7 +67,7 @@ async fn every_kind_of_call_goes_through_the_typed_client(ground: &ServerFixture
     assert!(client.call::<ReadMyUser>(&[], &EmptyRequest {}).await.is_err(), "nobody is there any more");
 }
 
-/// Counts what is asked of the database.
+/// Counts the operations on the database.
 #[derive(Default)]
 struct QueryCounter(AtomicUsize);
 
@@ -102,7 +102,7 @@ async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &S
         assert_eq!(runs.len(), 5 * (round + 1));
         costs.push(counter.0.load(Ordering::SeqCst));
     }
-    // The lines of the list, those of its runs that were not shown finished before, and their jobs.
+    // The rows of the list, its runs that were not cached as finished, and their jobs.
     assert!(costs.iter().all(|cost| *cost == costs[0] && *cost <= 3), "queries per list: {costs:?}");
     app.db().close().await;
 }

@@ -1,4 +1,4 @@
-//! Who may connect to a job, and what waits in front of one.
+//! Access to connections to jobs, and errors before a connection.
 
 use serde_json::json;
 use windlass_api::{client::ApiClient, runs::ConnectRequest};
@@ -60,7 +60,7 @@ async fn a_job_that_waits_says_how_many_are_in_front_of_it(ground: &ServerFixtur
     server.stop().await;
 }
 
-/// What is asked again and again while a stream is open.
+/// The check that is repeated while a stream is open.
 async fn an_open_stream_is_not_for_somebody_who_manages_no_more(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, "train-1", 0).await;

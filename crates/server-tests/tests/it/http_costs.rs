@@ -1,4 +1,4 @@
-//! What machines cost, over HTTP.
+//! Costs of instances, over HTTP.
 
 use serde_json::{Value, json};
 use windlass_server::{
@@ -85,7 +85,7 @@ async fn costs_are_price_by_time_of_the_part_that_a_job_had(ground: &ServerFixtu
     let by_user = server.admin(COSTS, json!({ "by": "user" })).await;
     assert_eq!(by_user["items"][0]["name"], "admin");
     assert!(is_close(&by_user["items"][0]["cost"], 10.0), "{by_user}");
-    // Ten hours and eight hours of whole machines, busy or not.
+    // Ten hours and eight hours of whole instances, busy or not.
     let by_fleet = server.admin(COSTS, json!({ "by": "fleet" })).await;
     assert_eq!((&by_fleet["items"][0]["name"], &by_fleet["items"][0]["count"]), (&json!("own"), &json!(2)));
     assert!(

@@ -1,4 +1,4 @@
-//! How refusals look, what is too much, and what must not get through.
+//! Format of refusals, size limits, and requests that must be rejected.
 
 use std::time::Duration;
 
@@ -136,7 +136,7 @@ async fn bodies_and_heads_that_are_too_large_are_refused() {
     let server = ground.start().await;
     let large = format!(r#"{{"name_pattern":"{}"}}"#, "x".repeat(2 * 1024 * 1024));
     assert_eq!(server.post(ADMIN_TOKEN, "/api/users/list", &large).await.0, 413);
-    // An anonymous caller is refused before the body is looked at.
+    // An anonymous caller is refused before the body is read.
     assert_eq!(server.post("", "/api/users/list", &large).await.0, 403);
     let long = Request::get("/healthcheck")
         .header("host", "a")
@@ -215,7 +215,7 @@ async fn a_client_that_sends_nothing_more_is_let_go() {
     let mut slow = TcpStream::connect(&server.authority).await.unwrap();
     slow.write_all(b"GET /healthcheck HTTP/1.1\r\nHost:").await.unwrap();
     let mut rest = Vec::new();
-    // The bound only keeps a failure short.
+    // The timeout only keeps a failure short.
     let ended = tokio::time::timeout(Duration::from_secs(20), slow.read_to_end(&mut rest)).await;
     assert!(ended.is_ok(), "the connection is still open");
     server.stop().await;

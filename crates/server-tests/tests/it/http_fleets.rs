@@ -31,7 +31,7 @@ fn ssh_fleet(hosts: Value) -> Value {
                 "ssh_key": { "public": "ssh-ed25519 AAAA", "private": private_key() }, "hosts": hosts } } })
 }
 
-/// As the text of a file.
+/// A private key in the format of a file.
 pub(crate) fn private_key() -> String {
     let key = ssh_key::PrivateKey::from(ssh_key::private::Ed25519Keypair::from_seed(&[7; 32]));
     key.to_openssh(ssh_key::LineEnding::LF).unwrap().to_string()
@@ -167,7 +167,7 @@ async fn a_host_of_another_fleet_is_refused_by_the_name_of_that_fleet(ground: &S
     other["configuration"]["name"] = json!("others");
     let said = server.refused(ADMIN_TOKEN, APPLY, apply_request(&other, &Value::Null), "error").await;
     assert!(said.contains("host `10.4.0.7` belongs to fleet `gpus`: remove it there first"), "{said}");
-    // Behind another port, or another host, is another machine.
+    // The same address behind another port or another jump host is another machine.
     other["configuration"]["ssh_config"]["port"] = json!(2222);
     server.admin(APPLY, apply_request(&other, &Value::Null)).await;
     server.admin("/api/project/main/fleets/delete", json!({ "names": ["others"] })).await;

@@ -1,5 +1,5 @@
-//! Requests made from the OpenAPI document, well-formed and not: whatever is sent, the server answers
-//! with a status that the document knows, and never with a failure of its own.
+//! Requests generated from the OpenAPI document, valid and invalid: the server answers all of them with a status that
+//! the document lists, and never with an internal error.
 
 use http_body_util::Full;
 use hyper::{Request, body::Bytes};
@@ -36,7 +36,7 @@ const TEXTS: [&str; 16] = [
 ];
 const NUMBERS: [i64; 8] = [0, 1, -1, 2, 100, 1001, i64::MAX, i64::MIN];
 
-/// Documents that mean something, so that more than the first check is reached.
+/// Valid documents, so that more than the first check is reached.
 fn documents() -> Vec<Value> {
     let task = json!({ "type": "task", "commands": ["true"], "image": "debian", "user": "root" });
     let hosts = json!({ "user": "u", "identity_file": "f", "hosts": ["10.0.0.1"] });
@@ -57,7 +57,7 @@ fn documents() -> Vec<Value> {
     ]
 }
 
-/// As many lists in each other.
+/// Lists nested to this depth.
 fn nested_lists(levels: usize) -> Value {
     (0..levels).fold(Value::Null, |inner, _| json!([inner]))
 }
@@ -125,7 +125,7 @@ async fn nothing_that_is_sent_makes_the_server_fail(ground: &ServerFixture) {
     let mira = server.user("mira").await;
     server.join("main", &[("mira", "user")]).await;
     let (mut rng, documents, document) = (Rng::new(seed), documents(), openapi::document());
-    // Another caller's token must not die on the way.
+    // The tokens of other callers must stay valid.
     let kept =
         ["refresh_token", "delete_users", "update_user", "set_members", "remove_members", "delete_projects"];
     let projects = ["main", "main", "main", "none", "%00", "..", "%F0%9F%9A%80"];
@@ -153,7 +153,7 @@ async fn nothing_that_is_sent_makes_the_server_fail(ground: &ServerFixture) {
             }
         }
     }
-    // It is still itself.
+    // The server still works.
     server.admin("/api/users/get_my_user", json!({})).await;
     server.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Gateways as their processes see the server, and HTTP/2 at its port.
+//! The server's API for gateway processes, and HTTP/2 on its port.
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -67,7 +67,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
         .await;
     assert!(said.contains("publishes `page`"), "{said}");
 
-    // A gateway checks tokens for its own project alone; its token opens nothing else, and a new one ends it.
+    // A gateway checks tokens for its own project only; its token grants nothing else, and a new one replaces it.
     let allowed = async |token: &str, project: &str| {
         let asked = json!({ "token": token, "project": project });
         server.ok(&mine, "/api/gateway/check", asked).await["allowed"] == true
@@ -78,7 +78,7 @@ async fn a_gateway_is_told_of_its_own_services_and_a_name_is_given_once(ground: 
             && !allowed("wrong", "main").await
             && !allowed(&mine, "main").await
     );
-    // Which tokens no service may be shown: all of ours, whatever they open.
+    // Tokens that no service may receive: all tokens of the server, whatever they grant.
     let known = async |token: &str| {
         let asked = json!({ "token": token, "project": "main" });
         server.ok(&mine, "/api/gateway/check", asked).await["known"] == true

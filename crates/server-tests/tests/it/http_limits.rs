@@ -1,4 +1,4 @@
-//! Callers that ask too often, too slowly, or for nothing at all.
+//! Callers that send too often, too slowly, or nothing at all.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn settings(ground: &ServerFixture) -> Settings {
     Settings { pipelines: false, ..Settings::new(given, None).unwrap() }
 }
 
-/// Nothing comes back within the time of a test.
+/// No tokens are refilled during a test.
 fn burst_only(burst: u32) -> Rate {
     Rate { burst, per_second: 0 }
 }
@@ -44,7 +44,7 @@ async fn guessing_tokens_is_slowed_down_and_owners_of_drawn_ones_are_not() {
     assert_eq!(server.get("password6", "/metrics").await.0, 429);
     let drawn = "wl_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
     assert_eq!(server.post(drawn, "/api/users/get_my_user", "").await.0, 429);
-    // The right one of those that can be guessed is not told from a wrong one.
+    // The right one of the guessable tokens is indistinguishable from a wrong one.
     assert_eq!(server.post(ADMIN_TOKEN, "/api/users/get_my_user", "").await.0, 429);
     server.ok(&mira, "/api/users/get_my_user", json!({})).await;
     assert_eq!(server.get("", "/healthcheck").await.0, 200);
@@ -76,18 +76,18 @@ async fn a_loop_that_submits_is_told_to_wait_and_others_are_not() {
         assert_eq!(server.post(&mira, "/api/project/main/logs/poll", &poll).await.0, 400);
     }
     assert_eq!(server.post(&mira, "/api/project/main/logs/poll", &poll).await.0, 429);
-    // What is no submission, and what others submit, goes on.
+    // Requests that submit nothing, and those of other users, still succeed.
     server.ok(&mira, "/api/runs/list", json!({})).await;
     server.admin("/api/project/main/runs/apply", task).await;
     server.stop().await;
 }
 
-/// Sends what it is given and reads to the end; fails if the server never closes.
+/// Sends `sent` and reads to the end; fails if the server never closes the connection.
 async fn read_until_closed(server: &TestServer, sent: &[u8]) -> String {
     let mut stream = TcpStream::connect(&server.authority).await.unwrap();
     stream.write_all(sent).await.unwrap();
     let mut answer = Vec::new();
-    // The bound only keeps a failure short.
+    // The timeout only keeps a failure short.
     let ended = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut answer)).await;
     assert!(ended.is_ok(), "the connection is still open");
     String::from_utf8_lossy(&answer).into_owned()
@@ -151,7 +151,7 @@ async fn a_request_that_names_two_hosts_is_refused_by_the_api() {
     server.stop().await;
 }
 
-/// Ten thousand, unless this process may not have that many open files.
+/// Ten thousand connections, or as many as the limit of open files permits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_idle_connections_harm_nobody() {
     let wanted: u64 = 10_000;
@@ -168,7 +168,7 @@ async fn thousands_of_idle_connections_harm_nobody() {
     let mut idle = Vec::new();
     for at in 0..wanted.min(room) {
         let mut stream = TcpStream::connect(&server.authority).await.unwrap();
-        // Some say nothing, some begin and stop.
+        // Some send nothing, some begin a request and stop.
         if at % 3 == 0 {
             stream.write_all(b"GET /healthcheck HTTP/1.1\r\nHost").await.unwrap();
         }
@@ -251,18 +251,18 @@ async fn uploads_of_one_user_take_no_more_than_their_share_of_the_database() {
         let code = "/api/project/main/repos/upload_code?repo_id=r";
         assert_eq!(upload(&mira, archive, 1, 40 << 10).await.0, 200);
         assert_eq!(upload(&mira, code, 2, 40 << 10).await.0, 200, "both kinds count together");
-        // A small one counts for sixteen kilobytes.
+        // A small upload counts as sixteen kilobytes.
         assert_eq!(upload(&mira, archive, 3, 1).await.0, 200);
         let (status, body) = upload(&mira, archive, 4, 16 << 10).await;
         let said = body.to_string();
         assert!(status == 413 && said.contains("102400 bytes") && said.contains("`uploads_max`"), "{said}");
         let (status, body) = upload(&mira, code, 5, 16 << 10).await;
         assert!(status == 413 && body.to_string().contains("`keep_uploads`"), "{body}");
-        // What is there already is no more, and what others have is theirs.
+        // An upload that exists already does not count again, and those of other users do not count.
         assert_eq!(upload(&mira, archive, 1, 40 << 10).await.0, 200);
         assert_eq!(upload(&mira, code, 2, 40 << 10).await.0, 200);
         assert_eq!(upload(&noor, archive, 4, 60 << 10).await.0, 200);
-        // Who takes something away has room again.
+        // Deleting an upload frees its share.
         let gone = json!({ "repos_ids": ["r"] });
         server.ok(&mira, "/api/project/main/repos/delete", gone).await;
         assert_eq!(upload(&mira, archive, 4, 40 << 10).await.0, 200);
@@ -284,7 +284,7 @@ async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
         json!({ "run_name": "long", "configuration": { "type": "task", "commands": ["x"], "image": "a" } });
     let run = server.ok(&mira, "/api/project/main/runs/apply", json!({ "plan": { "run_spec": spec } })).await;
     let job = run["latest_job_submission"]["id"].as_str().unwrap().to_owned();
-    // The head of the answer; the rest of it lasts.
+    // The head of the response; the body stays open.
     let follow = async |token: &str| {
         let mut stream = TcpStream::connect(&server.authority).await.unwrap();
         let head = format!(
@@ -305,7 +305,7 @@ async fn one_user_follows_no_more_than_their_share_and_others_still_can() {
     assert!(said.starts_with("HTTP/1.1 429 ") && said.contains("`streams_max`") && is_told, "{said}");
     let (_others, said) = follow(&noor).await;
     assert!(said.starts_with("HTTP/1.1 200 "), "{said}");
-    // A place that is left is free again, as soon as the server has noticed.
+    // A closed stream frees its slot as soon as the server has noticed.
     drop(first);
     let mut said = String::new();
     for _ in 0..500 {
@@ -337,7 +337,7 @@ async fn managed_jobs_are_launched_at_the_pace_of_submits() {
     server.stop().await;
 }
 
-/// A connection from one of the many addresses of the loopback.
+/// A connection from one of the many loopback addresses.
 async fn connect_from(address: &str, server: &TestServer) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(format!("{address}:0").parse().unwrap()).unwrap();
@@ -346,13 +346,14 @@ async fn connect_from(address: &str, server: &TestServer) -> TcpStream {
 
 const HEALTH: &str = "GET /healthcheck HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// The status line of one answer, which is read to its end.
+/// Reads one response to its end and returns the status line.
 async fn read_status_line(stream: &mut TcpStream, request: &str) -> String {
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut all = Vec::new();
     loop {
         let mut piece = vec![0; 4096];
-        // Less than a head may take: whoever is answered does not wait for the others to be let go.
+        // Shorter than the timeout for a request head: a caller that is served does not wait until the others are
+        // closed.
         let read = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut piece)).await;
         let read = read.expect("it is answered").unwrap();
         assert!(read > 0, "it was closed");
@@ -380,18 +381,18 @@ async fn half_heads_from_one_address_keep_nobody_out() {
     let mut halves = Vec::new();
     for _ in 0..100 {
         let mut half = connect_from("127.0.0.1", &server).await;
-        // One that is closed already does not take it.
+        // The write fails if the connection is closed already.
         let _ = half.write_all(b"GET /healthcheck HTTP/1.1\r\nHost").await;
         halves.push(half);
     }
-    // From elsewhere, and from the very same address.
+    // From another address, and from the same one.
     for address in ["127.0.0.2", "127.0.0.1"] {
         let mut stream = connect_from(address, &server).await;
         assert_eq!(read_status_line(&mut stream, HEALTH).await, "HTTP/1.1 200 OK", "{address}");
     }
-    // Who has shown a token keeps their connection.
+    // An authenticated connection stays open.
     assert_eq!(read_status_line(&mut known, &known_asks).await, "HTTP/1.1 200 OK");
-    // The oldest were closed, and no more than must.
+    // The oldest were closed, and no more than necessary.
     let mut open = 0;
     for half in &mut halves {
         let mut byte = [0];

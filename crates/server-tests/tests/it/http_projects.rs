@@ -247,7 +247,7 @@ async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &ServerFixtur
         assert!(said.contains("cannot be reached: its address is not allowed for hosts"), "{said}");
     }
     server.ok(&mira, apply, plan(json!("10.4.0.7"))).await;
-    // A new list of members keeps it, and a role does not bring it back.
+    // A new list of members keeps the permission, and a role does not restore it.
     let members = json!({ "members": [{ "username": "mira", "project_role": "admin" }] });
     let project = server.ok(&mira, "/api/projects/lab/set_members", members.clone()).await;
     assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], true);
@@ -256,7 +256,7 @@ async fn ssh_fleets_are_for_those_who_were_given_the_right(ground: &ServerFixtur
     assert_eq!(project["members"][0]["permissions"]["can_manage_ssh_fleets"], false);
     let (status, _) = server.post(&mira, apply, &plan(json!("10.4.0.8")).to_string()).await;
     assert_eq!(status, 403);
-    // Its creator may still end the fleet.
+    // The creator may still delete the fleet.
     server.ok(&mira, "/api/project/lab/fleets/delete", json!({ "names": ["own"] })).await;
     let absent = json!({ "project_name": "lab", "username": "admin", "can_manage_ssh_fleets": true });
     server.refused(ADMIN_TOKEN, path, absent, "resource_not_exists").await;

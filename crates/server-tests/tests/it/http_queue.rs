@@ -154,7 +154,7 @@ async fn an_admin_locks_runs_and_completes_a_container_with_their_own_token(grou
     assert_eq!(held["items"][0]["uuid"], uuid.as_str());
     let auth = queue.ok(ADMIN_TOKEN, "GET", &format!("{path}/auth"), Value::Null).await;
     assert_eq!(auth["uuid"], locked["auth_uuid"]);
-    // Somebody else's lock stays theirs.
+    // A lock of another user is not released.
     let dispatcher = queue.dispatcher().await;
     let (status, _) = queue.call(&dispatcher, "POST", &format!("{path}/unlock"), Value::Null).await;
     assert_eq!(status, 403);
@@ -200,7 +200,7 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
         queue.call(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     assert_eq!(status, 422, "{why}");
     queue.ok(ADMIN_TOKEN, "PUT", &path, put(700)).await;
-    // What runs inside asks for more, and that is weighed as what asked.
+    // A container requests another one, which inherits its priority.
     let locked = queue.ok(&dispatcher, "POST", &format!("containers/{uuid}/lock"), Value::Null).await;
     let auth = queue.ok(&dispatcher, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
     let inside = format!("v2/{}/{}", text(&auth, "uuid"), text(&auth, "api_token"));
@@ -215,7 +215,7 @@ async fn r13_priorities_follow_their_requests_and_every_change_is_logged(ground:
         .filter_map(|row| row["properties"]["new_attributes"]["priority"].as_u64())
         .collect();
     assert_eq!(priorities, [700, 3], "a cascaded change has a row of its own");
-    // The end of what asked is the end of what it asked for.
+    // The end of a container ends the containers that it requested.
     let executor = text(&locked, "executor_token");
     let cancel = json!({ "container": { "state": "Cancelled" } });
     queue.ok(ADMIN_TOKEN, "PUT", &path, put(0)).await;
@@ -229,7 +229,7 @@ async fn r14_ten_failed_locks_end_a_container_and_its_request_gets_another(groun
     let (request, uuid) = queue.asked(json!({ "container_count_max": 2 })).await;
     let dispatcher = queue.dispatcher().await;
     let lock = format!("containers/{uuid}/lock");
-    // Nothing failed: such a round does not count.
+    // A released lock without a failure does not count.
     queue.ok(&dispatcher, "POST", &lock, Value::Null).await;
     queue
         .ok(&dispatcher, "POST", &format!("containers/{uuid}/unlock?attempt=1&release=true"), Value::Null)
@@ -273,7 +273,7 @@ async fn the_same_work_is_done_once_for_one_user_and_never_for_another(ground: &
     let later = queue.ask(ADMIN_TOKEN, same).await;
     assert_eq!((text(&later, "container_uuid"), later["state"].as_str()), (first.clone(), Some("Final")));
     assert_eq!(later["output_uuid"], "o1");
-    // Ann sees neither it nor what was said of it.
+    // Ann sees neither the container nor its log entries.
     let (status, _) = queue.call(&ann, "GET", &format!("containers/{first}"), Value::Null).await;
     assert_eq!(status, 404);
     let (status, _) = queue.call(&ann, "POST", &format!("containers/{first}/lock"), Value::Null).await;
@@ -321,7 +321,7 @@ async fn lists_are_filtered_ordered_and_counted(ground: &ServerFixture) {
         assert_eq!(status, 422, "{bad}: {why}");
         assert!(why["errors"][0].is_string(), "{why}");
     }
-    // A time that was told finds its row again.
+    // A time from a response finds its row again.
     let page = queue.ok(ADMIN_TOKEN, "GET", "containers?limit=1", Value::Null).await;
     let at = text(&page["items"][0], "created_at");
     let path =
@@ -391,7 +391,7 @@ async fn what_a_container_writes_is_kept_byte_for_byte(ground: &ServerFixture) {
     let path = format!("/arvados/v1/containers/{uuid}/output?stream=stderr&offset=1");
     let (status, bytes) = server.get(ADMIN_TOKEN, &path).await;
     assert_eq!((status, bytes.as_slice()), (200, &b"\x00abcd\n"[..]));
-    // What is kept for a while is forgotten after it, once the container is over; the record stays.
+    // Output is deleted after its retention period once the container has ended; the record stays.
     let forget = || retention::delete_container_logs(server.app.db(), Span::secs(-60));
     forget().await.unwrap();
     let (_, bytes) = server.get(ADMIN_TOKEN, &path).await;

@@ -1,5 +1,4 @@
-//! Lists of the container queue are asked for with filters, orders and fields in words of the caller: whatever they are,
-//! the server reads or refuses them.
+//! Lists of the container queue accept arbitrary filters, orders and fields: the server parses or rejects all of them.
 
 use serde_json::{Value, json};
 use windlass_testkit::rng::Rng;

@@ -1,4 +1,4 @@
-//! Two dispatchers with tokens of their own over one queue of a thousand.
+//! Two dispatchers with separate tokens over one queue of a thousand.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ on_both! {
 }
 
 const CONTAINERS: usize = 1_000;
-/// Calls that each of them has under way.
+/// Maximum number of concurrent calls of each dispatcher.
 const CALLS_MAX: usize = 8;
 
 async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_hears_422(
@@ -29,8 +29,8 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
         .collect()
         .await;
     let (one, two) = (&queue.dispatcher().await, &queue.dispatcher().await);
-    // Both go through the whole queue from its head. With equal orders the faster one could win all of it; so the
-    // second swaps neighbouring blocks, and each is ahead of the other in every second block.
+    // Both process the whole queue from its head. With equal orders the faster one could win all of it; so the second
+    // swaps neighbouring blocks, and each is ahead of the other in every second block.
     let swapped: Vec<String> = made
         .chunks(2 * CALLS_MAX)
         .flat_map(|pair| pair.iter().skip(CALLS_MAX).chain(pair.iter().take(CALLS_MAX)))
@@ -69,7 +69,7 @@ async fn two_dispatchers_lock_each_of_a_thousand_containers_once_and_the_loser_h
     assert!(winners.values().all(|one| one.len() == 1), "{winners:?}");
     let wins = |token: &str| winners.values().filter(|won| token.contains(won[0])).count();
     assert!(wins(one) > 0 && wins(two) > 0, "there was no race: {} and {}", wins(one), wins(two));
-    // What each holds is what it won.
+    // Each holds exactly what it won.
     for token in [one, two] {
         let held = queue.ok(token, "GET", "containers/current?limit=1000", Value::Null).await;
         assert_eq!(held["items_available"].as_u64(), Some(wins(token) as u64));

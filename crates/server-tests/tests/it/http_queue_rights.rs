@@ -1,4 +1,4 @@
-//! Who may do what on the queue's API, for how long, and how often.
+//! Rights, expiry and rate limits of the queue's API.
 
 use serde_json::{Value, json};
 use tokio::{
@@ -48,13 +48,13 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
         "{made}"
     );
     let first = full_token(&made);
-    // One that was made with it ends no later.
+    // A token that was created with it expires no later.
     let far = json!({ "expires_at": "2999-01-01T00:00:00Z" });
     let (status, second) = create_token(&queue, &first, far.clone()).await;
     assert_eq!((status, &second["expires_at"]), (200, &made["expires_at"]), "{second}");
     let (_, long) = create_token(&queue, &ann, far).await;
     assert!(text(&long, "expires_at").starts_with("2999-01-01"), "{long}");
-    // What allows nothing, and what is over already, is not made.
+    // A token that permits nothing, or that has already expired, is not created.
     for wish in [
         json!({ "scopes": [] }),
         json!({ "scopes": ["GET /"] }),
@@ -68,14 +68,14 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
     for good in [&first, &second] {
         queue.ok(good, "GET", "users/current", Value::Null).await;
     }
-    // Its end comes by itself.
+    // A token expires by itself.
     let past = "UPDATE queue_tokens SET expires_at = now_us() - 1 WHERE uuid = $1";
     let over = full_token(&long);
     queue.ok(&over, "GET", "users/current", Value::Null).await;
     let unit = Unit::new().exec(past, vec![Val::from(text(&long, "uuid").as_str())]);
     server.app.db().write(unit).await.unwrap();
     assert_eq!(queue.call(&over, "GET", "users/current", Value::Null).await.0, 401);
-    // And with the user's own token, also of those that were made with another of the queue.
+    // Tokens end with the user's own token, including those created with another token of the queue.
     server.ok(&ann, "/api/users/refresh_token", json!({ "username": "ann" })).await;
     for dead in [&ann, &first, &second] {
         assert_eq!(
@@ -84,12 +84,12 @@ async fn a_token_of_the_queue_ends_with_the_users_token_and_by_itself(ground: &S
             "it outlived the user's"
         );
     }
-    // A dispatcher is a service: it has no end but that of its maker's token.
+    // A dispatcher is a service: its token expires only with that of its creator.
     let (_, dispatcher) = create_token(&queue, ADMIN_TOKEN, json!({ "scopes": ["dispatch"] })).await;
     assert_eq!(dispatcher["expires_at"], Value::Null, "{dispatcher}");
 }
 
-/// The statements of the migration, on rows as they were before it.
+/// The statements of the migration, on rows from before it.
 async fn tokens_that_were_there_before_are_bound_to_their_user(ground: &ServerFixture) {
     let server = &ground.start().await;
     let queue = QueueClient { server };
@@ -136,7 +136,7 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     let draft = json!({ "container_request": { "name": "later" } });
     assert_eq!(queue.call(&ann, "POST", "container_requests", draft.clone()).await.0, 403);
     assert_eq!(create_token(&queue, &ann, json!({})).await.0, 403);
-    // To look is everybody's right: they see what is theirs.
+    // Every user may read, and sees only their own requests.
     queue.ok(&ann, "GET", "container_requests", Value::Null).await;
 
     let grant = |can: bool| json!({ "username": "ann", "global_role": "user", "can_use_queue": can });
@@ -144,7 +144,7 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     let (status, made) = submit().await;
     assert_eq!(status, 200, "{made}");
     let draft = queue.ok(&ann, "POST", "container_requests", draft).await;
-    // What says nothing of it changes nothing.
+    // An update without the field does not change it.
     server.admin("/api/users/update", json!({ "username": "ann", "global_role": "user" })).await;
     assert_eq!(submit().await.0, 200);
 
@@ -154,10 +154,10 @@ async fn the_queue_is_for_those_who_were_granted_it(ground: &ServerFixture) {
     commit["container_request"]["name"] = "now".into();
     let path = format!("container_requests/{}", text(&draft, "uuid"));
     assert_eq!(queue.call(&ann, "PUT", &path, commit).await.0, 403, "committed without the right");
-    // They still take back what they asked for.
+    // Users can still cancel their requests.
     let path = format!("container_requests/{}", text(&made, "uuid"));
     queue.ok(&ann, "PUT", &path, json!({ "container_request": { "priority": 0 } })).await;
-    // Nobody gives it to themselves.
+    // Users cannot grant it to themselves.
     assert_eq!(server.post(&ann, "/api/users/update", &grant(true).to_string()).await.0, 403);
     server.stop().await;
 
@@ -184,7 +184,7 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     let auth = queue.ok(&executor, "GET", &format!("containers/{uuid}/auth"), Value::Null).await;
     let inside = format!("{}/{uuid}", full_token(&auth));
 
-    // Tokens are not theirs: neither to list, nor to make, nor to end.
+    // They have no access to tokens: neither to list, nor to create, nor to delete.
     let keep = format!("api_client_authorizations/{}", text(&kept, "uuid"));
     for (who, token) in [("inside", &inside), ("executor", &executor), ("dispatcher", &dispatcher)] {
         let list = queue.call(token, "GET", "api_client_authorizations", Value::Null).await;
@@ -195,7 +195,7 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     }
     queue.ok(&full_token(&kept), "GET", "users/current", Value::Null).await;
 
-    // Its own work is: its record, who it works for, what it asks for and what became of that.
+    // They have access to their own work: the record, its user, and the requests that they make with their results.
     let own = queue.ok(&inside, "GET", "containers/current", Value::Null).await;
     assert_eq!(own["uuid"], uuid.as_str());
     queue.ok(&inside, "GET", "users/current", Value::Null).await;
@@ -217,7 +217,7 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     let page = queue.ok(&inside, "GET", "containers?limit=1000", Value::Null).await;
     assert_eq!(page["items_available"], 2, "{page}");
 
-    // The rest is not, whether its owner's or somebody else's.
+    // They have no access to the rest, whether of the same owner or of another user.
     for request in [&other, &foreign] {
         let (request, container) = (text(request, "uuid"), text(request, "container_uuid"));
         for (method, path) in [
@@ -236,11 +236,11 @@ async fn the_program_in_a_container_looks_after_no_tokens_and_sees_its_own_work(
     assert!(!page.to_string().contains("c4nary"), "{page}");
     let own = format!("container_requests/{}", text(&mine, "uuid"));
     assert_eq!(queue.call(&inside, "PUT", &own, put).await.0, 404, "its own request is its owner's");
-    // A user who asks for somebody else's priority to be computed learns nothing of it.
+    // A user who requests the priority of another user's container to be computed learns nothing about it.
     let path = format!("containers/{}/update_priority", text(&foreign, "container_uuid"));
     assert_eq!(queue.call(&ann, "POST", &path, Value::Null).await.0, 404);
 
-    // It asks with its owner's rights, and no longer than these last.
+    // It makes requests with its owner's rights, for as long as the owner has them.
     server
         .admin(
             "/api/users/update",
@@ -270,7 +270,7 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
         let queue = &queue;
         async move { queue.call(&token, "GET", "users/current", Value::Null).await.0 }
     };
-    // A name belongs to one token. Under another, and under none that is known, nothing is found.
+    // A name belongs to one token. With another name, or an unknown one, the token is not found.
     let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
     assert_eq!(look(full_token(&own)).await, 200);
     assert_eq!(look(format!("v2/x/{ADMIN}")).await, 401);
@@ -322,7 +322,7 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
     assert_eq!(status, 429, "{why}");
     assert_eq!(create_token(&queue, &ann, json!({})).await.0, 429);
     queue.ok(&ann, "GET", "container_requests", Value::Null).await;
-    // A long question comes as a POST, and is none that writes.
+    // A long query is sent as a POST, and does not count as a write.
     queue.ok(&ann, "POST", "container_requests?_method=GET", Value::Null).await;
     let uuid = text(&last, "container_uuid");
     for _ in 0..5 {
@@ -333,7 +333,7 @@ async fn writes_of_one_user_have_the_pace_of_submissions_and_dispatchers_go_on()
     server.stop().await;
 }
 
-/// Asks for events, and answers the status and the connection.
+/// Requests events, and returns the status and the connection.
 async fn open_event_stream(server: &TestServer, token: &str) -> (String, TcpStream) {
     let mut stream = TcpStream::connect(&server.authority).await.unwrap();
     let head = format!(
@@ -365,7 +365,7 @@ async fn one_user_has_so_many_event_streams_and_dispatchers_have_their_own() {
     for other in [bea, queue.dispatcher().await] {
         assert_eq!(open_event_stream(&server, &other).await.0, "101");
     }
-    // Whoever lets some go may have others.
+    // Closing some streams permits others.
     drop(open);
     windlass_testkit::wait::eventually_ok_async("a place is free again", async || {
         match open_event_stream(&server, &ann).await.0.as_str() {

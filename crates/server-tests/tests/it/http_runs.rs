@@ -1,4 +1,4 @@
-//! Runs over HTTP: planned, applied, listed, stopped, hidden.
+//! Runs over HTTP: plan, apply, list, stop, delete.
 
 use serde_json::{Value, json};
 use windlass_server::params;
@@ -46,7 +46,7 @@ async fn submit_run(server: &TestServer, spec: &Value) -> Value {
         .await
 }
 
-/// The run as it is stored. Its place in the line is of the moment and in no answer to a submit.
+/// The stored run. Removes the queue position, which changes and is in no response to a submit.
 async fn get_run(server: &TestServer, asked: Value) -> Value {
     let mut run = server.admin(GET, asked).await;
     let latest = run["latest_job_submission"].as_object_mut().unwrap().remove("queue_position");
@@ -55,7 +55,7 @@ async fn get_run(server: &TestServer, asked: Value) -> Value {
     run
 }
 
-/// What the pipelines do when all is over.
+/// Finishes a run as the pipelines do.
 async fn finish_run(server: &TestServer, run: &Value) {
     let unit = windlass_server::db::Unit::new()
         .exec(
@@ -122,7 +122,7 @@ async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &ServerFixture) 
     assert_eq!(listed, json!([run]));
     let bare = server.admin("/api/runs/list", json!({ "include_jobs": false })).await;
     assert_eq!(bare[0]["jobs"], json!([]));
-    // Twice the same plan, and the second says that the run is there.
+    // The same plan again: the second one reports that the run exists.
     let again = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
     assert_eq!((&again["action"], &again["current_resource"]), (&json!("update"), &run));
     let events = server.admin("/api/events/list", json!({ "within_runs": [run["id"]] })).await;
@@ -177,7 +177,7 @@ async fn an_active_run_changes_in_place_or_not_at_all(ground: &ServerFixture) {
         .admin(APPLY, json!({ "plan": { "run_spec": spec, "current_resource": seen }, "force": false }))
         .await;
     assert_eq!((&changed["id"], &changed["run_spec"]["configuration"]["priority"]), (&run["id"], &json!(50)));
-    // What was seen is old by now.
+    // The resource in the plan is outdated.
     let stale = json!({ "plan": { "run_spec": spec, "current_resource": seen }, "force": false });
     let said = server.refused(ADMIN_TOKEN, APPLY, stale, "error").await;
     assert!(said.contains("changed"), "{said}");
@@ -193,7 +193,7 @@ async fn an_active_run_changes_in_place_or_not_at_all(ground: &ServerFixture) {
 async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &ServerFixture) {
     let server = ground.start().await;
     let run = submit_run(&server, &task_spec(json!("train-1"))).await;
-    // Somebody works on the row.
+    // A pipeline holds the row.
     let token = server.app.db().new_id().unwrap();
     let lock = windlass_server::db::Unit::new().exec(
         "UPDATE runs SET lock_token = $2, lock_owner = 'runs', lock_expires_at = now_us() + 30000000 WHERE id = $1",
@@ -211,7 +211,7 @@ async fn l14_a_stop_is_stored_as_a_wish_and_never_moves_the_status(ground: &Serv
     server.admin("/api/project/main/runs/stop", json!({ "runs_names": ["train-1"], "abort": true })).await;
     let row = server.app.db().query_opt(sql, params![run["id"].as_str().unwrap()]).await.unwrap().unwrap();
     assert!(row.bool(2).unwrap());
-    // A run that is asked to stop takes no new specification.
+    // A run that was requested to stop accepts no new specification.
     let mut spec = run["run_spec"].clone();
     spec["configuration"]["priority"] = json!(1);
     server.refused(ADMIN_TOKEN, APPLY, json!({ "plan": { "run_spec": spec }, "force": true }), "error").await;
@@ -243,7 +243,7 @@ async fn a5_pages_of_runs_neither_skip_nor_repeat(ground: &ServerFixture) {
         let page = server.admin("/api/runs/list", asked).await;
         let Some(last) = page.as_array().unwrap().last() else { break };
         (at, id) = (last["submitted_at"].clone(), last["id"].clone());
-        // New runs come before the page that is being read.
+        // New runs appear before the page that is being read.
         submit_run(&server, &task_spec(Value::Null)).await;
         seen.extend(page.as_array().unwrap().iter().map(|run| run["id"].clone()));
     }
@@ -283,7 +283,7 @@ async fn a1_the_same_key_and_body_make_one_run_and_another_body_is_a_conflict(gr
     server.stop().await;
 }
 
-/// With a name it is the name that stands in the way of a repeat, or the run that is active by then.
+/// With a name, the name conflicts with a repeat, or the run is active by then.
 async fn a1_a_repeat_that_overtakes_its_first_try_is_given_the_same_run(ground: &ServerFixture) {
     let server = ground.start().await;
     for round in 0..8 {

@@ -1,4 +1,4 @@
-//! Secrets, repos and files over HTTP, and what the disk holds of them.
+//! Secrets, repos and files over HTTP, and their traces on disk.
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -118,7 +118,7 @@ async fn keys_turn_and_everything_sealed_is_still_readable(ground: &ServerFixtur
     assert_ne!(before, after);
     assert_eq!(after.lines().count(), 1, "the old key is gone");
     server.stop().await;
-    // Nothing is remembered from before.
+    // A new process has no cached values.
     let server = ground.start().await;
     let secret = server.admin("/api/project/main/secrets/get", json!({ "name": "KEY" })).await;
     assert_eq!(secret["value"], SECRET_VALUE);
@@ -284,7 +284,7 @@ async fn a_secret_is_used_by_those_whom_it_is_for(ground: &ServerFixture) {
     server.refused(ADMIN_TOKEN, path, set(json!(["nobody"])), "error").await;
     assert_eq!(server.post(ADMIN_TOKEN, path, &set(json!([])).to_string()).await.0, 422);
     assert_eq!(server.post(ADMIN_TOKEN, path, &set(json!("some")).to_string()).await.0, 422);
-    // A manager cannot put it into a run of somebody whom it is not for.
+    // A manager cannot use it in a run of a user who has no access to it.
     let service = |env: Value| {
         json!({ "run_name": "web", "ssh_key_pub": "k", "configuration": { "type": "service", "port": 80,
         "commands": ["serve"], "env": env } })
@@ -323,7 +323,7 @@ async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture)
         .ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image_spec(SECRET_VALUE) }))
         .await;
     assert!(!plan.to_string().contains(SECRET_VALUE), "{plan:#}");
-    // Clients send back what they were shown.
+    // Clients send back what they received.
     let shown = plan["run_spec"].clone();
     let run = server.ok(&mira, &format!("{base}/apply"), json!({ "plan": { "run_spec": shown } })).await;
     let password = run["run_spec"]["configuration"]["registry_auth"]["password"].as_str().unwrap().to_owned();
@@ -339,7 +339,7 @@ async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture)
     }
     let stored = stored_documents(&server).await;
     assert!(stored.contains(&password) && !stored.contains(SECRET_VALUE), "{stored}");
-    // The same password is the same specification; a reference to a secret is no password.
+    // The same password results in the same specification; a reference to a secret is not a password.
     let again = server
         .ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": private_image_spec(SECRET_VALUE) }))
         .await;
@@ -348,7 +348,7 @@ async fn a_registrys_password_is_in_no_answer_and_no_row(ground: &ServerFixture)
     let named = server.ok(&mira, &format!("{base}/get_plan"), json!({ "run_spec": named })).await;
     let kept = &named["effective_run_spec"]["configuration"]["registry_auth"]["password"];
     assert_eq!(kept, "${{ secrets.registry }}");
-    // Whoever names the image decides who is told the password.
+    // The user who names the image chooses the registry that receives the password.
     let stolen = json!({ "run_spec": private_image_spec(&password) });
     let said = server.refused(&noor, &format!("{base}/get_plan"), stolen, "error").await;
     assert!(said.contains("of another user"), "{said}");
@@ -360,7 +360,7 @@ async fn passwords_that_an_earlier_version_stored_are_sealed_at_the_next_start(g
     let server = ground.start().await;
     let run = json!({ "plan": { "run_spec": private_image_spec("${{ secrets.registry }}") } });
     server.admin("/api/project/main/runs/apply", run).await;
-    // As it was written before.
+    // As earlier versions stored it.
     for sql in [
         "UPDATE runs SET spec = replace(spec, '${{ secrets.registry }}', $1)",
         "UPDATE jobs SET job_spec = replace(job_spec, '${{ secrets.registry }}', $1)",

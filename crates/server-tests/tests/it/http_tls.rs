@@ -1,4 +1,4 @@
-//! The server's own port with TLS: what it agrees on, and what it tells browsers.
+//! TLS on the server's port: negotiated versions, and headers for browsers.
 
 use std::{
     io::Write as _,
@@ -15,7 +15,7 @@ use windlass_server::config::{Settings, SettingsSource};
 
 use crate::http::{ServerFixture, TestServer};
 
-/// A certificate for `localhost` that somebody gave us.
+/// Creates a certificate for `localhost`.
 fn create_certificate(folder: &Path) {
     let made = Command::new("openssl")
         .args(
@@ -29,7 +29,7 @@ fn create_certificate(folder: &Path) {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
 }
 
-/// What is answered to one request, asked by a program that is not ours; empty where there is no agreement.
+/// Response to one request, sent by `openssl`; empty if the handshake fails.
 async fn asked(address: SocketAddr, trusted: &Path, version: &'static str) -> String {
     let trusted = trusted.display().to_string();
     let asked = tokio::task::spawn_blocking(move || {
@@ -42,7 +42,7 @@ async fn asked(address: SocketAddr, trusted: &Path, version: &'static str) -> St
             .spawn()
             .unwrap();
         let mut stdin = child.stdin.take().unwrap();
-        // It may have given up already.
+        // The child may have exited already.
         let _ = stdin.write_all(b"GET /healthcheck HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         let said = child.wait_with_output().unwrap().stdout;
         drop(stdin);
@@ -70,7 +70,7 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
         assert!(said.starts_with("http/1.1 200 "), "{version}: {said}");
         assert!(said.contains("\r\nstrict-transport-security: max-age=31536000\r\n"), "{version}: {said}");
     }
-    // A greeting of TLS 1.1 and nothing newer: version, random, no session, one cipher, no compression.
+    // A ClientHello of TLS 1.1 and nothing newer: version, random, no session, one cipher, no compression.
     let mut hello = vec![3, 2];
     hello.extend([7; 32]);
     hello.extend([0, 0, 2, 0xc0, 0x13, 1, 0]);
@@ -84,7 +84,7 @@ async fn a_port_with_a_certificate_of_ones_own_is_strict_and_speaks_no_old_tls()
     // A fatal alert: handshake_failure or protocol_version.
     let alert = (answer.first(), answer.get(5), answer.get(6));
     assert!(matches!(alert, (Some(0x15), Some(2), Some(40 | 70))), "{answer:?}");
-    // In the clear nothing is said of it: a browser must not obey what anybody on the way could have added.
+    // Plain HTTP carries no HSTS header: an attacker on the network could have added it.
     let plain = TcpStream::connect(&server.authority).await.unwrap();
     let (mut reader, mut writer) = plain.into_split();
     writer.write_all(b"GET /healthcheck HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").await.unwrap();

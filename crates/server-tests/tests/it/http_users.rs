@@ -61,7 +61,7 @@ async fn a_token_chosen_by_the_operator_works_after_every_start(ground: &ServerF
 async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_deleted(ground: &ServerFixture) {
     let server = ground.start().await;
     let first = server.user("mira").await;
-    // Asked twice: the second answer comes from memory.
+    // Sent twice: the second response comes from the cache.
     for _ in 0..2 {
         server.ok(&first, "/api/users/get_my_user", json!({})).await;
     }
@@ -80,7 +80,7 @@ async fn a_token_is_dead_as_soon_as_it_is_replaced_or_its_user_disabled_or_delet
     server.ok(fresh, "/api/users/get_my_user", json!({})).await;
     server.admin("/api/users/delete", json!({ "users": ["mira"] })).await;
     assert_eq!(server.post(fresh, "/api/users/get_my_user", "").await.0, 403);
-    // The name is free again, and is somebody else now.
+    // The name is free again, and belongs to another user now.
     let other = server.user("mira").await;
     assert_ne!(other, fresh);
     server.stop().await;
@@ -148,7 +148,7 @@ async fn the_ssh_key_of_a_user_ends_with_a_newline_and_can_be_replaced(ground: &
     assert_ne!(other["ssh_public_key"], me["ssh_public_key"]);
     assert_eq!(other["creds"]["token"], mira.as_str());
     assert!(other["ssh_private_key"].is_string());
-    // Nobody else is ever given it.
+    // No other user ever receives it.
     let name = json!({ "username": "mira" });
     for path in ["/api/users/get_user", "/api/users/refresh_ssh_key", "/api/users/refresh_token"] {
         let read = server.admin(path, name.clone()).await;
@@ -231,7 +231,7 @@ async fn a_token_with_a_scope_opens_what_its_scope_says(ground: &ServerFixture) 
             assert_eq!(status, expected, "{path} with {scope}: {said}");
         }
     }
-    // A token that may look is not given the key that opens jobs.
+    // A read-only token does not receive the key that opens jobs.
     for (scope, token) in &of {
         if *scope == "services" {
             continue;
@@ -272,7 +272,7 @@ async fn tokens_have_names_and_an_expiry_and_are_revoked_one_by_one(ground: &Ser
     server.ok(&first, "/api/users/tokens/revoke", name).await;
     assert_eq!(server.post(&ci, "/api/users/get_my_user", "").await.0, 403);
     server.ok(&app, "/api/users/get_my_user", json!({})).await;
-    // The name is free again; whoever replaces the first token wants all of them gone.
+    // The name is free again; replacing the first token ends all of them.
     let again = create_token(&server, &first, json!({ "name": "ci" })).await;
     server.ok(&first, "/api/users/refresh_token", json!({ "username": "mira" })).await;
     for token in [&first, &app, &again] {

@@ -1,4 +1,4 @@
-//! What jobs use: sampled, kept for its time, shown as clients expect it; and how long logs are kept.
+//! Metrics of jobs: sampled, retained, rendered for clients; and retention of logs.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -64,7 +64,7 @@ impl MetricsTestEnv {
         rows::recent(self.server.app.db(), self.job, None, None, 10_000).await.unwrap().len()
     }
 
-    /// Makes all samples so much older.
+    /// Makes all samples older by this time.
     async fn age_samples(&self, by: Span) {
         let unit = Unit::new().exec("UPDATE job_metrics SET at = at - $1", params![by.0]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
@@ -84,7 +84,7 @@ async fn submit_run(server: &TestServer, name: &str) -> SubmissionId {
     SubmissionId(run["latest_job_submission"]["id"].as_str().unwrap().parse().unwrap())
 }
 
-/// A host whose job uses two processors and half of its second GPU; each look is ten seconds after the last.
+/// A host whose job uses two CPUs and half of its second GPU; each sample is ten seconds after the last.
 fn host() -> ScriptedHosts {
     let looks = AtomicI64::new(0);
     ScriptedHosts::with_metrics(move || {

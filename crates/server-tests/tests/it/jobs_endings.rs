@@ -1,4 +1,4 @@
-//! Every way a job can end, through the pipelines that bring it there.
+//! Every ending of a job, through the pipelines.
 
 use serde_json::{Value, json};
 use windlass_api::agent::shim::TaskStatus;
@@ -209,7 +209,7 @@ async fn an_abort_hurries_a_stop(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.apply("slow", json!({})).await;
     stage.wait_for_job("slow", "running").await;
-    // A host that does not answer keeps the stop waiting.
+    // A host that does not answer delays the stop.
     stage.update_script(|script| script.silent = true);
     stage.stop_run("slow", false).await;
     stage.wait_for_job("slow", "terminating").await;
@@ -288,7 +288,7 @@ async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixtu
     stage.update_script(|script| script.deaf = true);
     stage.apply("patient", json!({})).await;
     stage.wait_for_job("patient", "provisioning").await;
-    // As a machine that is still being made; nobody but its own pipeline may look at it.
+    // As an instance that is being created; only its own pipeline may process it.
     let sql = "UPDATE instances SET status = 'provisioning', lock_token = 'held', \
                lock_expires_at = now_us() + 600000000";
     stage.write(sql, vec![]).await;
@@ -329,14 +329,14 @@ async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
     assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
     let idle = |run: &Value| run["jobs"][0]["job_submissions"][0]["inactivity_secs"].as_i64();
     stage.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
-    // Changed in place: the environment that is up follows.
+    // Changed in place: the limit applies to the running environment.
     apply(60).await;
     let run = stage.wait_for_run("dev", "failed").await;
     assert_eq!(end_fields(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
     stage.end().await;
 }
 
-/// It ends nothing there, and clients show it wherever it is told.
+/// Inactivity ends nothing here, and clients would show it wherever it is reported.
 async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     stage.update_script(|script| script.no_connections_secs = Some(100));
@@ -363,7 +363,7 @@ async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixt
     let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
     stage.apply("idle", policy).await;
     stage.wait_for_run("idle", "running").await;
-    // A sample every half a minute, all the way back; one GPU works, the other does not.
+    // A sample every half minute over the whole window; one GPU is busy, the other idle.
     for ago in 0..12_i64 {
         let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
                    SELECT id, now_us() - $1, now_us() - $1, 0, 0, 0, '[[0,95],[0,3]]' FROM jobs";
@@ -400,12 +400,12 @@ async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &ServerFixt
     stage.update_script(|script| script.deaf = true);
     stage.apply("disk", json!({})).await;
     stage.wait_for_job("disk", "provisioning").await;
-    // The volume was there when the run was submitted.
+    // The volume existed when the run was submitted.
     let rows = stage.server.app.db().query("SELECT job_spec FROM jobs", vec![]).await.unwrap();
     let mut spec: Value = serde_json::from_str(&rows[0].text(0).unwrap()).unwrap();
     spec["volumes"] = json!([{"name": ["data"], "path": "/data"}]);
     stage.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
-    // A pass under way has read the old one.
+    // A pass in progress has read the old one.
     stage.passes(2).await;
     stage.update_script(|script| script.deaf = false);
     stage.poke().await;

@@ -1,4 +1,4 @@
-//! What hosts are told about jobs, and what clients read of it.
+//! Task specifications that hosts receive, and what clients read of them.
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -28,7 +28,7 @@ async fn a_whole_machine_has_no_limits_and_the_hosts_network(ground: &ServerFixt
     stage.apply("whole", json!({"resources": {"cpu": "2..", "memory": "8GB..", "shm_size": "2GB"}})).await;
     stage.wait_for_job("whole", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
-    // The usual wish for a disk has no upper end.
+    // The default disk requirement has no upper limit.
     assert_eq!((task.cpu, task.memory, task.gpu, task.disk), (0.0, 0, 4, 0));
     assert_eq!((task.shm_size, task.network_mode), (2 << 30, NetworkMode::Host));
     assert_eq!((task.image_name.as_str(), task.container_user.as_str()), ("busybox", "root"));
@@ -62,7 +62,7 @@ async fn a_task_brings_keys_mounts_and_credentials(ground: &ServerFixture) {
     stage.wait_for_job("rich", "running").await;
     let task = stage.hosts.specs.lock()[0].clone();
     let key = key.as_str().unwrap().trim();
-    // The project's key goes by the project's name.
+    // The comment of the project's key is the project's name.
     let [project_key, user_key] = &task.container_ssh_keys[..] else {
         panic!("{:?}", task.container_ssh_keys)
     };
@@ -177,13 +177,13 @@ async fn nodes_know_each_other_and_a_resubmitted_replica_gets_a_new_key(ground: 
         stage.hosts.specs.lock().iter().all(|task| task.cluster && task.network_mode == NetworkMode::Host)
     );
 
-    // One node fails: the replica is resubmitted as a whole, with a key of its own.
+    // One node fails: the replica is resubmitted as a whole, with a new key.
     stage.update_script(|script| {
         script.job_ends = Some(ends("failed", "container_exited_with_error", Some(1)))
     });
     stage.poke().await;
     stage.wait_for_run("pair", "pending").await;
-    // Their logs are complete only while their hosts say that they ended.
+    // Their logs are complete only while their hosts report that they ended.
     let is_over = |job: &Value| {
         let status = &job["job_submissions"].as_array().unwrap().last().unwrap()["status"];
         status == "failed" || status == "terminated"

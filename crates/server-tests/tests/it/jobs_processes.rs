@@ -1,4 +1,4 @@
-//! Plain processes and container engines: what a host says of them, and which jobs it is given.
+//! Plain processes and container engines: reports of hosts, and the jobs that they receive.
 
 use serde_json::{Value, json};
 use windlass_api::agent::shim::{ConfinementMethod, ProcessIsolation, ProcessMode, ProcessesInfo};
@@ -26,7 +26,7 @@ async fn start_with_own_processes(ground: &ServerFixture) -> JobTestEnv {
     JobTestEnv::with_settings(given, 1, 4).await
 }
 
-/// The host is asked anew, until what is stored of it holds this.
+/// Makes the host due until its stored report satisfies `holds`.
 async fn wait_for_stored(stage: &JobTestEnv, sql: &str, holds: impl Fn(&Value) -> bool) {
     stage.write(sql, params![]).await;
     eventually_ok_async("the host's word is stored", async || {
@@ -67,7 +67,7 @@ async fn a_task_is_the_servers_own_user_on_its_own_machine_alone_and_while_it_ha
     stage.server.admin("/api/users/update", disabled).await;
     assert_eq!(submitted_isolation(&stage, "again").await.0, ProcessIsolation::Own);
 
-    // Whatever a host over SSH would take, it is asked for confined ones.
+    // An SSH host receives only confined tasks, whatever it would accept.
     stage.write("UPDATE instances SET backend = 'remote', due_at = NULL", params![]).await;
     assert_eq!(submitted_isolation(&stage, "there").await, confined);
     stage.end().await;
@@ -93,7 +93,7 @@ async fn a_host_that_cannot_confine_takes_no_plain_process_and_says_why(ground: 
         assert!(run.to_string().contains(why), "{run}");
     }
     assert!(stage.hosts.specs.lock().is_empty());
-    // One with an image is none of that.
+    // A job with an image is not affected.
     stage.apply("imaged", json!({})).await;
     stage.wait_for_job("imaged", "running").await;
     stage.end().await;
@@ -108,7 +108,7 @@ async fn a_job_that_cannot_be_confined_any_more_is_not_started(ground: &ServerFi
     });
     let here = "UPDATE instances SET backend = 'local', due_at = NULL";
     wait_for_stored(&stage, here, |kind| kind["processes"]["mode"] == "own").await;
-    // It is placed while there is one user, and its host takes the task when there are two.
+    // The job is placed while there is one user, and its host receives the task when there are two.
     stage.apply("late", json!({"image": "none", "user": null})).await;
     stage.wait_for_job("late", "provisioning").await;
     stage.server.admin("/api/users/create", json!({"username": "alice", "global_role": "user"})).await;

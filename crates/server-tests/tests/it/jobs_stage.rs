@@ -1,4 +1,4 @@
-//! A server with its pipelines turning over hosts that do as they are told.
+//! A server with running pipelines and scripted hosts.
 
 use std::{
     sync::Arc,
@@ -20,7 +20,7 @@ use crate::{
     scripted_hosts::{HostScript, ScriptedHosts},
 };
 
-/// One server, its hosts, and what a test does to them.
+/// One server and its hosts.
 pub(crate) struct JobTestEnv {
     pub(crate) server: TestServer,
     pub(crate) hosts: Arc<ScriptedHosts>,
@@ -28,12 +28,13 @@ pub(crate) struct JobTestEnv {
 }
 
 impl JobTestEnv {
-    /// A fleet `hosts` of so many idle machines with 32 CPUs, 64 GB and 4 GPUs in so many blocks.
+    /// Starts a server with a fleet `hosts` of `machines` idle instances with 32 CPUs, 64 GB and 4 GPUs in `blocks`
+    /// blocks.
     pub(crate) async fn new(ground: &ServerFixture, machines: usize, blocks: i64) -> Self {
         Self::with_settings(ground.given(), machines, blocks).await
     }
 
-    /// The same with settings of its own.
+    /// The same with these settings.
     pub(crate) async fn with_settings(given: SettingsSource, machines: usize, blocks: i64) -> Self {
         let server = TestServer::start_with(given).await;
         let hosts = Arc::new(ScriptedHosts::default());
@@ -79,7 +80,7 @@ impl JobTestEnv {
         .await;
     }
 
-    /// Changes rows behind the server's back, and makes it look.
+    /// Changes rows directly in the database, and wakes the pipelines.
     pub(crate) async fn write(&self, sql: &str, params: Vec<Val>) {
         self.server.app.db().write(Unit::new().exec(sql.to_owned(), params)).await.unwrap().done().unwrap();
         self.look();
@@ -89,19 +90,19 @@ impl JobTestEnv {
         self.server.app.wake(&["runs", "jobs_submitted", "jobs_running", "jobs_terminating", "instances"]);
     }
 
-    /// As if so many seconds had passed since the time in a column of all jobs.
+    /// Moves the time in a column of all unfinished jobs back by `secs`.
     pub(crate) async fn age(&self, column: &str, secs: i64) {
         let sql = format!("UPDATE jobs SET {column} = {column} - $1, due_at = NULL WHERE NOT finished");
         self.write(&sql, params![secs * 1_000_000]).await;
     }
 
-    /// All living jobs look again at once: a host told of something.
+    /// Makes all unfinished jobs due at once, as an event of a host does.
     pub(crate) async fn poke(&self) {
         self.write("UPDATE jobs SET due_at = NULL WHERE NOT finished", vec![]).await;
     }
 
-    /// Moves the pending run to the end of its back-off. A pass under way writes what it had read, so this is said
-    /// until it was heard.
+    /// Moves the pending run to the end of its back-off. A pass in progress overwrites this with what it had read, so
+    /// it is repeated until it takes effect.
     pub(crate) async fn skip_backoff(&self, name: &str) {
         let sql =
             "UPDATE runs SET retry_since = submitted_at - 20000000, due_at = NULL WHERE status = 'pending'";
@@ -123,7 +124,7 @@ impl JobTestEnv {
         .await;
     }
 
-    /// Waits until the job has been taken up so many times more.
+    /// Waits until the job has been claimed `more` times.
     pub(crate) async fn passes(&self, more: i64) {
         let taken = async || {
             let rows = self.server.app.db().query("SELECT max(lock_epoch) FROM jobs", vec![]).await.unwrap();
@@ -175,7 +176,7 @@ impl JobTestEnv {
         self.until(name, status, |run| run["status"] == status).await
     }
 
-    /// Waits until the latest submission is at this status.
+    /// Waits until the latest submission has this status.
     pub(crate) async fn wait_for_job(&self, name: &str, status: &str) -> Value {
         let run = self.until(name, status, |run| run["latest_job_submission"]["status"] == status).await;
         run["latest_job_submission"].clone()

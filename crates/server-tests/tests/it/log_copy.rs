@@ -1,4 +1,4 @@
-//! Copying logs from hosts that behave, and from hosts that do not.
+//! Copies of logs from well-behaved and from misbehaving hosts.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     scripted_hosts::ScriptedHosts,
 };
 
-/// A host that tells the truth about these bytes.
+/// A well-behaved host with this log.
 fn hosts_with_log(bytes: Vec<u8>, is_complete: bool) -> ScriptedHosts {
     ScriptedHosts::with_log(move |offset, limit| Ok(log_part(&bytes, offset, limit, is_complete)))
 }
@@ -209,7 +209,7 @@ async fn a_host_that_fails_in_the_middle_loses_nothing() {
 async fn replicas_that_copy_the_same_log_at_once_make_one_log() {
     let (kept, whole) = (CopyTestEnv::new(), random_bytes(40 * CHUNK_BYTES_MAX + 5));
     let host = Arc::new(hosts_with_log(whole.clone(), true));
-    // Each replica is a process of its own: it knows nothing of the others' copies.
+    // Each replica is a separate process: it knows nothing of the others' copies.
     let copies: Vec<_> = (0..4)
         .map(|_| {
             let replica = NotifyingLogStore::new(Arc::clone(&kept.archive) as Arc<dyn LogStore>);
@@ -239,7 +239,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
     for _ in 0..1000 {
         copier.heard(&agents, call, kept.log);
     }
-    // While the first looks, more is heard: that takes one more look, and only one.
+    // More growth is reported during the first read: that causes one more read, and only one.
     let looking = async {
         while host.log_reads.lock().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -256,7 +256,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
     };
     tokio::time::timeout(Duration::from_secs(10), idle).await.unwrap();
     assert!(kept.bytes().await == whole);
-    // The first look brings all that the host has, the second finds that there is no more.
+    // The first read returns all that the host has, the second finds no more.
     assert_eq!(*host.log_reads.lock(), [(0, CHUNK_BYTES_MAX), (1000, CHUNK_BYTES_MAX)]);
 }
 

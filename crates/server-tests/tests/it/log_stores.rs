@@ -1,4 +1,4 @@
-//! What every store of logs must do: one suite for files, a shared directory and an object store.
+//! One test suite for all log stores: files, a shared directory and an object store.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -19,12 +19,12 @@ use crate::{
     real_s3::{RealS3, S3Transport},
 };
 
-/// Where stores of one test keep their logs; each store is a process of its own.
+/// Location of the stores of one test; each store acts as a separate process.
 enum StoreFixture {
     FileLogStore(TempDir),
     DirBucket(TempDir),
     S3(FakeS3),
-    /// Somebody else's, over TLS.
+    /// An independent implementation of S3, over TLS.
     RealS3(Box<RealS3>),
 }
 
@@ -80,7 +80,7 @@ on_all! {
     a_store_that_settles_has_written_everything
 }
 
-/// Appends as a piece of its own.
+/// Appends as a separate piece.
 async fn append_chunk(store: &dyn LogStore, log: &Log, offset: u64, at: i64, bytes: &[u8]) -> u64 {
     let end = store.append(log, offset, at, bytes).await.unwrap();
     store.sync(log).await.unwrap();
@@ -99,7 +99,7 @@ async fn o1_repeats_add_nothing_and_gaps_are_refused(ground: &StoreFixture) {
     let pieces = store.read(&log, FULL_RANGE).await.unwrap();
     assert_eq!(text(&pieces), "hello world");
     assert_eq!(pieces.iter().map(|piece| (piece.offset, piece.at)).collect::<Vec<_>>(), [(0, 10), (6, 12)]);
-    // Both streams of a job are logs of their own.
+    // The two streams of a job are separate logs.
     let runner = Log { stream: LogSource::Runner, ..log };
     assert_eq!(store.end(&runner).await.unwrap(), 0);
     assert_eq!(append_chunk(&*store, &runner, 0, 1, b"r").await, 1);
@@ -139,7 +139,7 @@ async fn what_was_appended_is_read_at_once_and_elsewhere_after_a_sync(ground: &S
     here.sync(&log).await.unwrap();
     assert_eq!(there.end(&log).await.unwrap(), 7);
     assert_eq!(text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two");
-    // One that thought it knew the end goes on behind what came since.
+    // A store with an outdated end appends after what was written since.
     append_chunk(&*here, &log, 7, 3, b" three").await;
     assert_eq!(append_chunk(&*there, &log, 4, 4, b"two three four").await, 18);
     assert_eq!(text(&there.read(&log, FULL_RANGE).await.unwrap()), "one two three four");
@@ -188,7 +188,7 @@ async fn o1_a_process_that_dies_between_leaves_a_log_that_can_be_made_whole(grou
     for part in whole[1000..2_500_000].chunks(200_000) {
         end = store.append(&log, end, 2, part).await.unwrap();
     }
-    // Whatever it had gathered goes with it.
+    // Its buffered bytes are lost with it.
     drop(store);
     let next = ground.store();
     let mut end = next.end(&log).await.unwrap();
@@ -254,7 +254,7 @@ async fn a_real_object_store_knows_our_signatures_from_others() {
     for n in 0..3 {
         append_chunk(&store, &log, n * 5, 1, b"piece").await;
     }
-    // What another client, with the same key, says is there.
+    // The listing of another client with the same key.
     let name = format!("a/b/{}/{}/{}/job/", log.project, log.run, log.submission);
     let want: Vec<String> = (0..3).map(|n| format!("{name}{:016x} 17 piece", n * 5)).collect();
     assert_eq!(real.listed(), want);
@@ -274,7 +274,7 @@ async fn an_object_store_that_stumbles_loses_and_doubles_nothing() {
     let mut whole = Vec::new();
     for n in 0..30_u64 {
         fake.shop.fail_before.store((n % 3) as usize, Ordering::SeqCst);
-        // Done, and the answer lost: it is sent again and finds itself there.
+        // Processed, but the response is lost: the retry finds its own object.
         fake.shop.fail_after.store((n % 2) as usize, Ordering::SeqCst);
         let part = vec![n as u8; 100];
         append_chunk(&store, &log, whole.len() as u64, 1, &part).await;

@@ -1,4 +1,4 @@
-//! Logs as they come, over real HTTP.
+//! Streamed logs, over real HTTP.
 
 use std::{sync::Arc, time::Duration};
 
@@ -82,7 +82,7 @@ impl LogTestEnv {
     }
 }
 
-/// Reads to the end: the bytes, and what the end says.
+/// Reads to the end and returns the bytes and the final event.
 async fn read_to_end(stream: &mut LogStream) -> (Vec<u8>, LogStreamEvent) {
     let mut bytes = Vec::new();
     let reading = async {
@@ -116,7 +116,7 @@ async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &ServerFi
         let mut stream = scene.open_stream(ADMIN_TOKEN, &scene.asked()).await;
         readers.push(tokio::spawn(async move { read_to_end(&mut stream).await }));
     }
-    // Nobody reads these: they hold up neither the writer nor the others.
+    // These streams are not read: they delay neither the writer nor the others.
     let mut asleep = Vec::new();
     for _ in 0..20 {
         asleep.push(scene.open_stream(ADMIN_TOKEN, &scene.asked()).await);
@@ -142,7 +142,7 @@ async fn o4_hundreds_of_readers_see_the_same_bytes_and_the_end(ground: &ServerFi
     assert_eq!(app.logs().open_log_count(), 0, "nothing is remembered of logs nobody follows");
 }
 
-/// Raw, as a browser does it: the text of the stream until `enough`.
+/// Requests the stream as a browser does, and returns its text up to `enough`.
 async fn read_raw_stream(scene: &LogTestEnv, last: Option<&str>, enough: &str) -> String {
     let path =
         format!("/api/project/main/logs/stream?run_name=train-1&job_submission_id={}", scene.log.submission);
@@ -175,7 +175,7 @@ async fn a_reader_that_comes_back_goes_on_where_it_stopped(ground: &ServerFixtur
     scene.write(4, b"two\n").await;
     let text = read_raw_stream(&scene, Some("4"), "\n\n").await;
     assert!(text.starts_with("id: 8\n") && text.contains("\"offset\":4"), "{text}");
-    // In the middle of what came together.
+    // In the middle of a piece.
     let text = read_raw_stream(&scene, Some("5"), "\n\n").await;
     assert!(text.starts_with("id: 8\n") && text.contains("\"offset\":5"), "{text}");
     scene.end_job().await;
@@ -201,7 +201,7 @@ async fn a_log_of_a_job_that_is_over_ends_and_one_that_is_not_followed_too(groun
     let (bytes, end) = read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &scene.asked()).await).await;
     assert!(bytes == long);
     assert_eq!(end, failed_end());
-    // The runner's own log is another one, and is empty.
+    // The runner's log is separate, and empty.
     let asked = StreamRequest { diagnose: true, ..scene.asked() };
     assert_eq!(
         read_to_end(&mut scene.open_stream(ADMIN_TOKEN, &asked).await).await,
@@ -216,7 +216,7 @@ async fn o5_a_stream_is_for_those_with_rights_on_the_run(ground: &ServerFixture)
     scene.server.ok(&token, "/api/projects/create", json!({ "project_name": "theirs" })).await;
     let client = ApiClient::new(&format!("http://{}", scene.server.authority), Some(&token)).unwrap();
     assert!(client.stream_logs("main", &scene.asked()).await.is_err());
-    // Not through a project of their own either.
+    // Nor through another project in which they are members.
     assert!(client.stream_logs("theirs", &scene.asked()).await.unwrap_err().is_not_found());
     let admin = ApiClient::new(&format!("http://{}", scene.server.authority), Some(ADMIN_TOKEN)).unwrap();
     let other = StreamRequest { run_name: "train-2".into(), ..scene.asked() };
@@ -269,14 +269,14 @@ async fn values_of_secrets_are_hidden_from_readers_wherever_they_are_cut(ground:
         end = scene.write(end, format!("{two}>\n").as_bytes()).await;
         wanted.push_str(&format!("<{}>\n", "*".repeat(VALUE.len())));
     }
-    // One that comes letter by letter.
+    // A value that is written letter by letter.
     end = scene.write(end, b"<").await;
     for letter in VALUE.bytes() {
         end = scene.write(end, &[letter]).await;
     }
     end = scene.write(end, b">\n").await;
     wanted.push_str(&format!("<{}>\n", "*".repeat(VALUE.len())));
-    // The beginning of a value that is none.
+    // The beginning of a value that turns out to be none.
     end = scene.write(end, b"hunter").await;
     scene.write(end, b"s\n").await;
     wanted.push_str("hunters\n");

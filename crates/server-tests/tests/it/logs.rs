@@ -1,4 +1,4 @@
-//! Logs on disk: byte-exact under repeats, overlaps and crashes, and found again by time.
+//! Logs on disk: byte-exact after repeats, overlaps and crashes, and searchable by time.
 
 use std::fs::OpenOptions;
 
@@ -113,7 +113,7 @@ async fn writers_at_the_same_time_lose_and_double_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a crash leaves of the two files, a writer that goes on from the end makes the log whole again.
+    /// Whatever a crash leaves of the two files, a writer that continues from the end completes the log.
     #[test]
     fn o1_a_log_cut_anywhere_is_made_whole_again(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..40), 1..12),

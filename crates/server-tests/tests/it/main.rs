@@ -1,4 +1,4 @@
-//! The server's tests against real databases and over HTTP.
+//! Tests of the server against real databases and over HTTP.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 

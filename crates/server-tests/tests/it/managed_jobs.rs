@@ -1,4 +1,4 @@
-//! Managed jobs over HTTP, with the pipelines turning and without.
+//! Managed jobs over HTTP, with and without running pipelines.
 
 use serde_json::{Value, json};
 use windlass_model::decide::managed_jobs::slots::{SlotLimits, SlotRequest};
@@ -98,7 +98,7 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     let (line, in_use) = rows::line(db, limits).await.unwrap();
     let jobs: Vec<u64> = line.iter().map(|(waiting, _)| waiting.job).collect();
     assert_eq!((jobs, in_use.launching), (vec![2, 3], 0), "as many as could be granted at all");
-    // Two replicas that look at the same moment and grant the same and more: the limit holds.
+    // Two replicas grant the same and further slots at the same moment: the limit holds.
     let everybody: Vec<(SlotRequest, _)> =
         rows::line(db, SlotLimits { max_launching: 9, max_alive: 9 }).await.unwrap().0;
     assert_eq!(everybody.len(), 4);
@@ -110,14 +110,14 @@ async fn m5_slots_are_granted_by_priority_then_age_and_never_beyond_the_limits(g
     let found: Vec<i64> =
         db.query(granted, vec![]).await.unwrap().iter().map(|row| row.int(0).unwrap()).collect();
     assert_eq!(found, [2, 3], "the higher priority first, then the older");
-    // With launch slots to spare the number of living jobs is what bounds.
+    // With free launch slots, the number of alive jobs is the limit.
     rows::grant(db, &everybody, SlotLimits { max_launching: 9, max_alive: 3 }).await.unwrap();
     assert_eq!(db.query(granted, vec![]).await.unwrap().len(), 3);
     server.stop().await;
 }
 
-/// No pass has looked at any of them, and they stand in line by their numbers: whichever is looked at first, the
-/// first is served first.
+/// No pass has processed any of them, and they are queued by their numbers: whichever is processed first, the lowest
+/// number is granted first.
 async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &ServerFixture) {
     let server = start_without_pipelines(ground).await;
     post_jobs(&server, "launch", json!({"text": "run: echo\n", "num_jobs": 4})).await;
@@ -132,7 +132,7 @@ async fn copies_line_up_by_their_numbers_when_they_are_launched(ground: &ServerF
     let limits = SlotLimits { max_launching: 9, max_alive: 9 };
     let (line, _) = rows::line(server.app.db(), limits).await.unwrap();
     let order: Vec<(u64, u32)> = line.iter().map(|(waiting, _)| (waiting.job, waiting.task)).collect();
-    // Of a pipeline the first task only, and nothing of a job that has nothing to run.
+    // Of a job with sequential tasks only the first, and nothing of a job that has nothing to run.
     assert_eq!(order, [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (7, 0), (7, 1)]);
     server.stop().await;
 }
@@ -159,7 +159,7 @@ async fn a_job_that_no_fleet_can_take_fails_its_prechecks_and_ends_its_job(groun
     assert_eq!(seen["reason"], format!("task lonely: {reason}"), "the job says what its first task says");
     assert!(seen["tasks"][0]["why"]["refusals"][0]["place"].is_string(), "{seen:#}");
     assert!(seen["end_at"].is_string() && seen["submitted_at"].is_string(), "{seen:#}");
-    // Every step of it was written down with its reason.
+    // Each of its steps was recorded with its reason.
     let asked = json!({"target_managed_jobs": [seen["id"]], "ascending": true, "limit": 100});
     let events = server.admin("/api/events/list", asked).await.to_string();
     let slots = ["Schedule state INACTIVE -> WAITING", "Schedule state WAITING -> LAUNCHING", "-> DONE"];
@@ -196,7 +196,7 @@ async fn what_has_no_effect_is_told_before_anything_is_launched(ground: &ServerF
 async fn m8_a_run_that_is_over_before_its_node_is_our_own_failure(ground: &ServerFixture) {
     let stage = JobTestEnv::new(ground, 1, 1).await;
     post_jobs(&stage.server, "launch", json!({"text": "name: odd\nrun: sleep 600\n"})).await;
-    // A pass under way writes what it had read, so this is said until it was heard.
+    // A pass in progress overwrites this with what it had read, so it is repeated until it takes effect.
     let seen = eventually_ok_async("FAILED_CONTROLLER", async || {
         let over = "UPDATE runs SET status = 'failed', finished = TRUE WHERE managed_job_id IS NOT NULL";
         stage.write(over, vec![]).await;

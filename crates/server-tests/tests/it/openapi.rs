@@ -1,4 +1,4 @@
-//! The OpenAPI document: kept beside the code, complete, and true.
+//! The OpenAPI document: up to date with the code, complete and correct.
 
 use std::{collections::BTreeSet, path::PathBuf};
 

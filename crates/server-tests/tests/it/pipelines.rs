@@ -1,4 +1,4 @@
-//! The real server with its pipelines turning: what becomes of a run when nobody asks.
+//! The real server with running pipelines: the progress of a run without further requests.
 
 use serde_json::{Value, json};
 use windlass_server::config::{Settings, SettingsSource};

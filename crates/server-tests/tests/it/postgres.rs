@@ -1,9 +1,8 @@
 //! A private Postgres for tests: one cluster per test run, one database per test.
 //!
-//! nextest runs every test in a process of its own. The first one that needs Postgres starts the
-//! cluster under a file lock, the others find it. A watchdog in a session of its own is the parent of
-//! the server: when the run's process is gone it stops the server and removes the directory, so that
-//! nothing is left behind however the run ended.
+//! nextest runs every test in a separate process. The first one that needs Postgres starts the cluster under a file
+//! lock, the others find it. A watchdog in a separate session is the parent of the server: when the run's process is
+//! gone it stops the server and removes the directory, so that nothing is left behind however the run ended.
 
 use std::{
     fs::{self, File},
@@ -20,8 +19,8 @@ const MISSING: &str = "Postgres is not installed; run `apt-get install postgresq
 const TEMPLATE: &str = "windlass_template";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// `$1` is whom to outlive by no more than a moment, `$2` the directory, `$3` a file that says to leave
-/// it there, the rest is the server.
+/// `$1` is the process with which the server ends, `$2` the directory, `$3` a file whose presence keeps the directory,
+/// the rest is the command of the server.
 const WATCHDOG_SCRIPT: &str = r#"
 parent=$1 dir=$2 keep=$3
 shift 3
@@ -39,7 +38,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// The run's cluster, started by whoever comes first.
+    /// The cluster of the test run, started by the first test that needs it.
     async fn shared() -> Self {
         // Under nextest the run outlives this process; under `cargo test` this process is the run.
         let (key, owner) = match std::env::var("NEXTEST_RUN_ID") {
@@ -61,7 +60,7 @@ impl Cluster {
         cluster
     }
 
-    /// A cluster for one test alone, which may do to it what it likes.
+    /// A separate cluster for a test that stops or breaks it.
     pub(crate) async fn own() -> Self {
         let owner = std::process::id();
         let cluster = Self { dir: std::env::temp_dir().join(format!("windlass-pg-own-{owner}")) };
@@ -109,12 +108,12 @@ impl Cluster {
         ]);
         let mut watchdog =
             watchdog.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        // It outlives this process; if it does not, somebody waits for it.
+        // The watchdog outlives this process; if it does not, this thread reaps it.
         std::thread::spawn(move || watchdog.wait());
         self.wait().await;
     }
 
-    /// Until it answers.
+    /// Waits until the server answers.
     pub(crate) async fn wait(&self) {
         let began = Instant::now();
         while let Err(error) = tokio_postgres::connect(&self.url_text("postgres"), NoTls).await {
@@ -142,7 +141,7 @@ impl Cluster {
         self.url_text(database).parse().unwrap()
     }
 
-    /// One statement outside any test's database.
+    /// Runs one statement outside any test's database.
     pub(crate) async fn admin(&self, sql: &str) {
         let (client, connection) = tokio_postgres::connect(&self.url_text("postgres"), NoTls).await.unwrap();
         let driver = tokio::spawn(connection);
@@ -150,12 +149,11 @@ impl Cluster {
         driver.abort();
     }
 
-    /// A power cut, as far as Postgres can tell: every process of it dies at once. Comes back with
-    /// `start_again`.
+    /// Simulates a power cut: kills all processes of Postgres at once. `start_again` restarts it.
     pub(crate) fn kill(&self) {
         let pid = fs::read_to_string(self.dir.join("data/postmaster.pid")).unwrap();
         let pid = pid.lines().next().unwrap().to_owned();
-        // The watchdog would tidy up; it is told not to.
+        // Keeps the watchdog from removing the directory.
         File::create(self.keep()).unwrap();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         let pids = std::iter::once(pid.as_str()).chain(children.split_whitespace());
@@ -163,8 +161,7 @@ impl Cluster {
     }
 
     pub(crate) async fn start_again(&self) {
-        // Nobody may wait for orphans here, and Postgres takes a dead process that nobody has waited
-        // for as alive.
+        // Orphans may not be reaped here, and Postgres treats a dead process that was not reaped as alive.
         for left in ["data/postmaster.pid", "s/.s.PGSQL.5432.lock"] {
             fs::remove_file(self.dir.join(left)).unwrap();
         }
@@ -172,7 +169,7 @@ impl Cluster {
     }
 }
 
-/// A database of its own for one test, dropped with it.
+/// A separate database for one test, dropped with it.
 pub(crate) struct TestDb {
     pub(crate) db: Db,
     cluster: Cluster,
@@ -188,7 +185,7 @@ impl TestDb {
         Self { db, cluster, name }
     }
 
-    /// An empty database that so many replicas open at the same moment.
+    /// An empty database that `count` replicas open at the same moment.
     pub(crate) async fn open_by_many(count: usize) -> (Self, Vec<Db>) {
         let cluster = Cluster::shared().await;
         let name = name();
@@ -204,31 +201,31 @@ impl TestDb {
         self.cluster.sockets()
     }
 
-    /// The same database by way of another socket.
+    /// URL of the same database through another socket.
     pub(crate) fn url_through(&self, sockets: &Path) -> DatabaseUrl {
         format!("postgres:///{}?user=windlass&host={}", self.name, sockets.display()).parse().unwrap()
     }
 
-    /// What a router that forgets does: the server ends all connections but the one that asks.
+    /// Ends all connections but the one that runs the statement, as a router that loses its state does.
     pub(crate) async fn cut_connections(&self) {
         let sql =
             format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'", self.name);
         self.cluster.admin(&sql).await;
     }
 
-    /// What a fail-over does: sessions from now on may write, or may not.
+    /// Makes new sessions writable or read-only, as a fail-over does.
     pub(crate) async fn set_writable(&self, yes: bool) {
         let set = if yes { "off" } else { "on" };
         let sql = format!("ALTER DATABASE {} SET default_transaction_read_only = {set}", self.name);
         self.cluster.admin(&sql).await;
     }
 
-    /// Another replica's handle on the same database.
+    /// A handle of another replica on the same database.
     pub(crate) async fn replica(&self) -> Db {
         Db::open(&self.url().parse().unwrap()).await.unwrap()
     }
 
-    /// For a whole server on this database.
+    /// URL for a whole server on this database.
     pub(crate) fn url(&self) -> String {
         self.cluster.url_text(&self.name)
     }
@@ -250,7 +247,7 @@ impl Drop for TestDb {
     }
 }
 
-/// The newest one that Debian has installed, else the one on the path.
+/// Directory of the newest Postgres that Debian has installed, otherwise of the one on the path.
 fn bin_dir() -> PathBuf {
     let mut found: Vec<(u32, PathBuf)> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()

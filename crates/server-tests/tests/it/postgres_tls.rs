@@ -1,4 +1,4 @@
-//! The way to Postgres, encrypted: whom it lets in, and whom we believe.
+//! TLS connections to Postgres: authentication of both sides.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -6,7 +6,7 @@ use windlass_model::causes::chain;
 use windlass_server::db::{Db, DbError};
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 
-/// Certificates of one test: two authorities, a database and a server of ours that the first vouches for.
+/// Certificates of one test: two authorities, and certificates of a database and a client signed by the first.
 struct Certificates {
     dir: TempDir,
 }
@@ -20,7 +20,7 @@ impl Certificates {
                  -keyout {authority}.key -out {authority}.crt"
             ));
         }
-        // The address is no name of it.
+        // The address is not among its names.
         made.create_signed("server", "/CN=database", "DNS:localhost,DNS:db.example");
         made.create_signed("client", "/CN=windlass", "DNS:client.example");
         made
@@ -52,7 +52,7 @@ impl Certificates {
     }
 }
 
-/// A cluster that speaks TLS, with these lines instead of who may come in how.
+/// A cluster with TLS, with `hosts` as the host lines of `pg_hba.conf`.
 async fn cluster(certificates: &Certificates, hosts: &str) -> Postgres {
     let cluster = Postgres::start_on_port("postgres-tls").await.unwrap();
     for (file, from) in [("server.crt", "server.crt"), ("server.key", "server.key"), ("root.crt", "ca.crt")] {
@@ -65,7 +65,7 @@ async fn cluster(certificates: &Certificates, hosts: &str) -> Postgres {
         cluster.admin(&format!("ALTER SYSTEM SET {set}")).await.unwrap();
     }
     cluster.admin("SELECT pg_reload_conf()").await.unwrap();
-    // Sessions that begin from now on may still be met by what was read before.
+    // The configuration is reloaded asynchronously, so new sessions may still see the old one.
     while cluster.run("SHOW ssl").await.unwrap() != [["on"]] {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -86,9 +86,9 @@ fn assert_refused(opened: Result<Db, DbError>, part: &str) {
     assert!(said.contains(part), "{said:?} says nothing of {part:?}");
 }
 
-/// How many sessions of ours there are, and how many of them are encrypted.
+/// Number of sessions of the server, and how many of them are encrypted.
 async fn count_sessions(cluster: &Postgres) -> (i64, i64) {
-    // In one statement: sessions come and go meanwhile.
+    // In one statement: sessions begin and end meanwhile.
     let both = "SELECT count(*), count(*) FILTER (WHERE s.ssl) FROM pg_stat_ssl s \
                 JOIN pg_stat_activity a USING (pid) WHERE a.application_name = 'windlass'";
     let rows = cluster.run(both).await.unwrap();
@@ -102,7 +102,7 @@ async fn a_database_is_believed_by_its_authority_and_its_name() {
     let (ca, other) = (certificates.path("ca.crt"), certificates.path("other.crt"));
     let verify = |mode: &str, root: &str| format!("sslmode={mode}&sslrootcert={root}");
 
-    // The right name and authority, and every session is encrypted: readers, the writer, and whoever listens.
+    // The right name and authority, and every session is encrypted: readers, the writer, and the listener.
     let db = open_db(&url(&cluster, "localhost", &verify("verify-full", &ca))).await.unwrap();
     let mut heard = db.listen();
     let hint = async {
@@ -128,26 +128,26 @@ async fn a_database_is_believed_by_its_authority_and_its_name() {
         "not valid for name",
     );
     assert_refused(open_db(&url(&cluster, "localhost", &verify("verify-ca", &other))).await, "UnknownIssuer");
-    // A file of authorities is asked also where it need not be.
+    // A configured root certificate is checked even where the mode does not require it.
     assert_refused(open_db(&url(&cluster, "localhost", &verify("require", &other))).await, "UnknownIssuer");
-    // Who does not ask for the name does not mind.
+    // Modes that do not verify the name accept any.
     for query in [verify("verify-ca", &ca), verify("require", &ca), "sslmode=require".to_owned()] {
         let db = open_db(&url(&cluster, "127.0.0.1", &query)).await.unwrap();
         let (all, encrypted) = count_sessions(&cluster).await;
         assert!(all > 0 && all == encrypted, "{query}: {encrypted} of {all}");
         db.close().await;
     }
-    // The database's own certificate will do, under its own name.
+    // The database's own certificate is accepted as root, under its own name.
     let own = certificates.path("server.crt");
     open_db(&url(&cluster, "localhost", &verify("verify-full", &own))).await.unwrap().close().await;
     assert_refused(
         open_db(&url(&cluster, "127.0.0.1", &verify("verify-full", &own))).await,
         "not valid for name",
     );
-    // The password is proven for this connection and for no other that somebody carries it to.
+    // Channel binding: the proof of the password is valid only for this connection, and cannot be relayed.
     let bound = format!("{}&channel_binding=require", verify("verify-full", &ca));
     open_db(&url(&cluster, "localhost", &bound)).await.unwrap().close().await;
-    // The name counts, not the address that it leads to.
+    // The name is verified, not the address.
     let named = format!("hostaddr=127.0.0.1&{}", verify("verify-full", &ca));
     open_db(&url(&cluster, "db.example", &named)).await.unwrap().close().await;
     assert_refused(open_db(&url(&cluster, "db.elsewhere", &named)).await, "not valid for name");
@@ -162,9 +162,9 @@ async fn a_database_that_asks_for_a_certificate_is_shown_one() {
     let (cert, key) = (certificates.path("client.crt"), certificates.path("client.key"));
     let shown = format!("{base}&sslcert={cert}&sslkey={key}");
     open_db(&url(&cluster, "localhost", &shown)).await.unwrap().close().await;
-    // Plain text has nothing to show it by.
+    // A plain connection cannot present a certificate.
     assert_refused(open_db(&url(&cluster, "localhost", "sslmode=disable")).await, "pg_hba.conf");
-    // A key that everybody may read is not used.
+    // A key that other users may read is not used.
     std::fs::set_permissions(Path::new(&key), std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     assert_refused(open_db(&url(&cluster, "localhost", &shown)).await, "chmod 600");
 }
@@ -180,7 +180,7 @@ async fn a_database_without_tls_is_used_only_where_that_is_allowed() {
         let said = chain(&error);
         assert!(matches!(error, DbError::Plain { .. }) && said.contains("sslmode=disable"), "{said}");
     }
-    // On this machine nothing needs to be said.
+    // On this machine no setting is needed.
     for query in ["", "sslmode=prefer", "sslmode=disable"] {
         let db = open_db(&url(&cluster, "localhost", query)).await.unwrap();
         let (all, encrypted) = count_sessions(&cluster).await;

@@ -1,4 +1,4 @@
-//! An object store of somebody else: the server of `moto`, which checks signatures with Amazon's own library.
+//! An independent object store: the server of `moto`, which checks signatures with Amazon's library.
 
 use std::{
     net::TcpStream,
@@ -14,11 +14,11 @@ const BUCKET: &str = "logs-of-jobs";
 const REGION: &str = "us-east-1";
 /// It is a large program on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Calls that are not checked, to make the user whose calls are: those of [`SET_UP_SCRIPT`].
+/// Number of unchecked calls, with which [`SET_UP_SCRIPT`] creates the user whose calls are checked.
 const UNCHECKED_CALLS: &str = "4";
 
-/// The server, one call after the other: by itself it looks whether a name is taken and writes in two steps, between
-/// which another call may come; S3 promises that none does.
+/// Serves one call at a time: `moto` checks whether a name exists and writes in two steps, between which another call
+/// may come; S3 guarantees that none does.
 const SERVE_SCRIPT: &str = r#"
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -31,7 +31,7 @@ def serve(environ, start_response):
 run_simple("127.0.0.1", port, serve, threaded=True, ssl_context=certificate)
 "#;
 
-/// Makes a user who may use the store, and the bucket; prints the user's key.
+/// Creates a user who may use the store, and the bucket; prints the user's key.
 const SET_UP_SCRIPT: &str = r#"
 import boto3, json, sys
 url, region, bucket, roots = sys.argv[1:]
@@ -45,7 +45,7 @@ boto3.client("s3", **at).create_bucket(Bucket=bucket)
 print(key["AccessKeyId"], key["SecretAccessKey"])
 "#;
 
-/// Prints name, length and content behind our head of every object.
+/// Prints the name, length and content after the header of every object.
 const LIST_SCRIPT: &str = r#"
 import boto3, sys
 url, region, bucket, roots, key, secret = sys.argv[1:]
@@ -61,7 +61,7 @@ pub(crate) enum S3Transport {
     Tls,
 }
 
-/// It ends when this is dropped.
+/// The server ends when this is dropped.
 pub(crate) struct RealS3 {
     child: Child,
     port: u16,
@@ -70,7 +70,7 @@ pub(crate) struct RealS3 {
     home: TempDir,
 }
 
-/// A program of the environment that the tests were given.
+/// Path of a program in the Python environment of the tests.
 fn moto_program(name: &str) -> PathBuf {
     let dir = std::env::var_os("WINDLASS_TEST_MOTO");
     let dir =
@@ -84,7 +84,7 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Somebody who vouches, and a certificate for this machine.
+/// Creates an authority, and a certificate for this machine.
 fn create_certificates(dir: &Path) {
     let script = "set -e
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=voucher -keyout ca.key -out ca.pem
@@ -96,7 +96,7 @@ openssl x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -
 
 impl RealS3 {
     pub(crate) async fn start(over: S3Transport) -> Self {
-        // It is waited for with threads: nothing else happens in the test.
+        // The wait blocks a thread: nothing else happens in the test.
         tokio::task::spawn_blocking(move || Self::start_blocking(over)).await.unwrap()
     }
 
@@ -134,7 +134,7 @@ impl RealS3 {
         output(&mut command)
     }
 
-    /// What another client sees, in the order of names.
+    /// The listing of another client, in the order of names.
     pub(crate) fn listed(&self) -> Vec<String> {
         self.run_python(LIST_SCRIPT, &[&self.key.0, &self.key.1]).lines().map(str::to_owned).collect()
     }

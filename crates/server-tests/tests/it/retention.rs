@@ -1,4 +1,4 @@
-//! What is no longer kept is deleted, and what must stay stays.
+//! Retention: expired data is deleted, and everything else is kept.
 
 use serde_json::{Value, json};
 use windlass_model::{
@@ -32,7 +32,7 @@ async fn count(db: &Db, sql: &'static str) -> i64 {
     db.query_opt(sql, vec![]).await.unwrap().unwrap().int(0).unwrap()
 }
 
-/// Submits a run; the answer is the run and its job.
+/// Submits a run and returns it with its job.
 async fn submit_run(server: &TestServer, name: &str, more: Value) -> (RunId, SubmissionId) {
     let mut spec =
         json!({ "run_name": name, "configuration": { "type": "task", "commands": ["true"], "image": "a" } });
@@ -43,7 +43,7 @@ async fn submit_run(server: &TestServer, name: &str, more: Value) -> (RunId, Sub
     (RunId(run["id"].as_str().unwrap().parse().unwrap()), SubmissionId(job))
 }
 
-/// Ends a run so many days ago.
+/// Ends a run `days` days ago.
 async fn end_run(db: &Db, run: RunId, days: i64) {
     let ago = Span::days(days).0;
     let sql =
@@ -60,7 +60,7 @@ async fn old_events_go_unless_what_they_tell_of_goes_on(ground: &ServerFixture) 
     let (active, job) = submit_run(&server, "active", json!({})).await;
     end_run(&db, over, 40).await;
     write(&db, "UPDATE events SET recorded_at = recorded_at - $1", params![Span::days(31).0]).await;
-    // A young event, so that the newest of all is not one of these.
+    // A recent event, so that the newest of all is not one of these.
     let (_, _) = submit_run(&server, "young", json!({})).await;
     let keep = RetentionPeriods { events: Some(Span::days(30)), ..KEEP_FOREVER };
     let deleted = run_round(&db, &logs, keep).await.unwrap();
@@ -84,7 +84,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
     let launched = server.admin("/api/project/main/jobs/launch", json!({ "text": text })).await;
     let managed = launched["jobs"][0]["id"].as_str().unwrap().to_owned();
     let mut all = Vec::new();
-    // Name, and how many days ago it ended.
+    // Name, and days since its end.
     for (name, ended) in [("old", Some(91)), ("young", Some(89)), ("active", None), ("attempt", Some(91))] {
         let (run, job) = submit_run(&server, name, json!({})).await;
         let project = jobs::find(&db, job).await.unwrap().unwrap().project_id;
@@ -114,7 +114,7 @@ async fn finished_runs_go_with_their_jobs_logs_and_metrics_and_others_stay(groun
         assert_eq!((here, metrics.unwrap().is_some(), log > 0), (expected, expected, expected), "{name}");
     }
     assert_eq!(count(&db, "SELECT count(*) FROM jobs").await, 3);
-    // The attempts of a managed job go when it is over itself; its record stays.
+    // The attempts of a managed job are deleted once it has ended; its record stays.
     write(
         &db,
         "UPDATE managed_jobs SET finished = TRUE, finished_at = now_us(), status = 'SUCCEEDED'",
@@ -162,7 +162,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
     ] {
         write(&db, sql, params![age]).await;
     }
-    // Whoever asks whether it is there is about to use it.
+    // A client that checks whether an upload exists is about to use it.
     let hash = crate::http_secrets::sha256_hex(b"young");
     server.admin("/api/files/get_archive_by_hash", json!({ "hash": hash })).await;
     let keep = RetentionPeriods { uploads: Some(Span::days(7)), ..KEEP_FOREVER };
@@ -179,7 +179,7 @@ async fn uploads_that_nothing_names_go_and_those_of_kept_runs_and_live_jobs_stay
         [false, true, true, true]
     );
     assert_eq!(count(&db, "SELECT count(*) FROM codes").await, 1);
-    // A run that ended and is kept keeps what it names; one that is gone does not.
+    // A run that ended and is kept keeps its uploads; a deleted one does not.
     end_run(&db, run, 1).await;
     assert_eq!(run_round(&db, &logs, keep).await.unwrap(), DeletedCounts::default());
     write(&db, "DELETE FROM jobs", vec![]).await;

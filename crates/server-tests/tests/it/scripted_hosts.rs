@@ -1,4 +1,4 @@
-//! The one agent of these tests that is not real: hosts that do as they are told, and remember what they were asked.
+//! The only simulated agent of these tests: hosts that follow a script and record the calls to them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,25 +16,25 @@ use windlass_server::agents::{
     AgentApi, AgentError, AgentFuture, CallContext, HostReport, JobProgress, JobStart,
 };
 
-/// How every task and job on the hosts behaves.
+/// Behaviour of all tasks and jobs on the hosts.
 #[derive(Clone, Default)]
 pub(crate) struct HostScript {
     pub(crate) silent: bool,
-    /// The host answers, and to nothing that is about a job.
+    /// The host answers, except calls about a job.
     pub(crate) deaf: bool,
-    /// The host takes no task, and says this.
+    /// The host refuses every task with this message.
     pub(crate) refuses: Option<&'static str>,
-    /// Tasks stay at this.
+    /// Tasks stay in this status.
     pub(crate) stuck: Option<TaskStatus>,
-    /// Tasks end with this reason and message before their runner is there.
+    /// Tasks end with this reason and message before their runner starts.
     pub(crate) task_ends: Option<(&'static str, &'static str)>,
-    /// Commands end so as soon as they are started.
+    /// Commands end in this state as soon as they are started.
     pub(crate) job_ends: Option<JobState>,
     pub(crate) no_connections_secs: Option<i64>,
     pub(crate) log: Vec<u8>,
-    /// What the hosts say of plain processes.
+    /// Plain processes that the hosts report.
     pub(crate) processes: Option<ProcessesInfo>,
-    /// Why their container engines do not answer.
+    /// Error of the container engines, which do not answer.
     pub(crate) engine: Option<&'static str>,
 }
 
@@ -49,7 +49,7 @@ struct ScriptedTask {
 type LogReadFn = Box<dyn Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync>;
 type MetricsFn = Box<dyn Fn() -> Metrics + Send + Sync>;
 
-/// Hosts, and everything they were asked for.
+/// The hosts, and all calls to them.
 #[derive(Default)]
 pub(crate) struct ScriptedHosts {
     pub(crate) script: Mutex<HostScript>,
@@ -58,12 +58,12 @@ pub(crate) struct ScriptedHosts {
     pub(crate) starts: Mutex<Vec<JobStart>>,
     /// `stop`, `terminate REASON` and `remove`, in order.
     pub(crate) calls: Mutex<Vec<String>>,
-    /// Hosts that say nothing, while the others speak.
+    /// Hosts that do not answer, while the others do.
     pub(crate) silent: Mutex<BTreeSet<InstanceId>>,
     pub(crate) forgotten: Mutex<BTreeSet<InstanceId>>,
-    /// Answers reads of any log in place of the script.
+    /// Answers reads of any log instead of the script.
     log_source: Option<LogReadFn>,
-    /// Answers each read of a log so late.
+    /// Delay of each read of a log.
     pub(crate) log_pause: Duration,
     /// Offsets and limits of the reads of logs.
     pub(crate) log_reads: Mutex<Vec<(u64, usize)>>,
@@ -82,19 +82,19 @@ pub(crate) fn ends(state: &str, reason: &str, exit_status: Option<i32>) -> JobSt
 }
 
 impl ScriptedHosts {
-    /// Hosts whose logs are read from this.
+    /// Hosts whose logs are read from `source`.
     pub(crate) fn with_log(
         source: impl Fn(u64, usize) -> Result<LogPart, AgentError> + Send + Sync + 'static,
     ) -> Self {
         Self { log_source: Some(Box::new(source)), ..Self::default() }
     }
 
-    /// Hosts that tell what their jobs use.
+    /// Hosts that report metrics of their jobs.
     pub(crate) fn with_metrics(source: impl Fn() -> Metrics + Send + Sync + 'static) -> Self {
         Self { metrics_source: Some(Box::new(source)), ..Self::default() }
     }
 
-    /// All jobs that are there now end well.
+    /// Ends all present jobs successfully.
     pub(crate) fn finish_all(&self) {
         for task in self.tasks.lock().values_mut() {
             task.ended.get_or_insert_with(|| ends("done", "", Some(0)));

@@ -1,4 +1,4 @@
-//! Streams end with the rights of those who opened them, whoever took those away and wherever.
+//! Streams end with the rights of the users who opened them, whichever user or server revoked the rights.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ impl LogTestEnv {
         self.open_stream(token, &self.asked()).await
     }
 
-    /// Events of the queue.
+    /// Opens a stream of the queue's events.
     async fn events(&self, token: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.server.authority).await.unwrap();
         let head = format!(
@@ -52,7 +52,7 @@ impl LogTestEnv {
         stream
     }
 
-    /// As another server would, which does not tell this one.
+    /// Changes a row as another server would, without notifying this one.
     async fn elsewhere(&self, sql: &'static str, user: &str) {
         let unit = Unit::new().expect_one(sql, params![user]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();
@@ -95,7 +95,7 @@ async fn every_stream_ends_within_five_seconds_of_what_its_rights_rest_on(ground
         assert!(matches!(ended, Ok(Ok(None))), "{name}: {ended:?}");
     }
     for (name, _, _, events) in &mut streams {
-        // Who is out of the project is still somebody.
+        // A user who was removed from the project still exists.
         if !matches!(*name, "removed" | "demoted") {
             let mut rest = Vec::new();
             let ended = timeout_at(until, events.read_to_end(&mut rest)).await;

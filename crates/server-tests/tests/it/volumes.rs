@@ -1,4 +1,4 @@
-//! Network volumes against a scripted backend: made and given back, attached and detached.
+//! Network volumes on a scripted backend: created and deleted, attached and detached.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,14 +56,14 @@ on_both! {
     a_stale_holder_of_the_job_takes_nothing
 }
 
-/// How the backend behaves.
+/// Script of the backend.
 #[derive(Default)]
 struct VolumeBackendScript {
     refuses_to_make: bool,
     refuses_to_attach: bool,
-    /// What is asked for is never attached.
+    /// Requested attachments never complete.
     never_attaches: bool,
-    /// Soft requests to detach are not honoured.
+    /// Detaching without force never completes.
     hangs: bool,
 }
 
@@ -174,7 +174,7 @@ impl VolumeBackend for ScriptedVolumeBackend {
     }
 }
 
-/// Installs one pipeline of all.
+/// Installs a single pipeline.
 struct SinglePipelineRegistry<'a> {
     engine: &'a mut Engine<Db>,
     pipeline: &'static str,
@@ -189,7 +189,7 @@ impl PipelineRegistry for SinglePipelineRegistry<'_> {
     fn add_batch<P: BatchPipeline>(&mut self, _pipeline: P) {}
 }
 
-/// The pipeline `volumes`, turning.
+/// The running `volumes` pipeline.
 struct RunningPipeline {
     engine: Engine<Db>,
     _logs: TempDir,
@@ -242,7 +242,7 @@ fn ten_gb() -> serde_json::Value {
     json!({"size": "10GB"})
 }
 
-/// One that was made before.
+/// A volume that was created before.
 async fn insert_active_volume(
     db: &Db,
     made: &TestOwner,
@@ -277,7 +277,7 @@ async fn instance(db: &Db, made: &TestOwner, name: &str) -> InstanceId {
     id
 }
 
-/// A job on an instance that wants these volumes, and the lease of whoever works on it.
+/// A job on an instance that needs these volumes, with the lease on the job.
 struct LeasedJob {
     job: jobs::Job,
     instance: instances::Instance,
@@ -375,7 +375,7 @@ async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
     turning.engine.hints().hint("volumes");
     let seen = wait_until(db, id, |seen| seen.status == volume::Status::Failed).await;
     assert!(seen.status_message.unwrap().contains("quota"), "it says why");
-    // One that failed can be deleted all the same.
+    // A failed volume can be deleted all the same.
     write(db, Unit::new().and(volumes::request_delete(id))).await;
     turning.engine.hints().hint("volumes");
     wait_until(db, id, |seen| seen.deleted).await;
@@ -412,7 +412,7 @@ async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["data"])).await;
     assert!(matches!(work.attach(db, &shelf).await, AttachProgress::Ready(_)));
-    // Whoever asks now is refused; a wish that was there a moment before waits.
+    // A request to delete is refused now; one from a moment before waits.
     assert!(!db.write(Unit::new().and(volumes::request_delete(id))).await.unwrap().is_done());
     write(db, Unit::new().exec("UPDATE volumes SET delete_asked_at = now_us() WHERE id = $1", params![id]))
         .await;
@@ -467,7 +467,7 @@ async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
     let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
-    // The first of the names does not exist: the second is taken.
+    // The first of the names does not exist: the second is used.
     let work = work(db, &made, "train", host, at("/data", &["nothing", "data"])).await;
     for _ in 0..2 {
         let AttachProgress::Ready(mounts) = work.attach(db, &shelf).await else {
@@ -506,7 +506,7 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
     shelf.0.lock().script.refuses_to_attach = true;
     let AttachProgress::Failed { said } = refused.attach(db, &shelf).await else { panic!("it is attached") };
     assert!(said.contains("`data` could not be attached") && said.contains("another kind"), "{said}");
-    // What it holds is given back like any other.
+    // Its volumes are released like any others.
     assert_eq!(refused.standing(db, &shelf).await.len(), 1);
     assert!(refused.detach(db, &shelf, id, false).await.is_empty());
     for (name, sql, expected) in [
@@ -532,7 +532,7 @@ async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
         panic!("it is attached twice")
     };
     assert!(said.contains("attached to one;") && said.contains("one instance at a time"), "{said}");
-    // While it is on its way out of there, the next one waits.
+    // While the volume is being detached, the next job waits.
     shelf.0.lock().script.hangs = true;
     assert_eq!(first.detach(db, &shelf, id, false).await.len(), 1);
     let AttachProgress::Coming { said } = second.attach(db, &shelf).await else { panic!("it does not wait") };

@@ -1,5 +1,5 @@
-//! What dstack's client wants of an answer before it reads it at all: required fields, version 4 of
-//! UUIDs, closed sets of words, times in UTC.
+//! Requirements of dstack's client for every response: required fields, UUIDs of version 4, closed sets of values,
+//! times in UTC.
 
 use serde_json::Value;
 

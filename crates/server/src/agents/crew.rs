@@ -1,4 +1,4 @@
-//! Everybody the server reaches: agents of hosts, and the queue where that takes the place of a host.
+//! Routing of agent calls: to the agents of hosts, or to the container queue where it stands in for a host.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{app::App, job_orders::queued::QueueRequest};
 
-/// Passes each call on to whoever answers for its instance.
+/// Forwards each call to the implementation that serves its instance.
 pub struct AgentRouter {
     wire: Arc<HttpAgents>,
     queue: QueueAgents,
@@ -32,7 +32,7 @@ impl AgentRouter {
     }
 }
 
-/// One line for each call: find who is asked, and ask.
+/// Forwards one call: finds the agents of the instance, and calls them.
 macro_rules! passed_on {
     ($self:ident, $instance:expr, $call:ident($($argument:expr),*)) => {
         async move { $self.agents_for($instance).await?.$call($($argument),*).await }.boxed()

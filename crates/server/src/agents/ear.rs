@@ -1,8 +1,8 @@
-//! What hosts tell without being asked, one stream per connection.
+//! Events that agents push, one stream per connection.
 //!
-//! An event carries no decision: it makes a row due and wakes the pipeline that looks, or has a log copied. A lost
-//! one costs time and nothing else. A host has a say over the rows of its own instance alone, and however much it
-//! tells, it is read no faster than [`BATCH_MAX`] events in each [`BATCH_INTERVAL`].
+//! An event carries no decision: it makes a row due and wakes its pipeline, or starts the copy of a log. A lost event
+//! costs only time. The agent of a host affects only the rows of its instance, and its events are read at no more
+//! than [`BATCH_MAX`] per [`BATCH_INTERVAL`], however many it sends.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -36,25 +36,25 @@ use crate::{
     pipelines,
 };
 
-/// Events dealt with at once.
+/// Maximum number of events that are processed together.
 const BATCH_MAX: usize = 256;
-/// Between two batches of one host. The first event after a quiet moment does not wait.
+/// Interval between two batches of one host. The first event after a quiet period does not wait.
 const BATCH_INTERVAL: Duration = Duration::from_millis(20);
-/// A stream says at least every 10 s that it lives.
+/// Maximum time without data. The agent sends a keepalive at least every 10 s.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(9);
-/// A stream that is refused is asked for again, later each time.
+/// Delay before a rejected stream is opened again; it grows with each failure.
 const REOPEN_DELAY_MIN: Duration = Duration::from_secs(1);
 const REOPEN_DELAY_MAX: Duration = Duration::from_secs(30);
-/// Writes of a batch before it is left to the passes that look anyway.
+/// Write attempts per batch. After that, the rows wait for their next scheduled passes.
 const WRITE_ATTEMPTS_MAX: usize = 4;
 const WRITE_RETRY_DELAY: Duration = Duration::from_millis(200);
-/// How long it is remembered where a job of this instance belongs, which does not change; that one is none of it, which
-/// may; and of how many.
+/// Cache of the owners of jobs: for how long an owner is kept, which does not change; for how long it is kept that a
+/// job does not belong to this instance, which may change; and the maximum number of entries.
 const OWNER_TTL: Duration = Duration::from_secs(600);
 const UNKNOWN_OWNER_TTL: Duration = Duration::from_secs(10);
 const OWNERS_MAX: usize = 1024;
-/// Longest name of a start of a shim.
+/// Maximum length of a shim's boot id.
 const BOOT_ID_BYTES_MAX: usize = 128;
 
 struct EventListener {
@@ -63,13 +63,13 @@ struct EventListener {
     line: Weak<AgentConnection>,
     shim: ShimClient,
     instance: InstanceId,
-    /// Where a job belongs; `None`: it is none of this instance.
+    /// Project and run of each job; `None`: the job does not belong to this instance.
     places: HashMap<SubmissionId, (Instant, Option<(ProjectId, RunId)>)>,
-    /// What was wrong with the host, as a hash.
+    /// Hash of the problems that the host last reported.
     problems: u64,
 }
 
-/// What the events of one batch ask for.
+/// Changes that the events of one batch request.
 #[derive(Debug, Default)]
 struct EventBatch {
     events: usize,
@@ -80,15 +80,15 @@ struct EventBatch {
     heard: Option<(String, u64)>,
 }
 
-/// Why a stream ended.
+/// Cause of the end of a stream.
 enum StreamEnd {
-    /// With its connection.
+    /// The connection was lost too.
     ConnectionLost,
-    /// Alone.
+    /// Only the stream failed.
     StreamFailed(String),
 }
 
-/// Listens for as long as the connection lives.
+/// Starts a listener that lives as long as the connection.
 pub(super) fn start(
     inner: Weak<Inner>,
     slot: &Arc<InstanceSlot>,
@@ -122,7 +122,7 @@ impl EventListener {
                     if heard {
                         mark_all_due(self.inner.clone(), self.instance).await;
                     }
-                    tracing::debug!(instance = %self.instance, why, "hear of events");
+                    tracing::debug!(instance = %self.instance, why, "event stream failed");
                     if let Some(slot) = self.slot.upgrade() {
                         *slot.heard.lock() = None;
                     }
@@ -133,7 +133,7 @@ impl EventListener {
         }
         let Some(slot) = self.slot.upgrade() else { return };
         if slot.lose(&self.line) {
-            // The connection took this task along when it was given up: somebody else must tell.
+            // This task is aborted together with the connection, so a separate task must mark the rows due.
             tokio::spawn(mark_all_due(self.inner.clone(), self.instance));
         }
     }
@@ -161,7 +161,7 @@ impl EventListener {
             }
             if let Some(last) = last {
                 sleep_until(last + BATCH_INTERVAL).await;
-                // More may have come while we waited.
+                // More events may have arrived during the sleep.
                 if let Err(ended) = self.drain(&mut events, &mut batch) {
                     self.deliver(&batch).await;
                     return ended;
@@ -172,7 +172,7 @@ impl EventListener {
         }
     }
 
-    /// Waits for something, and takes what lies there with it.
+    /// Waits for an event, then also reads all events that are already available.
     async fn receive_batch(
         &mut self,
         events: &mut ShimEvents,
@@ -229,7 +229,7 @@ impl EventListener {
         Ok(())
     }
 
-    /// Rows first, logs after them: copying takes its time.
+    /// Writes rows before copying logs, because copying takes time.
     async fn deliver(&mut self, batch: &EventBatch) {
         mark_due(&self.inner, self.instance, batch).await;
         for (submission, stream) in &batch.logs {
@@ -244,7 +244,7 @@ impl EventListener {
         let Some(inner) = self.inner.upgrade() else { return };
         let Some((project, run)) = self.place(&inner, submission).await else { return };
         let log = Log { project, run, submission, stream };
-        // Reading is not fenced.
+        // Reads are not fenced.
         let call = CallContext { instance: self.instance, submission, epoch: 0 };
         let copier = inner.copier.clone();
         let agents: Arc<dyn AgentApi> = Arc::new(HttpAgents::of(inner));
@@ -266,12 +266,12 @@ impl EventListener {
     }
 }
 
-/// Has the instance and its jobs looked at: its host was lost, or is back, or tells nothing any more.
+/// Makes the instance and its jobs due: the connection to its host was lost, restored, or no longer carries events.
 pub(super) async fn mark_all_due(inner: Weak<Inner>, instance: InstanceId) {
     mark_due(&inner, instance, &EventBatch { instance: true, all_jobs: true, ..EventBatch::default() }).await;
 }
 
-/// Makes rows due in one transaction, and wakes their pipelines after it.
+/// Makes rows due in one transaction, then wakes their pipelines.
 async fn mark_due(inner: &Weak<Inner>, instance: InstanceId, batch: &EventBatch) {
     let changes = batch.changes(instance);
     if changes.is_empty() {
@@ -287,7 +287,7 @@ async fn mark_due(inner: &Weak<Inner>, instance: InstanceId, batch: &EventBatch)
                 wake.into_iter().for_each(|pipeline| inner.hints.hint(pipeline));
                 return;
             }
-            Err(error) => tracing::debug!(%instance, %error, "make rows due"),
+            Err(error) => tracing::debug!(%instance, %error, "failed to mark rows due"),
         }
         drop(inner);
         sleep(WRITE_RETRY_DELAY).await;

@@ -1,7 +1,7 @@
-//! What makes an agent ours: a credential for each instance, and the key that signs task specifications.
+//! Enrolment of agents: a credential for each instance, and the key that signs task specifications.
 //!
-//! Both are drawn once and kept sealed. Replicas that draw at the same time all end with the one that was stored
-//! first, so an agent that was told by one of them obeys every one.
+//! Both are generated once and stored sealed. Replicas that generate them at the same time all use the one that was
+//! stored first, so an agent that one replica enrolled accepts calls from all of them.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ring::signature::{Ed25519KeyPair, KeyPair};
@@ -15,7 +15,7 @@ use crate::{
     secrets::{AssociatedData, KeyError, Keyring},
 };
 
-/// What the key for task specifications is called in the table.
+/// Name of the key for task specifications in the table.
 const SIGNING_KEY_PURPOSE: &str = "task_specifications";
 const CREDENTIAL_BYTES: usize = 32;
 const SEED_BYTES: usize = 32;
@@ -30,7 +30,7 @@ pub enum EnrolmentError {
     Random(#[from] getrandom::Error),
     #[error("find instance {instance}: there is none")]
     NoInstance { instance: InstanceId },
-    /// The instance was never enrolled, so no agent of it can know us.
+    /// The instance was never enrolled, so none of its agents can know this server.
     #[error("find the credential of instance {instance}: it has none")]
     NotEnrolled { instance: InstanceId },
     #[error("read the signing key: its seed is not one of Ed25519")]
@@ -41,8 +41,8 @@ pub enum EnrolmentError {
     Spec(#[source] serde_json::Error),
 }
 
-/// What the agent of an instance must be told. Makes the credential with the first call; a repeat, by any replica,
-/// answers the same.
+/// Returns the values that the agent of an instance needs. The first call creates the credential; a repeat, by any
+/// replica, returns the same.
 pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Enrolment, EnrolmentError> {
     let signer = Signer::of(db, keys).await?;
     let held = rows::credential(db, instance).await?.ok_or(EnrolmentError::NoInstance { instance })?;
@@ -60,7 +60,7 @@ pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<
     })
 }
 
-/// What calls to the agent of an enrolled instance carry. A secret.
+/// Credential that calls to the agent of an enrolled instance carry. A secret.
 pub async fn credential(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<String, EnrolmentError> {
     let held = rows::credential(db, instance).await?.ok_or(EnrolmentError::NoInstance { instance })?;
     let sealed = held.ok_or(EnrolmentError::NotEnrolled { instance })?;
@@ -72,11 +72,11 @@ fn credential_aad(instance: InstanceId) -> AssociatedData<'static> {
     AssociatedData::row("instances", "agent_credential_sealed", instance.0)
 }
 
-/// The key that signs task specifications, the same in all replicas.
+/// Key that signs task specifications, the same in all replicas.
 pub struct Signer(Ed25519KeyPair);
 
 impl Signer {
-    /// Reads the key, and draws it where there is none yet.
+    /// Reads the key; generates it if there is none.
     pub async fn of(db: &Db, keys: &Keyring) -> Result<Self, EnrolmentError> {
         if let Some(signer) = Self::load(db, keys).await? {
             return Ok(signer);
@@ -98,17 +98,17 @@ impl Signer {
         Ok(Some(Self(key)))
     }
 
-    /// Base64 of the public half.
+    /// Public key, in base64.
     pub fn public(&self) -> String {
         BASE64_STANDARD.encode(self.0.public_key().as_ref())
     }
 
-    /// A pass as it is shown.
+    /// Encodes and signs a pass.
     pub fn pass(&self, pass: &PortPass) -> Result<String, EnrolmentError> {
         pass.encode(|message| self.0.sign(message).as_ref().to_vec()).map_err(EnrolmentError::Spec)
     }
 
-    /// The specification as it goes out, claims and all.
+    /// Signs the specification, including its claims.
     pub fn sign(&self, spec: &TaskSpec) -> Result<SignedSpec, EnrolmentError> {
         let body = serde_json::to_vec(spec).map_err(EnrolmentError::Spec)?;
         let signature = self.0.sign(&[SIGNED_PREFIX, &body].concat());

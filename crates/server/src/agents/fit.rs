@@ -1,4 +1,5 @@
-//! What hosts say, cut to a size that may be kept. A host is not believed: it may claim anything, at any length.
+//! Truncation of data that hosts report, so that it can be stored. Hosts are not trusted: they may claim anything, at
+//! any length.
 
 use windlass_api::agent::{
     client::LogPart,
@@ -6,17 +7,17 @@ use windlass_api::agent::{
     shim::{Dcgm, HostInfo, InstanceHealth, TaskInfo},
 };
 
-/// Longest sentence for people.
+/// Maximum length of a message for people.
 const MESSAGE_BYTES_MAX: usize = 4 * 1024;
-/// Longest name, word or path.
+/// Maximum length of a name, status word or path.
 const NAME_BYTES_MAX: usize = 1024;
-/// Most states kept of a job: the first and the latest.
+/// Maximum number of states kept per job: the first and the latest.
 const STATES_MAX: usize = 64;
 const ADDRESSES_MAX: usize = 64;
 const PORTS_MAX: usize = 256;
 const GPUS_MAX: usize = 64;
 const PROBLEMS_MAX: usize = 32;
-/// Offsets and sizes end in columns of signed 64 bits.
+/// Offsets and sizes are stored in signed 64-bit columns.
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
 pub(super) fn task(mut info: TaskInfo) -> TaskInfo {
@@ -65,7 +66,7 @@ pub(super) fn started(mut started: JobStarted) -> JobStarted {
     started
 }
 
-/// Never more than was asked for.
+/// Truncates a part to the size that was requested.
 pub(super) fn log(mut part: LogPart, limit: usize) -> LogPart {
     part.bytes.truncate(limit);
     part.end = part.end.min(NUMBER_MAX);

@@ -1,8 +1,8 @@
-//! One lasting connection per instance, made when somebody needs it and shared by all calls.
+//! One persistent connection per instance, opened on demand and shared by all calls.
 //!
-//! An attempt is made once for everybody who waits, and goes on when they give up: a host that is slow to let us in
-//! is let in to by the second call. After a failure the next attempt waits, longer each time; whoever asks meanwhile
-//! learns at once why the last one failed. What is known of an instance is read anew for each attempt.
+//! All callers wait for the same attempt, and the attempt continues when they time out: if a host is slow to accept,
+//! the next call finds the connection ready. After a failure the next attempt is delayed, longer each time; calls in
+//! the meantime fail at once with the last error. The data about the instance is read again for each attempt.
 
 use std::{
     collections::HashMap,
@@ -38,47 +38,47 @@ use super::{
 };
 use crate::db::agents as rows;
 
-/// A shim that lets us in says hello in this time.
+/// Maximum time until an accepting shim has completed the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// One attempt, SSH and all hosts on the way included.
+/// Timeout of one attempt, including SSH and all jump hosts.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(40);
 const BACKOFF: Backoff = Backoff { initial: Duration::from_millis(200), max: Duration::from_secs(10) };
-/// A connection nobody has used for so long is let go: the instance may be over, and another replica saw it end.
+/// Idle time after which a connection is closed: the instance may have ended, observed by another replica.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
-/// How often a loss is told; a host that takes and drops connections must not keep the pipelines busy.
+/// Minimum interval between two reports of a loss: a host that accepts and drops connections must not keep the
+/// pipelines busy.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Why there is no connection.
+/// Reason why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectError {
-    /// It may come.
+    /// A later attempt may succeed.
     Unreachable(String),
-    /// It will not before a person has looked.
+    /// No attempt succeeds before a person has intervened.
     Barred(String),
 }
 
-/// A failed attempt, and when the next one may be made.
+/// A failed attempt, with the delay before the next one.
 pub(super) struct ConnectFailure {
     pub(super) why: ConnectError,
     next: RetryDelay,
 }
 
 pub(super) enum RetryDelay {
-    /// Nothing was tried that costs anything.
+    /// Nothing expensive was attempted.
     Immediate,
-    /// Longer with each failure.
+    /// Grows with each failure.
     Backoff,
-    /// The connections below have their own patience.
+    /// The SSH connections below have a separate retry delay.
     After(Duration),
 }
 
-/// A live connection.
 pub(super) struct AgentConnection {
     pub(super) shim: ShimClient,
-    /// Its events come.
+    /// True while the event stream is open.
     pub(super) hears: AtomicBool,
     ear: OnceLock<AbortHandle>,
-    /// Must live as long as the channel through it.
+    /// Must live as long as the channel that uses it.
     _below: Option<Arc<Connection>>,
 }
 
@@ -98,11 +98,11 @@ enum ConnectionState {
     Connected(Arc<AgentConnection>),
 }
 
-/// What is kept of one instance.
+/// Connection state of one instance.
 pub(super) struct InstanceSlot {
     pub(super) instance: InstanceId,
     state: Mutex<SlotState>,
-    /// The start of the shim and the number of the last event that was dealt with.
+    /// Boot id of the shim and number of the last processed event.
     pub(super) heard: Mutex<Option<(String, u64)>>,
 }
 
@@ -111,7 +111,7 @@ struct SlotState {
     failures: u32,
     failed: Option<(Instant, ConnectError)>,
     used: Instant,
-    /// A connection was lost and none came since.
+    /// A connection was lost and has not been replaced.
     lost: bool,
     loss_told: Option<Instant>,
 }
@@ -129,7 +129,7 @@ impl InstanceSlot {
         Self { instance, state: Mutex::new(state), heard: Mutex::default() }
     }
 
-    /// Gives this connection up, if it is still the one in use. Whether the loss is to be told.
+    /// Drops this connection if it is still the one in use. Returns whether to report the loss.
     pub(super) fn lose(&self, line: &Weak<AgentConnection>) -> bool {
         let mut state = self.state.lock();
         match &state.way {
@@ -143,7 +143,7 @@ impl InstanceSlot {
 }
 
 impl SlotState {
-    /// Whether the loss is to be told.
+    /// Returns whether to report the loss.
     fn lose(&mut self) -> bool {
         self.way = ConnectionState::None;
         self.lost = true;
@@ -155,7 +155,7 @@ impl SlotState {
     }
 }
 
-/// The connections to all instances.
+/// Connections to all instances.
 pub(super) struct ConnectionPool {
     slots: Mutex<HashMap<InstanceId, Arc<InstanceSlot>>>,
     hosts: Arc<SshPool<InstanceId>>,
@@ -175,7 +175,7 @@ impl ConnectionPool {
         self.hosts.forget(&instance);
     }
 
-    /// Lets go of what nobody uses.
+    /// Closes idle connections.
     pub(super) fn sweep(&self) {
         let unused: Vec<InstanceId> = {
             let slots = self.slots.lock();
@@ -187,7 +187,7 @@ impl ConnectionPool {
         }
     }
 
-    /// How many connections live.
+    /// Number of open connections.
     pub(super) fn live(&self) -> usize {
         let slots = self.slots.lock();
         slots.values().filter(|slot| matches!(slot.state.lock().way, ConnectionState::Connected(_))).count()
@@ -206,7 +206,7 @@ impl ConnectionPool {
 }
 
 impl Inner {
-    /// The connection, made if need be, and whether it was there before.
+    /// Returns the connection, opening it if necessary, and whether it was already open.
     pub(super) async fn line(
         self: &Arc<Self>,
         instance: InstanceId,
@@ -238,7 +238,7 @@ impl Inner {
         attempt.await.map(|line| (line, false))
     }
 
-    /// A call found that nothing comes over this connection any more.
+    /// Drops a connection over which a call received no data.
     pub(super) fn lost(self: &Arc<Self>, instance: InstanceId, line: &Arc<AgentConnection>) {
         if self.lines.slot(instance).lose(&Arc::downgrade(line)) {
             tokio::spawn(ear::mark_all_due(Arc::downgrade(self), instance));
@@ -257,7 +257,7 @@ impl Inner {
         }
     }
 
-    /// How to come to an instance's agent, and what it asks for at its door.
+    /// Endpoint of an instance's agent, and the credential that it requires.
     pub(super) async fn way(&self, instance: InstanceId) -> Result<(AgentEndpoint, String), ConnectFailure> {
         let silent = |said: String| ConnectFailure {
             why: ConnectError::Unreachable(said),
@@ -285,16 +285,17 @@ impl Inner {
         let hosts = &self.lines.hosts;
         let site = site::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
         let (below, _) = hosts.control_connection(&instance, &site.target).await.map_err(ssh_failure)?;
-        // Not only what this call learned: the connection may have been made to bring the host up.
+        // All keys, not only those learned by this call: the connection may have been opened to set up the host.
         if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
-            // Nobody goes on over a connection to a host whose key could not be settled.
+            // A connection is not used before the key of its host is pinned.
             hosts.forget(&instance);
             return Err(astray(&error));
         }
         let stream = match below.open_unix(socket).await {
             Ok(stream) => stream,
             Err(error) => {
-                // The shim is not there, or nobody is: in that case the connection must go as well.
+                // Either the shim is not running or the host is unreachable; in the second case the SSH connection must
+                // be closed too.
                 let _ = hosts.check(&instance).await;
                 return Err(ConnectFailure {
                     why: ConnectError::Unreachable(chain(&error)),
@@ -306,7 +307,7 @@ impl Inner {
     }
 }
 
-/// Makes one attempt, for all who wait for it.
+/// Starts one attempt, shared by all waiting callers.
 fn attempt(inner: Arc<Inner>, slot: Arc<InstanceSlot>) -> ConnectAttempt {
     let made = tokio::spawn(async move {
         let reached = timeout(ATTEMPT_TIMEOUT, inner.reach(slot.instance)).await;
@@ -336,13 +337,13 @@ fn finish_attempt(
             let came_back = std::mem::take(&mut state.lost);
             drop(state);
             let ear = ear::start(Arc::downgrade(inner), slot, &line, came_back);
-            // It was made a moment ago and has none.
+            // Cannot fail: the connection is new and has no listener yet.
             let _ = line.ear.set(ear);
             Ok(line)
         }
         Err(ConnectFailure { why, next }) => {
             state.way = ConnectionState::None;
-            // A connection below that is not due yet says only that: what was wrong is what it was before.
+            // An SSH connection in its retry delay reports only that; the earlier error is still the cause.
             let why = match (&next, state.failed.take()) {
                 (RetryDelay::After(_), Some((_, before))) => before,
                 (RetryDelay::Immediate | RetryDelay::Backoff | RetryDelay::After(_), _) => why,
@@ -369,7 +370,7 @@ async fn connect_socket(path: &Path, credential: &str) -> Result<ShimClient, Con
     handshake(stream, credential).await
 }
 
-/// Somebody answers at the other end, or it is no connection.
+/// Completes the handshake; a stream without an answer is not a connection.
 async fn handshake(
     stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     credential: &str,
@@ -389,7 +390,7 @@ async fn handshake(
     greeted.map_err(|error| failed(chain(&error)))
 }
 
-/// Its jobs are containers of the queue: there is no agent to speak with.
+/// Error for an instance whose jobs are containers of the queue: it has no agent.
 pub(super) fn queue_failure() -> ConnectFailure {
     ConnectFailure {
         why: ConnectError::Unreachable("its jobs run behind a queue, which has no way in".into()),
@@ -406,7 +407,7 @@ pub(super) fn ssh_failure(error: TunnelError) -> ConnectFailure {
     let why = if error.is_final() { ConnectError::Barred(said) } else { ConnectError::Unreachable(said) };
     let next = match error {
         TunnelError::BackingOff { wait, .. } => RetryDelay::After(wait),
-        // The connections below wait by themselves; the next call learns how long.
+        // The SSH connections back off by themselves; the next call gets their delay.
         TunnelError::Lookup { .. }
         | TunnelError::NotAllowed { .. }
         | TunnelError::Connect { .. }

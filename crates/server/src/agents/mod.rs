@@ -1,8 +1,7 @@
-//! The server's reach onto hosts: what it asks of a shim and of the runner inside a task.
+//! Calls from the server to hosts: to a shim, and to the runner inside a task.
 //!
-//! Every call names the submission and carries the epoch of the lock it is made under; the agent
-//! refuses a lower one than it has seen, so a stale holder cannot touch the host. All calls may be
-//! repeated: a repeat has the effect of one.
+//! Every call names the submission and carries the epoch of the lock under which it is made; the agent rejects an epoch
+//! lower than the highest it has seen, so a stale holder cannot change the host. All calls are idempotent.
 
 mod crew;
 mod ear;
@@ -32,7 +31,7 @@ pub use self::{
     wire::{CALL_TIMEOUT, HttpAgents},
 };
 
-/// Who is asked, about which submission, under which take of its lock.
+/// Instance, submission and lock epoch of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallContext {
     pub instance: InstanceId,
@@ -40,25 +39,25 @@ pub struct CallContext {
     pub epoch: i64,
 }
 
-/// Everything a runner needs to begin: its orders, and the files that go with them. Holds secrets: never log one.
+/// Everything that a runner needs to start: its job, and the files of the job. Contains secrets: never log one.
 #[derive(Clone)]
 pub struct JobStart {
     pub submit: SubmitBody,
-    /// A git diff or a tar, as the job's repository says.
+    /// Git diff or tar, depending on the job's repository.
     pub code: Option<Arc<[u8]>>,
-    /// Archive id and tar.
+    /// Archive ids and tars.
     pub archives: Vec<(String, Arc<[u8]>)>,
 }
 
-/// What is known of the commands a runner runs, also after its end.
+/// Progress of the commands of a runner, also after its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobProgress {
     pub record: JobRecord,
-    /// Seconds without a connection from a person, where the runner lives and can tell.
+    /// Seconds without a user connection, if the runner is alive and reports it.
     pub no_connections_secs: Option<i64>,
 }
 
-/// A host, as its shim describes it.
+/// State of a host, as its shim reports it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostReport {
     pub version: String,
@@ -68,11 +67,11 @@ pub struct HostReport {
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// No answer, or none in time. What was asked may or may not have happened.
+    /// No answer, or none in time. The request may or may not have been executed.
     #[error("agent of instance {instance} does not answer: {why}")]
     Unreachable { instance: InstanceId, why: String },
-    /// Nothing goes to this host before a person has looked: it shows another host key than it did, lets nobody
-    /// in with our SSH keys, or its shim does not take our credential.
+    /// No call is made to this host before a person has intervened: its host key changed, it rejects our SSH keys, or
+    /// its shim rejects our credential.
     #[error("agent of instance {instance} cannot be trusted: {why}")]
     Barred { instance: InstanceId, why: String },
     /// The agent has seen a later holder of this submission.
@@ -80,26 +79,26 @@ pub enum AgentError {
     Fenced { epoch: i64, seen: i64 },
     #[error("agent knows no task {submission}")]
     UnknownTask { submission: SubmissionId },
-    /// The submission was there and was removed: it starts never again.
+    /// The submission existed and was removed: it never starts again.
     #[error("agent has removed task {submission} for good")]
     Gone { submission: SubmissionId },
-    /// Not in the state the task is in; a later try may do.
+    /// Not possible in the current state of the task; a later attempt may succeed.
     #[error("agent cannot do that now: {reason}")]
     Conflict { reason: String },
-    /// The agent understood and will not: the reason is for people.
+    /// The agent understood the request and rejects it; the reason is for people.
     #[error("agent refuses: {reason}")]
     Refused { reason: String },
 }
 
 impl AgentError {
-    /// Somebody who is asked and says nothing.
+    /// Error for an instance that does not respond.
     pub fn silent(instance: InstanceId) -> Self {
         Self::Unreachable { instance, why: "it says nothing".into() }
     }
 }
 
-/// Ends a task and removes it. One the host does not know is removed all the same: that settles that no late
-/// copy of it starts.
+/// Ends a task and removes it. A task that the host does not know is removed as well, so that no late copy of it can
+/// start.
 pub async fn discard(agents: &dyn AgentApi, call: CallContext, reason: &str) -> Result<(), AgentError> {
     match agents.terminate_task(call, reason, 0).await {
         Ok(()) | Err(AgentError::UnknownTask { .. } | AgentError::Gone { .. }) => {}
@@ -108,22 +107,22 @@ pub async fn discard(agents: &dyn AgentApi, call: CallContext, reason: &str) -> 
     agents.remove_task(call).await
 }
 
-/// No hosts are connected: nobody answers.
+/// Implementation without hosts: every call fails.
 #[derive(Debug)]
 pub struct NoAgents;
 
 pub type AgentFuture<'a, T> = BoxFuture<'a, Result<T, AgentError>>;
 
-/// One implementation speaks HTTP to real agents; the simulation's speaks to simulated hosts.
+/// Calls to agents. One implementation uses HTTP to real agents; the simulation's uses simulated hosts.
 pub trait AgentApi: Send + Sync + 'static {
-    /// Is the host's shim there, and which tasks does it keep?
+    /// Returns the tasks that the host's shim keeps. Fails if the shim does not answer.
     fn tasks(&self, instance: InstanceId) -> AgentFuture<'_, Vec<SubmissionId>>;
-    /// What the host has and how it is.
+    /// Resources and health of the host.
     fn host(&self, instance: InstanceId) -> AgentFuture<'_, HostReport>;
 
-    /// The claims of the specification are filled in from the call, and the whole is signed.
+    /// Submits a task. The claims of the specification are filled in from the call, and the result is signed.
     fn submit_task<'a>(&'a self, call: CallContext, task: &'a TaskSpec) -> AgentFuture<'a, ()>;
-    /// The same for a job as a whole, where the host is a queue.
+    /// Submits a job as a whole, where the host is a queue.
     fn enqueue<'a>(&'a self, call: CallContext, _order: &'a QueueRequest) -> AgentFuture<'a, ()> {
         no_agent(call.instance)
     }
@@ -136,10 +135,10 @@ pub trait AgentApi: Send + Sync + 'static {
     ) -> AgentFuture<'a, ()>;
     fn remove_task(&self, call: CallContext) -> AgentFuture<'_, ()>;
 
-    /// Hands the job and its files to the runner and starts its commands.
+    /// Sends the job and its files to the runner and starts its commands.
     fn start_job<'a>(&'a self, call: CallContext, job: &'a JobStart) -> AgentFuture<'a, Option<JobStarted>>;
     fn pull(&self, call: CallContext) -> AgentFuture<'_, JobProgress>;
-    /// Bytes of a log (`job` or `runner`) from an offset on; what is there, without waiting.
+    /// Returns bytes of a log (`job` or `runner`) from an offset on, as far as available, without waiting.
     fn log<'a>(
         &'a self,
         call: CallContext,
@@ -147,35 +146,36 @@ pub trait AgentApi: Send + Sync + 'static {
         offset: u64,
         limit: usize,
     ) -> AgentFuture<'a, LogPart>;
-    /// All before `offset` is kept elsewhere. A runner whose job is over waits a while for this before it goes.
+    /// Confirms that all bytes before `offset` are stored elsewhere. The runner of an ended job waits a while for this
+    /// before it exits.
     fn log_was_read<'a>(&'a self, _call: CallContext, _stream: &'a str, _offset: u64) -> AgentFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
     fn metrics(&self, call: CallContext) -> AgentFuture<'_, Metrics>;
-    /// Asks the commands to end; the runner kills them after so many seconds.
+    /// Requests the end of the commands; the runner kills them after the grace period.
     fn stop_job(&self, call: CallContext, grace_secs: u64) -> AgentFuture<'_, ()>;
 
-    /// Its other nodes are prepared too: the commands go on.
+    /// Lets the commands continue: the other nodes are prepared too.
     fn open_gate(&self, _call: CallContext) -> AgentFuture<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// What the other tasks of its group are called, and where they are now. May be repeated.
+    /// Sends the names and current addresses of the other tasks of the group. May be repeated.
     fn tell_hosts<'a>(&'a self, _call: CallContext, _hosts: &'a GroupHosts) -> AgentFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// A stream to a port of the task, for people; 0 is its SSH server. The epoch plays no part.
+    /// Opens a stream to a port of the task, for users; 0 is its SSH server. Does not check the epoch.
     fn connect(&self, call: CallContext, _port: u16) -> AgentFuture<'_, PortStream> {
         no_agent(call.instance)
     }
 
-    /// Whether whatever happens there is told without being asked. When that ends, its jobs are made due.
+    /// Returns whether the agent pushes all changes there. When that ends, the instance's jobs become due.
     fn hears(&self, _instance: InstanceId) -> bool {
         false
     }
 
-    /// The instance is over: its connection is let go.
+    /// Closes the connection of an ended instance.
     fn forget(&self, instance: InstanceId);
 }
 

@@ -1,7 +1,7 @@
-//! Streams to ports of jobs: people's traffic, kept away from the connection that steers the host.
+//! Streams to ports of jobs: user traffic, separate from the connection that controls the host.
 //!
-//! Each stream is a connection of its own to the shim's socket. On an SSH host it is a channel of the second
-//! connection, whose channels hold at most so many bytes each: a download that nobody reads delays no stop.
+//! Each stream is a separate connection to the shim's socket. On an SSH host it is a channel of the second connection,
+//! whose channels buffer a limited number of bytes each: a stalled download does not delay a stop.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use super::{
 /// An open stream to a port of a job.
 pub struct PortStream {
     stream: TokioIo<Upgraded>,
-    /// Must live as long as the channel through it.
+    /// Must live as long as the channel that uses it.
     _below: Option<Arc<Connection>>,
 }
 
@@ -38,7 +38,7 @@ impl PortStream {
         &mut self.stream
     }
 
-    /// Carries bytes both ways until both sides have ended, or one is lost.
+    /// Copies bytes in both directions until both sides have ended or one is lost.
     pub async fn join(mut self, other: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> std::io::Result<()> {
         copy_bidirectional(&mut self.stream, other).await.map(drop)
     }
@@ -84,7 +84,7 @@ impl Inner {
         let site = site::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
         let (below, _) = hosts.traffic_connection(&instance, &site.target).await.map_err(ssh_failure)?;
         if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
-            // As for the other connection: nobody goes on to a host whose key could not be settled.
+            // As for the control connection: a connection is not used before the key of its host is pinned.
             hosts.forget(&instance);
             return Err(astray(&error));
         }

@@ -1,8 +1,8 @@
-//! Hosts that are a queue: jobs placed there become containers, and a dispatcher has them run.
+//! Instances that are a queue: jobs placed there become containers, which a dispatcher runs.
 //!
-//! To the pipelines such a place answers like any host. It takes a job as a whole and says of it what its container
-//! says; what only an agent could do (ports, metrics, a shell) it does not have. A stale holder of a job is told by
-//! the job's own row, which the queue shares a database with.
+//! To the pipelines such an instance behaves like any host. It accepts a job as a whole and reports the state of its
+//! container; it lacks what only an agent can provide (ports, metrics, a shell). A stale holder of a job is detected by
+//! the job's own row, which is in the same database as the queue.
 
 use std::collections::HashMap;
 
@@ -34,13 +34,13 @@ use crate::{
 };
 
 const MIB: u64 = 1 << 20;
-/// What is kept of a container's output under the names of a job's logs.
+/// Names of a job's logs, with the parts of a container's output that they contain.
 const STREAMS: [(&str, &str); 2] = [("job", "stdout"), ("runner", "system")];
 
-/// The queue as a host. Nothing of the server lives on because of it.
+/// The queue as a host. Holds only a weak reference to the server.
 pub(super) struct QueueAgents {
     app: WeakApp,
-    /// Whether an instance is a place in the queue. That never changes once it is known.
+    /// Cache of whether an instance is a queue. That never changes.
     known: Mutex<HashMap<InstanceId, bool>>,
 }
 
@@ -49,7 +49,7 @@ impl QueueAgents {
         Self { app: app.downgrade(), known: Mutex::default() }
     }
 
-    /// Whether jobs on this instance are containers.
+    /// Returns whether jobs on this instance are containers.
     pub(super) async fn is_queue(&self, instance: InstanceId) -> Result<bool, AgentError> {
         if let Some(known) = self.known.lock().get(&instance) {
             return Ok(*known);
@@ -68,7 +68,7 @@ impl QueueAgents {
         Ok(is_queue)
     }
 
-    /// The same, of what is known already.
+    /// Like [`Self::is_queue`], from the cache only.
     pub(super) fn is_known_queue(&self, instance: InstanceId) -> bool {
         self.known.lock().get(&instance).copied().unwrap_or(false)
     }
@@ -77,7 +77,7 @@ impl QueueAgents {
         self.app.upgrade().ok_or_else(|| AgentError::silent(instance))
     }
 
-    /// The container of a submission; `None` where it never got one.
+    /// Container of a submission; `None` if it never got one.
     async fn container(&self, call: CallContext) -> Result<(App, Option<Container>), AgentError> {
         let app = self.app(call.instance)?;
         let failed = |error| silent(call.instance, &error);
@@ -95,13 +95,11 @@ impl QueueAgents {
         Ok((app, container))
     }
 
-    /// Refuses whoever held the job before somebody else did.
+    /// Rejects a call of an earlier holder of the job.
     async fn check_epoch(&self, app: &App, call: CallContext) -> Result<(), AgentError> {
         let found = jobs::epoch(app.db(), call.submission).await;
         match found.map_err(|error| silent(call.instance, &error))? {
-            Some(seen) if call.epoch < seen => {
-                Err(AgentError::Fenced { epoch: call.epoch, seen })
-            }
+            Some(seen) if call.epoch < seen => Err(AgentError::Fenced { epoch: call.epoch, seen }),
             Some(_) | None => Ok(()),
         }
     }
@@ -121,7 +119,7 @@ impl QueueAgents {
         }
     }
 
-    /// What waits is cancelled here; what runs is ended by whoever runs it.
+    /// Cancels a queued container; a running one is ended by the process that runs it.
     async fn stop(&self, call: CallContext) -> Result<(), AgentError> {
         let (app, container) = self.known(call).await?;
         self.check_epoch(&app, call).await?;
@@ -134,7 +132,7 @@ impl QueueAgents {
         ask::update(&app, &admin, &request_of(call.submission), &none).await.map_err(told)?;
         let cancel = Map::from_iter([("state".to_owned(), json!("Cancelled"))]);
         match container.state {
-            // A dispatcher that was faster finds that it is not wanted.
+            // If a dispatcher locks it first, the dispatcher finds that it is no longer requested.
             Status::Queued => take::update(&app, &admin, &container.uuid, &cancel).await.map(drop).or(Ok(())),
             Status::Locked | Status::Running | Status::Complete | Status::Cancelled => Ok(()),
         }
@@ -184,7 +182,7 @@ impl QueueAgents {
     }
 }
 
-/// The request that a submission has in the queue: always the same, so that a repeat finds it.
+/// Id of a submission's request in the queue: always the same, so that a repeat finds it.
 fn request_of(submission: SubmissionId) -> String {
     queue::name("xvhdp", submission.0.as_bytes())
 }
@@ -314,7 +312,7 @@ fn task_of(call: CallContext, container: &Container) -> TaskInfo {
     let status = match container.state {
         Status::Queued | Status::Locked => TaskStatus::Queued,
         Status::Cancelled if never_ran => TaskStatus::Terminated,
-        // Also of one that is over: how it ended is told with its states.
+        // Also for an ended container: the job states report how it ended.
         Status::Running | Status::Complete | Status::Cancelled => TaskStatus::Running,
     };
     let (termination_reason, termination_message) = match status {
@@ -344,7 +342,7 @@ fn task_of(call: CallContext, container: &Container) -> TaskInfo {
     }
 }
 
-/// For people: what the last dispatcher that left it said, or where it stands.
+/// Message for people: the report of the last dispatcher that released the container, or its state.
 fn waiting_message(container: &Container) -> String {
     match (container.state, container.scheduling_status.as_str()) {
         (Status::Locked, _) => {
@@ -359,13 +357,13 @@ fn waiting_message(container: &Container) -> String {
 
 struct ContainerEnd {
     how: &'static str,
-    /// A word of the job termination reasons.
+    /// One of the job termination reasons.
     reason: &'static str,
     message: String,
     detail: Option<&'static str>,
 }
 
-/// How a container ended, in the words of jobs.
+/// End of a container, translated to the terms of jobs.
 fn ended(container: &Container) -> Option<ContainerEnd> {
     let told = |name: &str| container.runtime_status.get(name).and_then(Value::as_str).unwrap_or_default();
     let (reason, error) = (told("reason"), told("error"));
@@ -381,7 +379,7 @@ fn ended(container: &Container) -> Option<ContainerEnd> {
         (Status::Cancelled, "crashed" | "abandoned") => ("failed", "instance_unreachable", None),
         (Status::Cancelled, "priority_zero" | "stopped") => ("terminated", "terminated_by_server", None),
         (Status::Cancelled, _) if container.started_at.is_none() => ("failed", "executor_error", None),
-        // Told to stop, and not by us: whoever runs the cluster needed its node.
+        // Stopped, and not by this server: the operator of the cluster reclaimed its node.
         (Status::Cancelled, "") => ("failed", "interrupted_by_no_capacity", None),
         (Status::Complete | Status::Cancelled, _) => ("failed", "container_exited_with_error", None),
     };

@@ -1,5 +1,5 @@
-//! How to come to a host of an SSH fleet: what its fleet and its own lines of the configuration say, and the keys
-//! that it and the hosts on the way are pinned to.
+//! SSH access to the hosts of a fleet: the settings of the fleet and of the host, and the pinned keys of the host and
+//! its jump hosts.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -19,9 +19,9 @@ use crate::{
 };
 
 const SSH_PORT: u16 = 22;
-/// Several replicas meet a host for the first time: each tries again after another was faster.
+/// Several replicas may connect to a new host at once: each retries after another was faster.
 const PIN_ATTEMPTS_MAX: usize = 8;
-/// Names one instance may have keys for: its own and those of hosts on the way.
+/// Maximum number of names with keys per instance: its own and those of its jump hosts.
 const PINS_MAX: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum SshTargetError {
         #[source]
         source: SshKeyError,
     },
-    /// Another replica met another key under the same name: one of the two is not the host.
+    /// Another replica saw a different key for the same name: one of the two is not the host.
     #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
     Changed { host: String, expected: String, shown: String },
     #[error("pin the host keys of instance {instance}: others change them all the time")]
@@ -59,7 +59,7 @@ pub enum SshTargetError {
     TooMany { instance: InstanceId },
 }
 
-/// The way to a host, with all keys that are pinned so far.
+/// SSH target of a host, with all keys pinned so far.
 pub async fn load_target(
     db: &Db,
     keys: &Keyring,
@@ -69,7 +69,7 @@ pub async fn load_target(
     build_target(&settings, &pins, instance)
 }
 
-/// The same, for somebody else who is to go there. Holds a private key.
+/// SSH login of a host, for use by another process. Contains a private key.
 pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<SshLogin, SshTargetError> {
     let (settings, pins) = settings(db, keys, instance).await?;
     build_login(&settings, &pins, instance)
@@ -88,8 +88,8 @@ async fn settings(
     Ok((settings, pins(row.host_key.as_deref())))
 }
 
-/// Pins keys that were seen for the first time, and tells of them. A name that is pinned already keeps its key: if
-/// it was shown another one, nobody may go there.
+/// Pins keys seen for the first time, and records events about them. A pinned name keeps its key: if the host shows a
+/// different one, connecting is an error.
 pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result<(), SshTargetError> {
     for _ in 0..PIN_ATTEMPTS_MAX {
         let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
@@ -124,7 +124,7 @@ pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result
     Err(SshTargetError::Contended { instance })
 }
 
-/// Those of `seen` that have no pin yet.
+/// Returns those of `seen` that have no pin yet.
 fn unpinned(
     known: &BTreeMap<String, String>,
     seen: &[HostKeyEntry],
@@ -152,7 +152,7 @@ fn pins(stored: Option<&str>) -> BTreeMap<String, String> {
     stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-/// What the host's own lines say wins over what its fleet says.
+/// Builds the target. Settings of the host override those of its fleet.
 fn build_target(
     settings: &SshConfig,
     pins: &BTreeMap<String, String>,

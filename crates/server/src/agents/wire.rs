@@ -1,6 +1,6 @@
-//! The real agents: calls over lasting connections, each of them bounded in time and in what it may bring.
+//! Calls to real agents over persistent connections, each limited in time and in the size of its response.
 //!
-//! A call that finds its connection gone is made once more over a new one, because all calls may be repeated.
+//! A call that finds its connection lost is repeated once over a new one, because all calls are idempotent.
 
 use std::{
     sync::{Arc, Weak},
@@ -28,18 +28,18 @@ use super::{
 };
 use crate::{app::App, db::Db, logs::copy::LogCopier, secrets::Keyring};
 
-/// No call takes longer, uploads apart.
+/// Timeout of all calls except uploads.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(9);
-/// A runner that has nothing to say of connections must not hold up what its shim has said.
+/// Timeout of the runner's report about connections, which must not delay the report of its shim.
 const RUNNER_TIMEOUT: Duration = Duration::from_secs(2);
-/// An upload gets a second more for each of these.
+/// Size per additional second of an upload's timeout.
 const UPLOAD_BYTES_PER_SEC: usize = 1 << 20;
-/// How long a signed specification is good for; every attempt signs anew. Clocks of database and host may be ten
-/// minutes off, each its own way.
+/// Validity of a signed specification; every attempt signs again. The clocks of the database and the host may be off by
+/// ten minutes each, in opposite directions.
 const SIGNATURE_VALID_SECS: i64 = 30 * 60;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Agents over sockets of this machine and over SSH. Cheap to clone; all clones are one.
+/// Agents over local sockets and over SSH. Cheap to clone; all clones share one state.
 #[derive(Clone)]
 pub struct HttpAgents(Arc<Inner>);
 
@@ -52,7 +52,7 @@ pub(super) struct Inner {
     signer: OnceCell<Signer>,
 }
 
-/// Why a call brought nothing.
+/// Reason why a call failed.
 pub(super) enum CallError {
     NoConnection(ConnectError),
     Shim(ShimError),
@@ -60,7 +60,7 @@ pub(super) enum CallError {
 }
 
 impl HttpAgents {
-    /// `hosts` are the SSH connections, shared with whoever else goes to the same hosts.
+    /// Creates the client. `hosts` are the SSH connections, shared with other users of the same hosts.
     pub fn new(app: &App, hosts: Arc<SshPool<InstanceId>>) -> Arc<Self> {
         let inner = Arc::new(Inner {
             db: app.db().clone(),
@@ -74,7 +74,7 @@ impl HttpAgents {
         Arc::new(Self(inner))
     }
 
-    /// How many hosts are connected.
+    /// Number of connected hosts.
     pub fn connected(&self) -> usize {
         self.0.lines.live()
     }
@@ -107,7 +107,7 @@ impl HttpAgents {
         timeout(within, asked).await.unwrap_or(Err(CallError::Timeout(within)))
     }
 
-    /// A call about one submission.
+    /// Makes a call about one submission.
     async fn call<T, F, Fut>(&self, call: CallContext, what: F) -> Result<T, AgentError>
     where
         F: Fn(ShimClient) -> Fut,
@@ -141,7 +141,7 @@ impl HttpAgents {
         let handed = self.call(call, |shim| async move { shim.submit_job(id, submit, epoch).await }).await;
         match handed {
             Ok(()) => self.upload(call, job).await?,
-            // Started by an earlier call, whose answer was lost: it needs nothing any more.
+            // An earlier call started it and its response was lost: nothing to upload.
             Err(AgentError::Conflict { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -179,7 +179,7 @@ impl HttpAgents {
     }
 }
 
-/// Bounded by its size: a host that takes it slower than this takes it too slowly.
+/// Proportional to the size: a host that accepts data more slowly than this has failed.
 fn upload_timeout(bytes: usize) -> Duration {
     CALL_TIMEOUT + Duration::from_secs((bytes / UPLOAD_BYTES_PER_SEC) as u64)
 }
@@ -338,7 +338,7 @@ fn about_host(instance: InstanceId, trouble: CallError) -> AgentError {
     }
 }
 
-/// What a refusal means to whoever decides.
+/// Translates a failed call about a task.
 fn about_task(call: CallContext, trouble: CallError) -> AgentError {
     let CallContext { instance, submission, epoch } = call;
     let silent = |why: String| AgentError::Unreachable { instance, why: fit::message(why) };
@@ -361,7 +361,7 @@ fn about_task(call: CallContext, trouble: CallError) -> AgentError {
         ShimError::TaskNotFound => AgentError::UnknownTask { submission },
         ShimError::TaskRemoved => AgentError::Gone { submission },
         ShimError::Conflict { why } => AgentError::Conflict { reason: fit::message(why) },
-        // Something there is not ready, or broken for now.
+        // Not ready, or temporarily broken.
         ShimError::Status { status, why } if status.is_server_error() => {
             AgentError::Conflict { reason: fit::message(format!("{status}: {why}")) }
         }

@@ -1,10 +1,10 @@
-//! Network volumes of jobs: attached before the task starts, detached before the job is over.
+//! Network volumes of jobs: attached before the task starts, detached before the job ends.
 //!
-//! The pipelines of jobs call this under the lease of the job. Every function may be repeated by whoever
-//! holds the job next: the rows say how far it came.
+//! The pipelines of jobs call this under the lease of the job. Every function may be repeated by the next holder of the
+//! job: the rows record the progress.
 //!
-//! - Before a task is handed to its host: [`attach`], until it is `Ready`.
-//! - While the job terminates, once its container is gone: [`standing`] for the brain's `volumes`, and
+//! - Before a task is submitted to its host: [`attach`], until it is `Ready`.
+//! - While the job terminates, once its container is gone: [`standing`] for the `volumes` of the decision, and
 //!   [`detach`] for its `Step::Detach`.
 //! - For placement: [`mounts::VolumeCatalog`].
 
@@ -35,18 +35,18 @@ use crate::{
     pass_error::PassError,
 };
 
-/// How far the volumes of a job are.
+/// Progress of attaching the volumes of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttachProgress {
-    /// All attached (a job without volumes is at once): what the task is told.
+    /// All are attached (at once for a job without volumes): the mounts for the task.
     Ready(TaskMounts),
-    /// Asked for, or about to be: look again.
+    /// Requested, or about to be: check again.
     Coming { said: String },
-    /// It will not be: the job ends with `volume_error`, and this is why.
+    /// Not possible: the job ends with `volume_error` and this message.
     Failed { said: String },
 }
 
-/// The part of a task's specification that is about network volumes.
+/// Part of a task's specification about network volumes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskMounts {
     pub volumes: Vec<shim::Volume>,
@@ -78,7 +78,7 @@ pub async fn attach(
         };
         match rows::claim(db, lease.key(), job.id, instance.id, taken).await? {
             WriteOutcome::Done { .. } => holds = rows::list_holds(db, job.id).await?,
-            // Ours no more, or somebody was faster: the next look says which.
+            // The lease was lost, or another job was faster: the next check shows which.
             WriteOutcome::Stale { .. } => {
                 return Ok(AttachProgress::Coming { said: "another job took one of its volumes".to_owned() });
             }
@@ -93,7 +93,7 @@ enum VolumeChoice {
     Never(String),
 }
 
-/// For each mount point the first of its volumes that can be had.
+/// Selects for each mount point the first of its volumes that is available.
 async fn choose(
     db: &Db,
     backends: &Backends,
@@ -168,7 +168,7 @@ async fn usable(
                 )));
             }
             if is_stuck(&attachment, now) {
-                // Jobs that come one after the other would keep it for ever: the last one out ends it.
+                // A sequence of jobs would keep it forever: the last job that releases it detaches it.
                 return Ok(Availability::Pending(format!(
                     "volume `{name}` hangs on its way to this instance and is let go first"
                 )));
@@ -189,7 +189,7 @@ async fn usable(
     Ok(Availability::Yes { volume: volume.id, many })
 }
 
-/// It was asked for long ago, and the backend has not shown it yet.
+/// True if it was requested long ago and the backend has not reported it yet.
 fn is_stuck(attachment: &Fastening, now: Timestamp) -> bool {
     attachment.data.is_none() && now.since(attachment.attached_at) >= ATTACH_TIMEOUT
 }
@@ -198,7 +198,7 @@ fn no_volumes(backend: &str) -> String {
     format!("backend `{backend}` is not configured, or has no volumes")
 }
 
-/// Asks the backend for what the job holds.
+/// Requests from the backend the volumes that the job has claimed.
 async fn attach_claimed(
     db: &Db,
     backends: &Backends,
@@ -237,7 +237,7 @@ async fn attach_claimed(
             backend: mounts::backend(volume)?,
             name: volume.name.clone(),
             volume_id: volume.volume_id.clone().unwrap_or_default(),
-            // What somebody brought along is never formatted.
+            // A volume that a user supplied is never formatted.
             init_fs: !volume.external,
             device_name: shown.device_name,
         });
@@ -292,8 +292,8 @@ fn machine(instance: &Instance) -> Result<Option<BackendInstance>, PassError> {
     instance.provisioning.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
 }
 
-/// The volumes that a terminating job still has, as its brain wants them. Whatever the backend says is
-/// detached has left the list, and its row is gone.
+/// Volumes that a terminating job still has, as its decision needs them. Those that the backend reports as detached are
+/// left out, and their rows are deleted.
 pub async fn remaining_volumes(
     db: &Db,
     backends: &Backends,
@@ -328,8 +328,8 @@ pub async fn remaining_volumes(
     Ok(left)
 }
 
-/// Whether the backend has let it go. While it has not it is asked again: whoever wrote the wish down may
-/// have died before it was heard.
+/// Returns whether the backend has detached it. If not, requests it again: the process that recorded the request may
+/// have died before sending it.
 async fn is_detached(
     backends: &Backends,
     volume: Option<&Volume>,
@@ -343,19 +343,19 @@ async fn is_detached(
         Ok(AttachmentState::No) => return Ok(true),
         Ok(AttachmentState::Yes(_) | AttachmentState::Coming) => {}
         Err(error) => {
-            tracing::debug!(volume = %volume.id, %error, "ask whether a volume is detached");
+            tracing::debug!(volume = %volume.id, %error, "failed to check whether volume is detached");
             return Ok(false);
         }
     }
     if let Err(error) = backend.detach(id, machine, force).await {
-        tracing::debug!(volume = %volume.id, %error, "detach a volume");
+        tracing::debug!(volume = %volume.id, %error, "failed to detach volume");
         return Ok(false);
     }
     Ok(matches!(backend.attached(id, machine).await, Ok(AttachmentState::No)))
 }
 
-/// Lets go of these volumes, softly or by force, and says what is left. A volume that another job on the
-/// instance uses stays attached, and is no longer this one's.
+/// Detaches these volumes, gracefully or by force, and returns those that are left. A volume that another job on the
+/// instance uses stays attached, and no longer belongs to this job.
 pub async fn detach(
     db: &Db,
     backends: &Backends,
@@ -371,7 +371,7 @@ pub async fn detach(
     };
     match written {
         WriteOutcome::Done { .. } => remaining_volumes(db, backends, lease, job, Some(instance)).await,
-        // Ours no more: nothing that is decided now will be written.
+        // The lease was lost: no decision made now is written.
         WriteOutcome::Stale { .. } => Ok(Vec::new()),
     }
 }

@@ -1,4 +1,4 @@
-//! Mount points and the volumes that may fill them: what placement, submission and attaching read.
+//! Mount points and the volumes that may fill them, for placement, submission and attaching.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ struct Document {
     volumes: Option<Vec<Mount>>,
 }
 
-/// The mount points of a stored job that want a network volume.
+/// Mount points of a stored job that need a network volume.
 pub fn for_job(job: &Job) -> Result<Vec<VolumeMount>, PassError> {
     let document: Document = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
     Ok(network_mounts(document.volumes.as_deref()))
@@ -47,7 +47,7 @@ fn network_mounts(mounts: Option<&[Mount]>) -> Vec<VolumeMount> {
     mounts.unwrap_or_default().iter().filter_map(volume).collect()
 }
 
-/// The volumes of a project that some mount points name.
+/// Volumes of a project that some mount points name.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeCatalog(BTreeMap<String, Volume>);
 
@@ -71,7 +71,7 @@ impl VolumeCatalog {
         self.0.get(name)
     }
 
-    /// For `Needs.volumes`: one entry per mount point, the places of the volumes that may fill it.
+    /// For `Needs.volumes`: one entry per mount point, the locations of the volumes that may fill it.
     pub fn locations(&self, mounts: &[VolumeMount]) -> Result<Vec<Vec<Location>>, PassError> {
         let usable = |mount: &VolumeMount| {
             let found = mount.name.as_slice().iter().filter_map(|name| self.0.get(name));
@@ -80,7 +80,7 @@ impl VolumeCatalog {
         mounts.iter().map(usable).collect()
     }
 
-    /// Why no instance could ever have a mount point filled, if that is so.
+    /// Reason why no instance could ever have a mount point filled, if any.
     pub fn problem(&self, mounts: &[VolumeMount]) -> Option<String> {
         mounts.iter().find_map(|mount| {
             let problems: Option<Vec<String>> =
@@ -89,7 +89,7 @@ impl VolumeCatalog {
         })
     }
 
-    /// Why a volume cannot be mounted, if that is so.
+    /// Reason why a volume cannot be mounted, if any.
     fn volume_problem(&self, name: &str) -> Option<String> {
         match self.0.get(name) {
             None => Some(format!("volume `{name}` does not exist")),
@@ -97,8 +97,8 @@ impl VolumeCatalog {
         }
     }
 
-    /// What is wrong with the mount points of a run's jobs, for whoever submits it. `many` says whether a
-    /// backend attaches one volume to several machines.
+    /// Problem with the mount points of a run's jobs, as a message for its user. `many` returns whether a backend
+    /// attaches one volume to several instances.
     pub fn refuse(
         &self,
         jobs: &[Vec<VolumeMount>],
@@ -134,7 +134,7 @@ impl VolumeCatalog {
                     Some(_) => {}
                     None => places = Some((&mount.path, set)),
                 }
-                // Where there is no choice, two jobs cannot both have it.
+                // Where there is no alternative, two jobs cannot both have it.
                 if let [name] = names
                     && !fixed.insert(name)
                     && !self.0.get(name).map(backend).transpose()?.is_some_and(|backend| many(&backend))
@@ -163,7 +163,7 @@ fn format_regions(places: &BTreeSet<(String, String)>) -> String {
     places.iter().map(place).collect::<Vec<_>>().join(", ")
 }
 
-/// Why a volume takes no new user, if that is so.
+/// Reason why a volume accepts no new job, if any.
 pub(super) fn unusable(volume: &Volume) -> Option<String> {
     let name = &volume.name;
     match volume.status {
@@ -189,13 +189,13 @@ pub(crate) fn backend(volume: &Volume) -> Result<String, PassError> {
     Ok(configuration(volume)?.backend().to_owned())
 }
 
-/// What the backend said of a volume it made; of it, the zone is what matters here.
+/// Backend's data of a volume that it created; only the zone is needed here.
 #[derive(Default, Deserialize)]
 struct ProvisioningData {
     availability_zone: Option<String>,
 }
 
-/// Where a volume is: as its owner wrote, and in the zone its backend chose.
+/// Location of a volume: as configured, and in the zone that its backend chose.
 pub fn location(volume: &Volume) -> Result<Location, PassError> {
     let wanted = configuration(volume)?;
     let made: ProvisioningData = match &volume.provisioning {
@@ -209,7 +209,7 @@ pub fn location(volume: &Volume) -> Result<Location, PassError> {
     })
 }
 
-/// Whether a volume and an instance can meet.
+/// Returns whether a volume can be attached to an instance.
 pub(super) fn is_reachable(at: &Location, instance: &Instance) -> bool {
     let same = |left: &str, right: &Option<String>| {
         right.as_deref().is_some_and(|right| left.eq_ignore_ascii_case(right))
@@ -275,7 +275,7 @@ mod tests {
         network_mounts(Some(&mounts))
     }
 
-    /// What is said of a run with these jobs.
+    /// Message for a run with these jobs.
     fn said(jobs: &[serde_json::Value]) -> Option<String> {
         let jobs: Vec<_> = jobs.iter().cloned().map(mounts).collect();
         catalogue().refuse(&jobs, |backend| backend == "runpod").unwrap()

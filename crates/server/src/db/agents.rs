@@ -1,4 +1,4 @@
-//! What the server needs to reach agents: its signing keys, and of instances the way there and the credential.
+//! Data for reaching agents: the server's signing keys, and the address and credential of each instance.
 
 use windlass_model::id::{InstanceId, ProjectId, RunId, SubmissionId};
 
@@ -7,7 +7,7 @@ use crate::params;
 
 statements! {
     SIGNING_KEY = "SELECT id, seed_sealed FROM signing_keys WHERE purpose = $1";
-    /// The first one stays: every replica then reads the same.
+    /// The first key is kept, so that every replica reads the same.
     OFFER_SIGNING_KEY = "INSERT INTO signing_keys (id, purpose, seed_sealed, created_at) \
                          VALUES ($1, $2, $3, now_us()) ON CONFLICT (purpose) DO NOTHING";
     CREDENTIAL = "SELECT agent_credential_sealed FROM instances WHERE id = $1";
@@ -15,9 +15,9 @@ statements! {
                         WHERE id = $1 AND agent_credential_sealed IS NULL";
     REACH = "SELECT provisioning, finished FROM instances WHERE id = $1";
     SITE = "SELECT ssh_sealed, host_key, name, project_id FROM instances WHERE id = $1";
-    /// Only over what was read: two replicas that meet a host for the first time must agree on its key.
+    /// Only if it is unchanged: two replicas that connect to a new host must agree on its key.
     PIN = "UPDATE instances SET host_key = $3 WHERE id = $1 AND coalesce(host_key, '') = $2";
-    /// Jobs of the instance alone: a host has no say over those of others. One that is due anyway stays as it is.
+    /// Only jobs of the instance: a host must not affect those of others. A job that is already due is left unchanged.
     POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished AND due_at IS NOT NULL \
                  AND status <> 'submitted' AND id IN (SELECT value FROM json_each(CAST($2 AS TEXT))) \
                  RETURNING status";
@@ -28,20 +28,20 @@ statements! {
     PLACE_OF = "SELECT project_id, run_id FROM jobs WHERE id = $1 AND instance_id = $2 AND NOT finished";
 }
 
-/// Which jobs of an instance are to be looked at.
+/// Jobs of an instance to make due.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobSelection {
     Only(Vec<SubmissionId>),
     All,
 }
 
-/// The stored machine (JSON) and whether the instance is over. `None`: no such instance.
+/// Stored machine (JSON) and whether the instance has ended. `None`: no such instance.
 pub async fn find_machine(db: &Db, instance: InstanceId) -> Result<Option<(Option<String>, bool)>, DbError> {
     let row = db.query_opt(REACH.as_str(), params![instance]).await?;
     row.map(|row| Ok((row.opt_text(0)?, row.bool(1)?))).transpose()
 }
 
-/// What leads to a host over SSH.
+/// Data for reaching a host over SSH.
 #[derive(Clone, Debug)]
 pub struct SshTargetRow {
     pub ssh_sealed: Option<Vec<u8>>,
@@ -64,13 +64,13 @@ pub async fn ssh_target(db: &Db, instance: InstanceId) -> Result<Option<SshTarge
     .transpose()
 }
 
-/// Stale when somebody else pinned meanwhile.
+/// Stale if another replica pinned in the meantime.
 pub fn pin(instance: InstanceId, old: Option<&str>, new: &str) -> Change {
     let params = params![instance, old.unwrap_or_default(), new];
     Change::Exec { sql: PIN.as_str().into(), params, expect: Expect::One }
 }
 
-/// Makes jobs of the instance due; their statuses come back.
+/// Makes jobs of the instance due; returns their statuses.
 pub fn mark_jobs_due(instance: InstanceId, which: &JobSelection) -> Change {
     match which {
         JobSelection::Only(jobs) => {
@@ -84,12 +84,12 @@ pub fn mark_instance_due(instance: InstanceId) -> Change {
     Change::Exec { sql: POKE_INSTANCE.as_str().into(), params: params![instance], expect: Expect::Any }
 }
 
-/// Has all hosts looked at, which connects to them.
+/// Makes all hosts due, so that the server connects to them.
 pub async fn mark_hosts_due(db: &Db) -> Result<(), DbError> {
     db.write(crate::db::Unit::new().exec(POKE_HOSTS.as_str(), Vec::new())).await.map(drop)
 }
 
-/// Where a job that lives on the instance belongs.
+/// Project and run of an active job on the instance.
 pub async fn owner_of(
     db: &Db,
     job: SubmissionId,
@@ -99,25 +99,25 @@ pub async fn owner_of(
     row.map(|row| Ok((row.id(0)?, row.id(1)?))).transpose()
 }
 
-/// The id of the key's row and its sealed seed.
+/// Id of the key's row and its sealed seed.
 pub async fn signing_key(db: &Db, purpose: &str) -> Result<Option<(uuid::Uuid, Vec<u8>)>, DbError> {
     let row = db.query_opt(SIGNING_KEY.as_str(), params![purpose]).await?;
     row.map(|row| Ok((row.uuid(0)?, row.bytes(1)?))).transpose()
 }
 
-/// Keeps the key unless there is one for this purpose.
+/// Stores the key unless there is one for this purpose.
 pub fn insert_signing_key(id: uuid::Uuid, purpose: &str, sealed: Vec<u8>) -> Change {
     let params = params![id, purpose, sealed];
     Change::Exec { sql: OFFER_SIGNING_KEY.as_str().into(), params, expect: Expect::Any }
 }
 
-/// The sealed credential: `None` for no such instance, `Some(None)` for one that has none yet.
+/// Sealed credential: `None` for no such instance, `Some(None)` for one without a credential.
 pub async fn credential(db: &Db, instance: InstanceId) -> Result<Option<Option<Vec<u8>>>, DbError> {
     let row = db.query_opt(CREDENTIAL.as_str(), params![instance]).await?;
     row.map(|row| row.opt_bytes(0)).transpose()
 }
 
-/// Keeps the credential unless the instance has one.
+/// Stores the credential unless the instance has one.
 pub fn set_first_credential(instance: InstanceId, sealed: Vec<u8>) -> Change {
     let params = params![instance, sealed];
     Change::Exec { sql: OFFER_CREDENTIAL.as_str().into(), params, expect: Expect::Any }

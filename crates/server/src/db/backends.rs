@@ -1,4 +1,4 @@
-//! Table `backends`: which backends a project may use, and how.
+//! Table `backends`: the backends that a project may use, with their configuration.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ record! {
         pub id: Uuid,
         pub project_id: ProjectId,
         pub kind: String,
-        /// JSON, without anything secret.
+        /// JSON, without secrets.
         pub config: String,
         pub auth_sealed: Option<Vec<u8>>,
         pub created_at: Timestamp,
@@ -40,7 +40,7 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Backend>, DbError> 
     db.query(LIST.as_str(), params![project]).await?.into_iter().map(Backend::read).collect()
 }
 
-/// Project and kind, for lists of projects.
+/// Project and kind of each backend, for lists of projects.
 pub async fn list_kinds(db: &Db, projects: &[ProjectId]) -> Result<Vec<(ProjectId, String)>, DbError> {
     let rows = db.query(LIST_KINDS.as_str(), vec![Val::list(projects)]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
@@ -52,12 +52,12 @@ pub fn put(id: Uuid, project: ProjectId, kind: &str, config: &str, auth_sealed: 
     Change::Exec { sql: PUT.as_str().into(), params, expect: Expect::Any }
 }
 
-/// Lets the project use the backend; one that it may use already stays as it is.
+/// Lets the project use the backend; an existing grant is left unchanged.
 pub fn grant(id: Uuid, project: ProjectId, kind: &str) -> Change {
     Change::Exec { sql: GRANT.as_str().into(), params: params![id, project, kind], expect: Expect::Any }
 }
 
-/// The backends that the project may use.
+/// Backends that the project may use.
 pub async fn list_granted(db: &Db, project: ProjectId) -> Result<BTreeSet<String>, DbError> {
     db.query(GRANTED.as_str(), params![project]).await?.iter().map(|row| row.text(0)).collect()
 }

@@ -1,7 +1,7 @@
-//! Copies of an SQLite database: made while a server works with it, and put back while none does.
+//! Backups of an SQLite database: created while a server uses it, and restored while none does.
 //!
-//! A copy is one file that is whole or not there. It has no secret in it that is not sealed: the keys are in a
-//! file of their own. What jobs wrote is not in the database either.
+//! A backup is one file that is either complete or absent. All secrets in it are sealed: the keys are in a separate
+//! file. Logs of jobs are not part of the database.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -20,8 +20,8 @@ use super::{
     value::Val,
 };
 
-/// Agents refuse a call whose epoch is lower than one they have seen, and they have seen some that a copy knows
-/// nothing of. This much is added, which no row reaches by being worked on.
+/// Agents reject a call whose epoch is lower than one they have seen, and they have seen epochs that are not in a
+/// backup. This number is added, which is more than any row reaches in operation.
 const EPOCH_SKIP: i64 = 1_000_000;
 
 #[derive(Debug, thiserror::Error)]
@@ -48,16 +48,16 @@ pub enum BackupError {
     Db(#[from] DbError),
 }
 
-/// What a copy holds, for people.
+/// Content of a backup, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackupSummary {
     pub bytes: u64,
     pub runs: i64,
-    /// Where the database that was replaced lies now.
+    /// New path of the database that was replaced.
     pub aside: Option<PathBuf>,
 }
 
-/// Copies a database to a new file. Servers and readers are not disturbed; the copy is of one moment.
+/// Copies a database to a new file, without disturbing servers and readers; the copy is a consistent snapshot.
 pub fn backup(database: &Path, to: &Path) -> Result<BackupSummary, BackupError> {
     if !exists(database)? {
         return Err(BackupError::Absent { path: database.to_owned() });
@@ -67,7 +67,7 @@ pub fn backup(database: &Path, to: &Path) -> Result<BackupSummary, BackupError> 
     }
     let fresh = TempFile::new(to)?;
     let source = Conn::reader(database, Clock::wall(), Ids::system())?;
-    // The file is open for reading alone; what is written is the copy.
+    // The database file is open read-only; only the copy is written.
     source.query("PRAGMA query_only = OFF", &[])?;
     let target = fresh.0.to_string_lossy().into_owned();
     source.query(super::checks::VACUUM_INTO, &[Val::Text(target)])?;
@@ -76,7 +76,7 @@ pub fn backup(database: &Path, to: &Path) -> Result<BackupSummary, BackupError> 
     Ok(copied)
 }
 
-/// Puts a copy in the place of a database that no server uses. The old one is kept beside it.
+/// Replaces a database that no server uses with a backup. The old database is kept next to it.
 pub fn restore(database: &Path, from: &Path) -> Result<BackupSummary, BackupError> {
     if !exists(from)? {
         return Err(BackupError::Absent { path: from.to_owned() });
@@ -85,7 +85,7 @@ pub fn restore(database: &Path, from: &Path) -> Result<BackupSummary, BackupErro
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|source| BackupError::File { path: folder.to_owned(), source })?;
     }
-    // Held to the end: no server starts meanwhile.
+    // Held to the end, so that no server starts in the meantime.
     let _lock = FileLock::take(database)?;
     let fresh = TempFile::new(database)?;
     fs::copy(from, &fresh.0).map_err(|source| BackupError::File { path: from.to_owned(), source })?;
@@ -93,7 +93,7 @@ pub fn restore(database: &Path, from: &Path) -> Result<BackupSummary, BackupErro
     {
         let conn = Conn::writer(&fresh.0, Clock::wall(), Ids::system())?;
         void_leases(&conn, EPOCH_SKIP)?;
-        // One file again, without a log beside it.
+        // Back to a single file, without a write-ahead log next to it.
         conn.query("PRAGMA journal_mode = DELETE", &[])?;
     }
     let aside = put_aside(database)?;
@@ -101,7 +101,7 @@ pub fn restore(database: &Path, from: &Path) -> Result<BackupSummary, BackupErro
     Ok(BackupSummary { aside, ..copied })
 }
 
-/// Whether the file is whole and of a version that this one understands.
+/// Checks that the file is intact and of a supported version.
 fn check(path: &Path, shown: &Path) -> Result<BackupSummary, BackupError> {
     let foreign = |source| BackupError::Foreign { path: shown.to_owned(), source };
     let conn = Conn::reader(path, Clock::wall(), Ids::system()).map_err(foreign)?;
@@ -119,7 +119,7 @@ fn check(path: &Path, shown: &Path) -> Result<BackupSummary, BackupError> {
     Ok(BackupSummary { bytes: bytes.len(), runs, aside: None })
 }
 
-/// Gives the old database a second name; the next step takes its first one away.
+/// Links the old database under a second name; the next step removes the first one.
 fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
     if !exists(database)? {
         return Ok(None);
@@ -130,7 +130,8 @@ fn put_aside(database: &Path) -> Result<Option<PathBuf>, BackupError> {
         if exists(&aside)? {
             continue;
         }
-        // What is committed and not yet in the file goes there. A damaged one is kept as it is, log and all.
+        // Moves committed pages from the write-ahead log to the file. A damaged database is kept as it is, including
+        // its log.
         let settled = Conn::writer(database, Clock::wall(), Ids::system())
             .and_then(|conn| conn.query("PRAGMA wal_checkpoint(TRUNCATE)", &[]));
         for log in ["-wal", "-shm"] {
@@ -151,7 +152,7 @@ fn exists(path: &Path) -> Result<bool, BackupError> {
     path.try_exists().map_err(|source| BackupError::File { path: path.to_owned(), source })
 }
 
-/// A file beside its goal that nobody else may read, and that goes unless it gets there.
+/// A private temporary file next to its destination, deleted unless it is moved there.
 struct TempFile(PathBuf);
 
 impl TempFile {
@@ -162,7 +163,7 @@ impl TempFile {
         Ok(Self(path))
     }
 
-    /// Under its name, unless something has that name by now.
+    /// Moves the file to its destination, unless that exists by now.
     fn publish(self, goal: &Path) -> Result<(), BackupError> {
         let linked = File::open(&self.0).and_then(|file| file.sync_all());
         let linked = linked.and_then(|()| fs::hard_link(&self.0, goal)).and_then(|()| sync_folder(goal));
@@ -174,7 +175,7 @@ impl TempFile {
         })
     }
 
-    /// Under its name, whatever had that before.
+    /// Moves the file to its destination, replacing what was there.
     fn replace(self, goal: &Path) -> Result<(), BackupError> {
         let moved = File::open(&self.0).and_then(|file| file.sync_all());
         let moved = moved.and_then(|()| fs::rename(&self.0, goal)).and_then(|()| sync_folder(goal));
@@ -190,7 +191,7 @@ impl Drop for TempFile {
     }
 }
 
-/// A name is kept when its folder is.
+/// Syncs the folder of a file, so that the file's name is durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all())

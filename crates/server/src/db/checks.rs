@@ -1,4 +1,4 @@
-//! What the invariant checkers read: the event history from a number on, and the rows.
+//! Queries of the invariant checkers: the event history from a number on, and the rows.
 
 pub mod watch;
 
@@ -15,7 +15,7 @@ pub const MANAGED_JOBS: &str = "SELECT id, number, plan, status, schedule, claim
 pub const MANAGED_TASKS: &str =
     "SELECT id, job_id, status, schedule, record FROM managed_job_tasks ORDER BY job_id, task";
 
-/// Runs of managed jobs that are not over.
+/// Unfinished runs of managed jobs.
 pub const ATTEMPTS: &str =
     "SELECT id FROM runs WHERE managed_job_id IS NOT NULL AND NOT finished ORDER BY submitted_at, id";
 
@@ -37,5 +37,5 @@ pub const HELD_BY_FINISHED: &str = "SELECT j.id FROM jobs j WHERE j.finished AND
     (SELECT 1 FROM volume_holds h WHERE h.job_id = j.id) OR EXISTS
     (SELECT 1 FROM volume_attachments a WHERE a.ends_for = j.id)) ORDER BY j.id";
 
-/// Writes the whole of an SQLite database to a new file.
+/// Writes a whole SQLite database to a new file.
 pub const VACUUM_INTO: &str = "VACUUM INTO $1";

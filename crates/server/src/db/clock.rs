@@ -1,8 +1,8 @@
-//! The one place that reads the wall clock, and only for SQLite: the server is the database there.
-//! On Postgres time comes from the server's `now()`.
+//! The only code that reads the wall clock, and only for SQLite, where the server is the database. On Postgres time
+//! comes from the server's `now()`.
 //!
-//! A wall clock may be set. If leases and timeouts followed, they would end early or never. So time goes on at the
-//! pace of the machine's uptime, and draws near to the wall by no more than a tenth of that.
+//! A wall clock may be set. If leases and timeouts followed, they would end early or never. So this clock advances with
+//! the machine's uptime, and approaches the wall clock by no more than a tenth of the elapsed time.
 
 use std::{
     sync::{
@@ -15,12 +15,12 @@ use std::{
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
-/// A wall this far ahead is believed at once: the machine was off, whatever its uptime says.
+/// A wall clock this far ahead is adopted at once: the machine was off, whatever its uptime is.
 const AHEAD_MAX: i64 = 3_600_000_000;
-/// Steps shorter than this are not kept; a tenth of them would be nothing.
+/// Shorter steps are not recorded; a tenth of them would be nothing.
 const STEP_MIN: i64 = 1000;
 
-/// Microseconds since 1970, never going back.
+/// Clock in microseconds since 1970 that never goes back.
 #[derive(Clone)]
 pub(super) struct Clock {
     source: Arc<ClockSource>,
@@ -46,8 +46,8 @@ impl Clock {
         Self { source: Arc::new(source), last: Arc::new(AtomicI64::new(i64::MIN)) }
     }
 
-    /// Goes on from the last moment that a database has recorded, if the wall was set back since. One that is
-    /// further ahead than the wall can be wrong is not believed.
+    /// Continues from the last time that the database recorded, if the wall clock was set back since. A recorded time
+    /// too far ahead of the wall clock is ignored.
     pub(super) fn resume_from(&self, recorded: i64) {
         if let ClockSource::Steady(steady) = &*self.source {
             let mut steady = steady.lock();
@@ -57,7 +57,7 @@ impl Clock {
         }
     }
 
-    /// A given clock that was set back stands still here until it has caught up.
+    /// Current time. If an external clock was set back, time stands still until it has caught up.
     pub(super) fn now(&self) -> i64 {
         let read = match &*self.source {
             ClockSource::Steady(steady) => steady.lock().step(wall(), uptime()),
@@ -79,7 +79,7 @@ fn wall() -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Counts while the machine sleeps, too.
+/// Uptime, including the time that the machine was suspended.
 fn uptime() -> i64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec * 1_000_000 + time.tv_nsec / 1000
@@ -87,7 +87,7 @@ fn uptime() -> i64 {
 
 struct SteadyClock {
     at: i64,
-    /// When that was.
+    /// Uptime at `at`.
     uptime: i64,
 }
 
@@ -116,7 +116,7 @@ mod tests {
         SteadyClock { at: START, uptime: 0 }
     }
 
-    /// Steps of one second each, with a wall that is so far from the truth.
+    /// Elapsed time after steps of one second each, with a wall clock that is off by so much.
     fn after(seconds: i64, off_by: i64) -> i64 {
         let mut clock = steady();
         (1..=seconds).map(|n| clock.step(START + n * SECOND + off_by, n * SECOND)).last().unwrap_or(START)

@@ -1,6 +1,7 @@
-//! Tables `containers`, `container_requests` and `container_output`: the queue that dispatchers pull from.
+//! Tables `containers`, `container_requests` and `container_output`: the queue from which dispatchers pull.
 //!
-//! A record is kept whole as a document. Columns beside it repeat what is looked for; nothing else writes them.
+//! A record is stored as a whole document. Columns next to it repeat the fields that are searched for; only this module
+//! writes them.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -11,7 +12,7 @@ use windlass_model::{
 use super::{Change, Db, DbError, Expect, Row, Val, record::statements};
 use crate::params;
 
-/// A document with what guards its next write.
+/// A document with the revision that guards its next write.
 #[derive(Clone, Debug)]
 pub struct Versioned<T> {
     pub id: Uuid,
@@ -37,7 +38,7 @@ statements! {
                         locked_by_uuid = $6, doc = $7 WHERE uuid = $1 AND revision = $2";
     UPDATE_REQUEST = "UPDATE container_requests SET revision = revision + 1, state = $3, priority = $4, \
                       modified_at = $5, container_uuid = $6, doc = $7 WHERE uuid = $1 AND revision = $2";
-    /// Somebody else relied on this row as it is.
+    /// Another write depends on this row being unchanged.
     TOUCH_CONTAINER = "UPDATE containers SET revision = revision + 1 WHERE uuid = $1 AND revision = $2";
     ERASE_CONTAINER = "UPDATE containers SET secrets_sealed = NULL WHERE uuid = $1";
     ERASE_REQUEST = "UPDATE container_requests SET secrets_sealed = NULL WHERE uuid = $1";
@@ -82,7 +83,7 @@ pub async fn requests(db: &Db, uuids: &[String]) -> Result<Vec<Versioned<Contain
     query_versioned(db, REQUESTS.as_str(), params![Val::list(uuids)]).await
 }
 
-/// Those that wait, or waited, for these containers.
+/// Requests that wait, or waited, for these containers.
 pub async fn requests_for(
     db: &Db,
     containers: &[String],
@@ -90,7 +91,7 @@ pub async fn requests_for(
     query_versioned(db, REQUESTS_OF.as_str(), params![Val::list(containers)]).await
 }
 
-/// Those that programs in these containers made, and that live.
+/// Active requests that programs in these containers made.
 pub async fn requests_made_in(
     db: &Db,
     containers: &[String],
@@ -107,7 +108,7 @@ pub async fn find_reusable(
     query_versioned(db, ALIKE.as_str(), params![owner, identity]).await
 }
 
-/// Requests of the last minute that a call of this name made: their uuid, and what they were made of.
+/// Requests that a call of this name created in the last minute: their uuid, and their input.
 pub async fn requests_by_call(db: &Db, call: &str) -> Result<Vec<(String, String)>, DbError> {
     let rows = db.query(MADE_BY.as_str(), params![call]).await?;
     rows.iter().map(|row| Ok((row.text(0)?, row.opt_text(1)?.unwrap_or_default()))).collect()
@@ -141,7 +142,7 @@ pub fn insert_container(
     })
 }
 
-/// Which call made a request, and of what.
+/// Call that created a request, and its input.
 #[derive(Clone, Debug)]
 pub struct RequestOrigin {
     pub by: String,
@@ -183,7 +184,7 @@ fn exec_any(sql: &'static str, params: Vec<Val>) -> Change {
     Change::Exec { sql: sql.into(), params, expect: Expect::Any }
 }
 
-/// Stale when somebody wrote the row since it was read.
+/// Stale if the row was written since it was read.
 pub fn update_container(container: &Container, revision: i64) -> Result<Change, DbError> {
     let params = params![
         container.uuid.as_str(),
@@ -239,7 +240,7 @@ async fn secrets(db: &Db, sql: &'static str, uuid: &str) -> Result<Option<(Uuid,
     row.opt_bytes(1)?.map(|sealed| row.uuid(0).map(|id| (id, sealed))).transpose()
 }
 
-/// The row's id and its sealed mounts, if it has any.
+/// Id of the row and its sealed mounts, if it has any.
 pub async fn container_secrets(db: &Db, uuid: &str) -> Result<Option<(Uuid, Vec<u8>)>, DbError> {
     secrets(db, CONTAINER_SECRETS.as_str(), uuid).await
 }
@@ -248,19 +249,19 @@ pub async fn request_secrets(db: &Db, uuid: &str) -> Result<Option<(Uuid, Vec<u8
     secrets(db, REQUEST_SECRETS.as_str(), uuid).await
 }
 
-/// How far a stream of this attempt is known.
+/// End offset of the stored output of a stream of this attempt.
 pub async fn output_end(db: &Db, container: &str, attempt: i64, stream: &str) -> Result<i64, DbError> {
     let row = db.query_opt(OUTPUT_END.as_str(), params![container, attempt, stream]).await?;
     row.map_or(Ok(0), |row| row.int(0))
 }
 
-/// The last attempt that wrote something.
+/// Last attempt that wrote output.
 pub async fn output_attempt(db: &Db, container: &str) -> Result<Option<i64>, DbError> {
     let row = db.query_opt(OUTPUT_ATTEMPT.as_str(), params![container]).await?;
     row.map_or(Ok(None), |row| row.opt_int(0))
 }
 
-/// Pieces from an offset on: where each starts, and its bytes.
+/// Chunks from an offset on: the start of each, and its bytes.
 pub async fn output(
     db: &Db,
     container: &str,
@@ -272,13 +273,13 @@ pub async fn output(
     rows.iter().map(|row| Ok((row.int(0)?, row.bytes(1)?))).collect()
 }
 
-/// A piece at its offset; one that is there already stays as it is.
+/// Stores a chunk at its offset; an existing one is left unchanged.
 pub fn append_output(container: &str, attempt: i64, stream: &str, at: i64, bytes: Vec<u8>) -> Change {
     let end = at.saturating_add(i64::try_from(bytes.len()).unwrap_or(i64::MAX));
     exec_any(APPEND.as_str(), params![container, attempt, stream, at, end, bytes])
 }
 
-/// Some of what ended before that time: what containers wrote, and rows of the log. Comes again for more.
+/// Deletes a batch of the output and log rows of containers that ended before that time. Call again for more.
 pub fn expire(before: Timestamp) -> [Change; 2] {
     [exec_any(OLD_OUTPUT.as_str(), params![before]), exec_any(OLD_LOGS.as_str(), params![before])]
 }

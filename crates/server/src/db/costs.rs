@@ -1,4 +1,4 @@
-//! What machines cost, out of the tables `jobs` and `instances`: price by the time within a period.
+//! Costs of instances, from the tables `jobs` and `instances`: price times the time within a period.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -13,13 +13,13 @@ use super::{
 use crate::params;
 
 record! {
-    /// One line of a bill. Dollars are of microseconds: price per hour by time.
+    /// One item of a cost report. Prices are dollars per hour times microseconds.
     pub struct CostLine {
         pub id: Uuid,
         pub name: String,
         pub user_name: Option<String>,
         pub count: i64,
-        /// Of whole instances.
+        /// Time of whole instances, in microseconds.
         pub time: f64,
         pub price_by_time: f64,
     }
@@ -32,8 +32,8 @@ pub struct Period {
     pub until: Timestamp,
 }
 
-/// Times are clipped to the period `$2`..`$3`. A job that sits on some blocks of an instance has that part of it.
-/// Jobs that are over and jobs that are not come by an index each.
+/// Times are clipped to the period `$2`..`$3`. A job on some blocks of an instance counts as that share of it. Finished
+/// and unfinished jobs are read through separate indexes.
 fn jobs() -> String {
     let those = |which: &str| {
         format!(
@@ -68,7 +68,7 @@ statements! {
     TOTAL_OF_INSTANCES = "SELECT {SUMS} FROM {INSTANCES}";
 }
 
-/// What is added up, and by what.
+/// Grouping of costs.
 #[derive(Clone, Copy, Debug)]
 pub enum CostGroup {
     Run,
@@ -76,7 +76,7 @@ pub enum CostGroup {
     Fleet,
 }
 
-/// The dearest lines.
+/// Items with the highest cost.
 pub async fn top_lines(
     db: &Db,
     project: ProjectId,
@@ -93,7 +93,7 @@ pub async fn top_lines(
     db.query(sql.as_str(), params).await?.into_iter().map(CostLine::read).collect()
 }
 
-/// How many, for how long, for how much: of all of them.
+/// Count, time and cost over all items.
 pub async fn total(
     db: &Db,
     project: ProjectId,
@@ -109,7 +109,7 @@ pub async fn total(
     rows.first().map_or(Ok((0, 0.0, 0.0)), read)
 }
 
-/// Hours of a sum of microseconds, and dollars of a sum of prices per hour by microseconds.
+/// Converts a sum of microseconds to hours, and a sum of prices per hour times microseconds to dollars.
 pub fn hours(microseconds: f64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a constant that fits")]
     let hour = Span::hours(1).0 as f64;

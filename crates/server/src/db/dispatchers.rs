@@ -1,4 +1,4 @@
-//! Table `dispatchers`: who takes containers from the queue, and what they could run.
+//! Table `dispatchers`: the processes that pull containers from the queue, and the capacity that they have.
 
 use windlass_model::time::Timestamp;
 
@@ -20,11 +20,11 @@ record! {
 }
 
 statements! {
-    /// A name belongs to who used it last, unless somebody else is heard under it.
+    /// A name belongs to the token that used it last, unless a dispatcher with another token is online under it.
     VIOLATIONS = "INSERT INTO dispatchers (name, kind, token_uuid, nodes, seen_at) VALUES ($1, $2, $3, $4, now_us()) \
             ON CONFLICT (name) DO UPDATE SET kind = $2, token_uuid = $3, nodes = $4, seen_at = now_us() \
             WHERE dispatchers.token_uuid = $3 OR dispatchers.seen_at < now_us() - $5";
-    /// Held by who holds it, or free.
+    /// Acquires or renews the lease if it is free or held by this process.
     HOLD = "INSERT INTO dispatcher_leases (token_uuid, holder, described, expires_at) \
             VALUES ($1, $2, $3, now_us() + $4) \
             ON CONFLICT (token_uuid) DO UPDATE SET holder = $2, described = $3, expires_at = now_us() + $4 \
@@ -33,7 +33,7 @@ statements! {
     LIST = "SELECT {} FROM dispatchers d ORDER BY d.name", Dispatcher::columns("d");
 }
 
-/// Stale when another one is heard under this name.
+/// Stale if another dispatcher is online under this name.
 pub fn record_heartbeat(name: &str, kind: &str, token: &str, nodes: &str, silent_us: i64) -> Change {
     Change::Exec {
         sql: VIOLATIONS.as_str().into(),
@@ -42,7 +42,7 @@ pub fn record_heartbeat(name: &str, kind: &str, token: &str, nodes: &str, silent
     }
 }
 
-/// Stale when another process holds the token's lease.
+/// Stale if another process holds the token's lease.
 pub fn claim_lease(token: &str, holder: &str, described: &str, for_us: i64) -> Change {
     Change::Exec {
         sql: HOLD.as_str().into(),
@@ -51,7 +51,7 @@ pub fn claim_lease(token: &str, holder: &str, described: &str, for_us: i64) -> C
     }
 }
 
-/// Where the process is that holds, or last held, a token's lease.
+/// Description of the process that holds, or last held, a token's lease.
 pub async fn holder(db: &Db, token: &str) -> Result<Option<String>, DbError> {
     db.query_opt(HOLDER.as_str(), params![token]).await?.map(|row| row.text(0)).transpose()
 }

@@ -1,4 +1,4 @@
-//! What can go wrong with a database, told apart by what the caller can do about it.
+//! Database errors, classified by what the caller can do about them.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -20,10 +20,10 @@ pub enum DbError {
         #[source]
         source: ErrorSource,
     },
-    /// A unique index refused the row; `constraint` is the index's name on both databases.
+    /// A unique index rejected the row; `constraint` is the index's name on both databases.
     #[error("keep `{constraint}` unique")]
     Conflict { constraint: String },
-    /// A check, a reference or a NOT NULL refused the row.
+    /// A check, a reference or a NOT NULL rejected the row.
     #[error("satisfy `{constraint}`")]
     ConstraintViolated { constraint: String },
     /// The row had changed (`Written::Stale`), where the caller could not expect that.
@@ -44,7 +44,7 @@ pub enum DbError {
         #[source]
         source: ErrorSource,
     },
-    /// The statement is wrong: a bug of ours.
+    /// The statement is wrong: a bug in this program.
     #[error("run `{sql}`")]
     Statement {
         sql: String,
@@ -68,7 +68,7 @@ pub enum DbError {
     },
     #[error("understand the database url `{url}`: want `sqlite:PATH` or `postgres://…`")]
     Url { url: String },
-    /// It speaks no TLS, and must.
+    /// The database does not support TLS, which is required.
     #[error(
         "connect to the database: it speaks no TLS, and sslmode={mode} is {why}; hint: turn TLS on there (`ssl = on`), or \
          allow plain text with `?sslmode=disable` where the network is private"
@@ -108,7 +108,7 @@ impl DbError {
         Self::Open { what: what.into(), source: Arc::new(error) }
     }
 
-    /// Whether the database cannot be used now and may be later.
+    /// Returns whether the database is unusable now but may recover.
     pub fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -116,7 +116,7 @@ impl DbError {
         )
     }
 
-    /// Whether this unique index refused the row.
+    /// Returns whether this unique index rejected the row.
     pub fn is_conflict_on(&self, index: &str) -> bool {
         matches!(self, Self::Conflict { constraint } if constraint == index)
     }

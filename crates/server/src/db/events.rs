@@ -1,4 +1,4 @@
-//! Tables `events` and `event_targets`: append-only, written in the unit of the change they tell of.
+//! Tables `events` and `event_targets`: append-only, written in the unit of the change that they describe.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -12,7 +12,7 @@ use super::{
     filter::{Filter, Page},
 };
 
-/// A thing an event names, as it was called at that time.
+/// An object that an event names, with its name at that time.
 #[derive(Clone, Copy, Debug)]
 pub struct EventTarget<'a> {
     pub entity: Entity,
@@ -20,17 +20,17 @@ pub struct EventTarget<'a> {
     pub name: &'a str,
 }
 
-/// Where an event belongs, beside what it tells.
+/// Context of an event, besides its content.
 #[derive(Clone, Copy, Debug)]
 pub struct EventContext<'a> {
     pub project: Option<ProjectId>,
     pub user: Option<UserId>,
-    /// The token of the lock under which it was written.
+    /// Token of the lock under which it was written.
     pub lock_token: Option<Uuid>,
     pub targets: &'a [EventTarget<'a>],
 }
 
-/// The rows of one event, for the unit that makes it true.
+/// Rows of one event, for the unit of the change that it describes.
 pub fn append(db: &Db, event: &Event, place: &EventContext<'_>) -> Result<Vec<Change>, DbError> {
     let id = db.next_id()?;
     let mut changes = vec![Change::Insert {
@@ -66,7 +66,7 @@ pub fn append(db: &Db, event: &Event, place: &EventContext<'_>) -> Result<Vec<Ch
     Ok(changes)
 }
 
-/// An event as it is shown.
+/// An event as shown to users.
 #[derive(Clone, Debug)]
 pub struct EventView {
     pub id: Uuid,
@@ -84,7 +84,7 @@ pub struct EventTargetView {
     pub project: Option<(Uuid, String, bool)>,
 }
 
-/// Where the thing looked for stands.
+/// Kind of the object that contains the targets.
 #[derive(Clone, Copy, Debug)]
 pub enum ParentKind {
     Project,
@@ -94,7 +94,7 @@ pub enum ParentKind {
 
 #[derive(Debug, Default)]
 pub struct EventQuery<'a> {
-    /// `None`: everything. Else events of this user's projects, and of the user.
+    /// `None`: all events. Else events of this user's projects, and of the user.
     pub visible_to: Option<UserId>,
     pub targets: Option<&'a [Uuid]>,
     pub within: Option<(&'a [Uuid], Option<ParentKind>)>,
@@ -104,7 +104,7 @@ pub struct EventQuery<'a> {
     pub page: Page,
 }
 
-/// Events in the order of their recording.
+/// Events in the order of recording.
 pub async fn list(db: &Db, asked: &EventQuery<'_>) -> Result<Vec<EventView>, DbError> {
     let mut filter = Filter::new();
     if let Some(user) = asked.visible_to {
@@ -122,7 +122,7 @@ pub async fn list(db: &Db, asked: &EventQuery<'_>) -> Result<Vec<EventView>, DbE
         );
     }
     match asked.within {
-        // One project's events are read in the order of their index.
+        // The events of one project are read in the order of their index.
         Some(([one], Some(ParentKind::Project))) => filter.is("e.project_id = ?", *one),
         Some((ids, within)) => filter.is(parent_condition(within), Val::list(ids)),
         None => {}
@@ -167,7 +167,7 @@ pub async fn list(db: &Db, asked: &EventQuery<'_>) -> Result<Vec<EventView>, DbE
     Ok(events)
 }
 
-/// One query for the targets of all of them.
+/// Loads the targets of all events with one query.
 async fn load_targets(db: &Db, events: &mut [EventView]) -> Result<(), DbError> {
     let sql = "SELECT t.event_id, t.type, t.target_id, t.name, t.project_id, p.name, p.deleted
                FROM event_targets t LEFT JOIN projects p ON p.id = t.project_id

@@ -1,11 +1,11 @@
-//! Conditions that a request may or may not set, gathered into one WHERE with its parameters.
+//! Optional conditions of a request, combined into one WHERE with its parameters.
 
 use uuid::Uuid;
 use windlass_model::time::Timestamp;
 
 use super::value::Val;
 
-/// A WHERE clause in the making. Texts are ours alone; values of users are always parameters.
+/// Builder of a WHERE clause. Texts are constants of the code; values from users are always parameters.
 #[derive(Debug, Default)]
 pub(super) struct Filter {
     conditions: Vec<String>,
@@ -17,35 +17,35 @@ impl Filter {
         Self::default()
     }
 
-    /// A condition without parameters.
+    /// Adds a condition without parameters.
     pub(super) fn and(&mut self, condition: &str) {
         self.conditions.push(condition.to_owned());
     }
 
-    /// A condition in which each `?` is the value.
+    /// Adds a condition in which each `?` is the value.
     pub(super) fn is(&mut self, condition: &str, value: impl Into<Val>) {
         let place = self.bind(value);
         self.conditions.push(condition.replace('?', &place));
     }
 
-    /// `column` is one of these; an empty list finds nothing.
+    /// Requires that `column` is one of these; an empty list matches nothing.
     pub(super) fn and_in<T: ToString>(&mut self, column: &str, items: &[T]) {
         let list = Val::list(items.iter().map(T::to_string));
         self.is(&format!("{column} IN (SELECT value FROM json_each(CAST(? AS TEXT)))"), list);
     }
 
-    /// A parameter; the answer is its place, `$n`.
+    /// Adds a parameter; returns its placeholder, `$n`.
     pub(super) fn bind(&mut self, value: impl Into<Val>) -> String {
         self.params.push(value.into());
         format!("${}", self.params.len())
     }
 
-    /// The rows after one in the order of the page.
+    /// Requires rows after the given one in the order of the page.
     pub(super) fn after(&mut self, time: &str, id: &str, seen: &Page) {
         let Some(at) = seen.time else { return };
         let (at, before) = (self.bind(at.0), if seen.ascending { '>' } else { '<' });
         let next = if seen.ids_ascend() { '>' } else { '<' };
-        // The first half is what an index can seek to; the second only cuts the ties.
+        // An index can seek to the first half; the second only resolves ties.
         match seen.id {
             Some(seen) => {
                 let seen = self.bind(seen);
@@ -56,7 +56,7 @@ impl Filter {
         }
     }
 
-    /// ` WHERE …` (or nothing), the parameters, and how many there are.
+    /// Returns ` WHERE …` (or nothing) and the parameters.
     pub(super) fn done(self) -> (String, Vec<Val>) {
         if self.conditions.is_empty() {
             return (String::new(), self.params);
@@ -65,7 +65,7 @@ impl Filter {
     }
 }
 
-/// Where a page begins and how long it is.
+/// Start and length of a page.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Page {
     pub time: Option<Timestamp>,
@@ -75,13 +75,13 @@ pub struct Page {
     pub ties: TieOrder,
 }
 
-/// How rows of the same time are ordered, by their ids.
+/// Order of rows with the same time, by their ids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TieOrder {
-    /// Whatever the direction of time, as clients know it.
+    /// Regardless of the direction of time, as clients expect it.
     #[default]
     Ascending,
-    /// As the times are: one direction is the other one backwards.
+    /// In the direction of the times: one direction is the reverse of the other.
     FollowTime,
 }
 
@@ -97,7 +97,7 @@ impl Page {
     }
 }
 
-/// A LIKE pattern that finds the text anywhere, taking none of it as a wildcard; for `ESCAPE '!'`.
+/// LIKE pattern that finds the text anywhere, with wildcards escaped; for `ESCAPE '!'`.
 pub(super) fn contains_pattern(text: &str) -> String {
     let mut pattern = String::from("%");
     for letter in text.to_lowercase().chars() {

@@ -19,7 +19,7 @@ record! {
     pub struct Fleet {
         pub id: FleetId,
         pub project_id: ProjectId,
-        /// Who made it; absent where the server did.
+        /// Creator; absent if the server created it.
         pub user_id: Option<UserId>,
         pub name: String,
         /// JSON, without private keys: those are in `spec_sealed`.
@@ -59,11 +59,11 @@ statements! {
     NAMES = "SELECT id, name FROM fleets WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     WAS_GIVEN = "SELECT 1 FROM fleets WHERE project_id = $1 AND name = $2 AND (auto_created OR NOT deleted) LIMIT 1";
     SEALED = "SELECT spec_sealed FROM fleets WHERE id = $1";
-    /// A request that the pipeline reads; refused while a job runs there.
+    /// A request that the pipeline reads; rejected while a job runs there.
     ASK_DELETE = "UPDATE fleets SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted AND NOT EXISTS (SELECT 1 FROM jobs j JOIN instances i \
                   ON i.id = j.instance_id WHERE i.fleet_id = $1 AND NOT j.finished)";
-    /// Tries that failed were tries of something else.
+    /// Failed attempts were for the previous specification.
     SET_SPEC = "UPDATE fleets SET spec = $2, spec_sealed = $3, consolidation_attempt = 0, due_at = NULL WHERE id = $1 AND NOT deleted \
                 AND termination_asked_at IS NULL";
 }
@@ -83,12 +83,12 @@ pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Opt
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Fleet::read).transpose()
 }
 
-/// Whether the server itself ever made a fleet of this name, or somebody has one now.
+/// Returns whether the server ever created a fleet of this name, or a fleet has it now.
 pub async fn is_name_used(db: &Db, project: ProjectId, name: &str) -> Result<bool, DbError> {
     Ok(db.query_opt(WAS_GIVEN.as_str(), params![project, name]).await?.is_some())
 }
 
-/// Names of fleets, deleted ones too.
+/// Names of fleets, including deleted ones.
 pub async fn names(db: &Db, ids: &[FleetId]) -> Result<HashMap<FleetId, String>, DbError> {
     let rows = db.query(NAMES.as_str(), vec![Val::list(ids)]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
@@ -98,7 +98,7 @@ pub async fn sealed_column(db: &Db, id: FleetId) -> Result<Option<Vec<u8>>, DbEr
     Ok(db.query_opt(SEALED.as_str(), params![id]).await?.map(|row| row.opt_bytes(0)).transpose()?.flatten())
 }
 
-/// Which fleets: newest first unless the page says otherwise, ties by id.
+/// Selection of fleets: newest first unless the page specifies otherwise, ties by id.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub projects: Option<Vec<ProjectId>>,
@@ -106,7 +106,7 @@ pub struct Query {
     pub page: Page,
 }
 
-/// Those that are not deleted.
+/// Fleets that are not deleted.
 pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
     let mut filter = Filter::new();
     filter.and("NOT f.deleted");
@@ -123,12 +123,12 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<Fleet>, DbError> {
     db.query(sql, params).await?.into_iter().map(Fleet::read).collect()
 }
 
-/// Stores the wish to delete; the fleet's pipeline does it. Stale while a job runs there.
+/// Stores the request to delete; the fleet's pipeline performs it. Stale while a job runs there.
 pub fn request_delete(id: FleetId) -> Change {
     Change::Exec { sql: ASK_DELETE.as_str().into(), params: params![id], expect: Expect::One }
 }
 
-/// Stale when the fleet is on its way out.
+/// Stale if the fleet is being deleted.
 pub fn set_spec(id: FleetId, spec: &str, sealed: Option<Vec<u8>>) -> Change {
     Change::Exec { sql: SET_SPEC.as_str().into(), params: params![id, spec, sealed], expect: Expect::One }
 }

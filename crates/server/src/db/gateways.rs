@@ -62,7 +62,7 @@ statements! {
     SET_WILDCARD_DOMAIN = "UPDATE gateways SET wildcard_domain = $2 WHERE id = $1 AND NOT deleted";
     SET_CONFIGURATION = "UPDATE gateways SET configuration = $2, wildcard_domain = $3, due_at = NULL \
                          WHERE id = $1 AND NOT deleted AND delete_asked_at IS NULL";
-    /// Not while a service is published through it.
+    /// Only if no service is published through it.
     DELETE = "UPDATE gateways SET delete_asked_at = now_us(), deleted = TRUE, finished = TRUE, finished_at = now_us() \
               WHERE id = $1 AND NOT deleted AND NOT EXISTS \
               (SELECT 1 FROM runs r WHERE r.gateway_id = gateways.id AND NOT r.finished)";
@@ -70,7 +70,7 @@ statements! {
     FIND_BY_TOKEN = "SELECT g.id, g.token_hash FROM gateways g WHERE g.token_hash = $1 AND NOT g.deleted";
     SET_TOKEN = "UPDATE gateways SET token_hash = $2 WHERE id = $1 AND NOT deleted";
     SET_STATUS = "UPDATE gateways SET status = $3 WHERE id = $1 AND status = $2 AND NOT deleted";
-    /// Its processes that were seen lately.
+    /// Recently seen processes of the gateway.
     NODES = "SELECT x.id, x.address FROM proxies x WHERE x.gateway_id = $1 AND x.seen_at >= now_us() - $2 ORDER BY x.id";
     SEEN_NODE = "INSERT INTO proxies (id, seen_at, gateway_id, address) VALUES ($1, now_us(), $2, $3) \
                  ON CONFLICT (id) DO UPDATE SET seen_at = now_us(), gateway_id = excluded.gateway_id, \
@@ -105,7 +105,7 @@ pub fn set_wildcard_domain(id: GatewayId, domain: Option<&str>) -> Change {
     exec(&SET_WILDCARD_DOMAIN, params![id, domain])
 }
 
-/// Stale when the gateway is on its way out.
+/// Stale if the gateway is being deleted.
 pub fn set_configuration(id: GatewayId, configuration: &str, domain: Option<&str>) -> Change {
     exec(&SET_CONFIGURATION, params![id, configuration, domain])
 }
@@ -115,12 +115,12 @@ pub fn delete(id: GatewayId) -> Change {
     exec(&DELETE, params![id])
 }
 
-/// Services that are published through it, the first few.
+/// First few services that are published through it.
 pub async fn published_services(db: &Db, id: GatewayId) -> Result<Vec<String>, DbError> {
     db.query(USERS.as_str(), params![id]).await?.iter().map(|row| row.text(0)).collect()
 }
 
-/// The gateway whose processes show a token with this hash, and the hash.
+/// Gateway whose processes present a token with this hash, and the hash.
 pub async fn find_by_token(db: &Db, hash: &str) -> Result<Option<(GatewayId, String)>, DbError> {
     let row = db.query_opt(FIND_BY_TOKEN.as_str(), params![hash]).await?;
     row.map(|row| Ok((row.id(0)?, row.text(1)?))).transpose()
@@ -130,7 +130,7 @@ pub fn set_token(id: GatewayId, hash: &str) -> Change {
     exec(&SET_TOKEN, params![id, hash])
 }
 
-/// Stale when somebody was faster.
+/// Stale if the status has changed.
 pub fn set_status(id: GatewayId, from: Status, to: Status) -> Change {
     exec(&SET_STATUS, params![id, from.as_str(), to.as_str()])
 }
@@ -142,13 +142,13 @@ pub struct GatewayNode {
     pub address: Option<String>,
 }
 
-/// Those that were seen lately.
+/// Recently seen processes of the gateway.
 pub async fn live_nodes(db: &Db, id: GatewayId) -> Result<Vec<GatewayNode>, DbError> {
     let rows = db.query(NODES.as_str(), params![id, PROXY_LOST_AFTER.0]).await?;
     rows.iter().map(|row| Ok(GatewayNode { id: row.text(0)?, address: row.opt_text(1)? })).collect()
 }
 
-/// A process of a gateway is there.
+/// Records that a process of a gateway is alive.
 pub fn record_node(node: &str, gateway: GatewayId, address: Option<&str>) -> Change {
     Change::Exec {
         sql: SEEN_NODE.as_str().into(),
@@ -157,7 +157,7 @@ pub fn record_node(node: &str, gateway: GatewayId, address: Option<&str>) -> Cha
     }
 }
 
-/// Gives a run its name for people. A name in use is a conflict on `service_domains_domain_key`.
+/// Assigns a domain to a run. A domain in use is a conflict on `service_domains_domain_key`.
 pub fn claim_domain(domain: &str, run: RunId) -> [Change; 2] {
     let free =
         Change::Exec { sql: FREE_DOMAIN.as_str().into(), params: params![domain], expect: Expect::Any };
@@ -165,12 +165,12 @@ pub fn claim_domain(domain: &str, run: RunId) -> [Change; 2] {
     [free, Change::Insert { table: "service_domains", values }]
 }
 
-/// The run has no name for people any more.
+/// Releases the domains of a run.
 pub fn release_domains(run: RunId) -> Change {
     Change::Exec { sql: LEAVE_DOMAINS.as_str().into(), params: params![run], expect: Expect::Any }
 }
 
-/// Project and run that have this name, if it is not this run.
+/// Project and run that have this domain, if it is not this run.
 pub async fn domain_owner(
     db: &Db,
     domain: &str,

@@ -1,4 +1,4 @@
-//! Where random ids come from: the operating system, or a seed in the simulation.
+//! Source of random ids: the operating system, or a seed in the simulation.
 
 use std::sync::{
     Arc,
@@ -10,7 +10,7 @@ use uuid::{Builder, Uuid};
 
 use super::error::DbError;
 
-/// Makes UUIDv4, the only version every client accepts.
+/// Generator of UUIDv4, the only version that every client accepts.
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
     source: IdSource,
@@ -40,12 +40,12 @@ impl Ids {
         Ok(Builder::from_random_bytes(self.bytes()?).into_uuid())
     }
 
-    /// One that sorts after those this process drew in order before. Things written in one unit share their
-    /// time, and are told in the order they were written only if their ids say it.
+    /// Returns an id that sorts after all ordered ids of this process. Rows written in one unit share their time, so
+    /// only their ids preserve the order in which they were written.
     pub(super) fn generate_ordered(&self) -> Result<Uuid, DbError> {
         let mut bytes = self.bytes()?;
         let next = self.drawn_in_order.fetch_add(1, Ordering::Relaxed).to_be_bytes();
-        // The six bytes before the version; what is left keeps processes apart.
+        // The six bytes before the version; the rest distinguishes processes.
         bytes[..6].copy_from_slice(&next[2..]);
         Ok(Builder::from_random_bytes(bytes).into_uuid())
     }

@@ -60,9 +60,9 @@ record! {
         pub tracking: Option<String>,
         pub lock_epoch: i64,
         pub status_message: Option<String>,
-        /// The submission that asked for it.
+        /// Submission that requested it.
         pub made_for: Option<SubmissionId>,
-        /// Why its end was asked for; none: a user wants it.
+        /// Reason of the requested end; `None`: a user requested it.
         pub end_reason: Option<String>,
     }
 }
@@ -96,19 +96,20 @@ statements! {
     FIND = "SELECT {} FROM instances i WHERE i.id = $1", Instance::columns("i");
     OF_FLEETS = "SELECT {} FROM instances i WHERE i.fleet_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                  AND NOT i.deleted ORDER BY i.fleet_id, i.instance_num, i.created_at", Instance::columns("i");
-    /// A request that the pipeline reads; refused while a job is there.
+    /// A request that the pipeline reads; rejected while a job is there.
     ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
                WHERE id = $1 AND NOT finished AND busy_blocks = 0 \
                AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished)";
-    /// A host of the fleet that does not answer is let go as it is. Refused with the deletion of the fleet.
+    /// A host of the fleet that does not answer is released as it is. Rolled back together with the deletion of the
+    /// fleet.
     FORCE_END = "UPDATE instances SET end_reason = 'forced', termination_asked_at = coalesce(termination_asked_at, now_us()), \
                  due_at = NULL WHERE fleet_id = $1 AND NOT finished";
     SSH_HOSTS = "SELECT {} FROM instances i WHERE i.hostname IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                  AND i.backend = 'remote' AND NOT i.finished AND NOT i.deleted", Instance::columns("i");
-    /// Something takes the place of those that never came to be.
+    /// Hides ended instances when each host of the fleet is tried again.
     HIDE_OVER = "UPDATE instances SET deleted = TRUE WHERE fleet_id = $1 AND finished AND NOT deleted";
     SEALED = "SELECT ssh_sealed, agent_credential_sealed FROM instances WHERE id = $1";
-    /// The name of the job a busy instance shows.
+    /// Name of the job that a busy instance shows.
     JOB_NAMES = "SELECT j.instance_id, j.job_name FROM jobs j WHERE j.instance_id IN \
                  (SELECT value FROM json_each(CAST($1 AS TEXT))) AND NOT j.finished ORDER BY j.submitted_at, j.id";
 }
@@ -120,7 +121,7 @@ pub fn insert(instance: NewInstance) -> Change {
     Change::Insert { table: "instances", values }
 }
 
-/// One that is to be made for a job, which sits on these blocks of it from the start.
+/// Inserts an instance that is to be created for a job, which occupies these blocks from the start.
 pub fn insert_for_job(instance: NewInstance, job: SubmissionId, blocks: i64) -> Change {
     let mut values = instance.into_values();
     values.extend([
@@ -132,20 +133,20 @@ pub fn insert_for_job(instance: NewInstance, job: SubmissionId, blocks: i64) -> 
     Change::Insert { table: "instances", values }
 }
 
-/// Stores the wish to end; the instance's pipeline does it. Stale while a job is there.
+/// Stores the request to end; the instance's pipeline performs it. Stale while a job is there.
 pub fn request_end(id: InstanceId) -> Change {
     Change::Exec { sql: ASK_END.as_str().into(), params: params![id], expect: super::Expect::One }
 }
 
-/// A word of `end_reason` beside the reasons of the model.
+/// Value of `end_reason` in addition to the reasons of the model.
 pub const FORCED: &str = "forced";
 
-/// The wish to end all of a fleet, whether or not they answer.
+/// Stores the request to end all instances of a fleet, whether or not they answer.
 pub fn force_end(fleet: FleetId) -> Change {
     Change::Exec { sql: FORCE_END.as_str().into(), params: params![fleet], expect: super::Expect::Any }
 }
 
-/// Takes those that are over out of the lists.
+/// Hides ended instances from lists.
 pub fn hide_finished(fleet: FleetId) -> Change {
     Change::Exec { sql: HIDE_OVER.as_str().into(), params: params![fleet], expect: super::Expect::Any }
 }
@@ -154,12 +155,12 @@ pub async fn find(db: &Db, id: InstanceId) -> Result<Option<Instance>, DbError> 
     db.query_opt(FIND.as_str(), params![id]).await?.map(Instance::read).transpose()
 }
 
-/// By fleet, then by number.
+/// Instances by fleet, then by number.
 pub async fn list_by_fleets(db: &Db, fleets: &[FleetId]) -> Result<Vec<Instance>, DbError> {
     db.query(OF_FLEETS.as_str(), vec![Val::list(fleets)]).await?.into_iter().map(Instance::read).collect()
 }
 
-/// Hosts of SSH fleets that go by one of these names, in all projects.
+/// Hosts of SSH fleets with one of these names, in all projects.
 pub async fn ssh_hosts<'a>(
     db: &Db,
     names: impl IntoIterator<Item = &'a str>,
@@ -167,7 +168,7 @@ pub async fn ssh_hosts<'a>(
     db.query(SSH_HOSTS.as_str(), vec![Val::list(names)]).await?.into_iter().map(Instance::read).collect()
 }
 
-/// The sealed SSH keys and the sealed agent credential.
+/// Sealed SSH keys and sealed agent credential.
 pub async fn sealed_columns(db: &Db, id: InstanceId) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), DbError> {
     let row = db.query_opt(SEALED.as_str(), params![id]).await?;
     row.map_or(Ok((None, None)), |row| Ok((row.opt_bytes(0)?, row.opt_bytes(1)?)))
@@ -178,7 +179,7 @@ pub async fn job_names(db: &Db, instances: &[InstanceId]) -> Result<Vec<(Instanc
     rows.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
 }
 
-/// Which instances: newest first unless the page says otherwise, ties by id.
+/// Selection of instances: newest first unless the page specifies otherwise, ties by id.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub projects: Option<Vec<ProjectId>>,

@@ -1,4 +1,4 @@
-//! Table `job_metrics`: samples of what jobs used.
+//! Table `job_metrics`: samples of the resource usage of jobs.
 
 use windlass_model::{
     id::{InstanceId, SubmissionId},
@@ -16,7 +16,7 @@ record! {
         pub at: Timestamp,
         /// By the host's clock.
         pub host_at: Timestamp,
-        /// Of all processors together, since the job began.
+        /// CPU time of all processors together, since the start of the job.
         pub cpu_us: i64,
         pub memory_bytes: i64,
         pub working_set_bytes: i64,
@@ -26,7 +26,7 @@ record! {
 }
 
 record! {
-    /// A job that is to be sampled.
+    /// A job that is due to be sampled.
     pub struct DueJob {
         pub id: SubmissionId,
         pub instance_id: InstanceId,
@@ -35,7 +35,7 @@ record! {
 }
 
 record! {
-    /// The last sample of a job that runs, and what people call it.
+    /// Last sample of a running job, with the names of the job.
     pub struct ActiveSample {
         pub project: String,
         pub run: String,
@@ -52,7 +52,7 @@ statements! {
     DUE = "SELECT {} FROM jobs j WHERE j.status = 'running' AND NOT j.finished AND j.instance_id IS NOT NULL \
            AND NOT EXISTS (SELECT 1 FROM job_metrics m WHERE m.job_id = j.id AND m.at > now_us() - $1) \
            ORDER BY j.id LIMIT $2", DueJob::columns("j");
-    /// The same sample twice is one: two replicas may ask at the same moment.
+    /// Duplicates are ignored: two replicas may sample at the same time.
     INSERT = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
               VALUES ($1, now_us(), $2, $3, $4, $5, $6) ON CONFLICT (job_id, at) DO NOTHING";
     TRIM = "DELETE FROM job_metrics WHERE job_id = $1 AND at < now_us() - $2";
@@ -68,12 +68,12 @@ statements! {
               ORDER BY j.submitted_at, j.id LIMIT $2";
 }
 
-/// Jobs that run and have no sample as young as `younger`.
+/// Running jobs without a sample as recent as `younger`.
 pub async fn list_due(db: &Db, younger: Span, limit: usize) -> Result<Vec<DueJob>, DbError> {
     db.query(DUE.as_str(), params![younger.0, limit]).await?.into_iter().map(DueJob::read).collect()
 }
 
-/// Keeps a sample taken now, and none of the job that is older than `keep`.
+/// Stores a sample taken now, and deletes those of the job that are older than `keep`.
 pub async fn insert(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> Result<(), DbError> {
     let values = params![
         job,
@@ -87,12 +87,12 @@ pub async fn insert(db: &Db, job: SubmissionId, sample: Sample, keep: Span) -> R
     db.write(unit).await?.done().map(drop)
 }
 
-/// Forgets up to `limit` samples older than `keep`, whatever became of their jobs.
+/// Deletes up to `limit` samples older than `keep`, regardless of the state of their jobs.
 pub async fn expire(db: &Db, keep: Span, limit: usize) -> Result<(), DbError> {
     db.write(Unit::new().exec(EXPIRE.as_str(), params![keep.0, limit])).await?.done().map(drop)
 }
 
-/// Samples of a job between two moments, both exclusive; newest first.
+/// Samples of a job between two times, both exclusive; newest first.
 pub async fn recent(
     db: &Db,
     job: SubmissionId,
@@ -105,7 +105,7 @@ pub async fn recent(
     db.query(RECENT.as_str(), params).await?.into_iter().map(Sample::read).collect()
 }
 
-/// The last samples of jobs that run, if no older than `younger`.
+/// Last samples of running jobs, if no older than `younger`.
 pub async fn list_active(db: &Db, younger: Span, limit: usize) -> Result<Vec<ActiveSample>, DbError> {
     db.query(ACTIVE.as_str(), params![younger.0, limit]).await?.into_iter().map(ActiveSample::read).collect()
 }

@@ -72,7 +72,7 @@ record! {
 }
 
 impl Job {
-    /// Why it ends or ended, once that is known.
+    /// Reason and message of its end, once known.
     pub fn ending(&self) -> Option<Ending> {
         let mut ending = Ending::new(self.termination_reason.as_deref()?.parse().ok()?);
         if let Some(code) = self.exit_status.and_then(|code| i32::try_from(code).ok()) {
@@ -87,7 +87,7 @@ impl Job {
         })
     }
 
-    /// The end that the run's pipeline asked for.
+    /// End that the run's pipeline requested.
     pub fn end_asked(&self) -> Option<Ending> {
         let ending = Ending::new(self.end_asked.as_deref()?.parse().ok()?);
         Some(match &self.end_message {
@@ -117,20 +117,21 @@ record! {
 
 statements! {
     FIND = "SELECT {} FROM jobs j WHERE j.id = $1", Job::columns("j");
-    /// Submission numbers have no gaps (R6), so the newest `$2` of a job are those above its maximum
-    /// less `$2`; the maximum is one step in the unique index.
+    /// Submission numbers have no gaps (R6), so the newest `$2` of a job are those above its maximum less `$2`; the
+    /// maximum is one lookup in the unique index.
     OF_RUNS = "SELECT {} FROM jobs j WHERE j.run_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                AND j.submission_num > (SELECT max(m.submission_num) FROM jobs m WHERE m.run_id = j.run_id \
                AND m.replica_num = j.replica_num AND m.job_num = j.job_num) - $2 \
                ORDER BY j.run_id, j.replica_num, j.job_num, j.submission_num", Job::columns("j");
     OF_INSTANCE = "SELECT {} FROM jobs j WHERE j.instance_id = $1 AND NOT j.finished ORDER BY j.submitted_at, j.id",
                   Job::columns("j");
-    /// A job follows the priority of its run; whatever else follows the run's specification looks again.
+    /// A job has the priority of its run; it becomes due because other parts of the run's specification may affect it
+    /// too.
     SET_PRIORITY = "UPDATE jobs SET priority = $2, due_at = NULL WHERE run_id = $1 AND NOT finished";
     ENDED = "SELECT id, status, exit_status, termination_reason FROM jobs WHERE finished \
              AND id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
-    /// Of each waiting job of a run, how many jobs of other runs are in front of it. Bounded: who is that far back
-    /// need not know how far.
+    /// For each waiting job of a run, the number of jobs of other runs before it. Limited: beyond that the exact number
+    /// does not matter.
     QUEUE_POSITIONS = "SELECT j.id, (SELECT COUNT(*) FROM (SELECT 1 FROM jobs f WHERE f.project_id = j.project_id \
                        AND NOT f.finished AND f.status = 'submitted' AND f.instance_id IS NULL \
                        AND f.run_id <> j.run_id AND (f.priority > j.priority \
@@ -140,41 +141,41 @@ statements! {
     SECRETS = "SELECT secrets_sealed FROM jobs WHERE id = $1";
     EPOCH = "SELECT lock_epoch FROM jobs WHERE id = $1";
     ON_INSTANCE = "SELECT id FROM jobs WHERE instance_id = $1 AND NOT finished ORDER BY id";
-    /// Its container changed. One that is due anyway stays as it is.
+    /// The job's container changed. A job that is already due is left unchanged.
     POKE = "UPDATE jobs SET due_at = NULL WHERE id = $1 AND NOT finished AND due_at IS NOT NULL";
-    /// Its container wrote something; there may be more in a moment.
+    /// The job's container wrote output; more may follow shortly.
     POKE_SOON = "UPDATE jobs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished AND due_at > now_us() + 500000";
 }
 
-/// Has its pipeline look at it at once.
+/// Makes the job due at once.
 pub fn mark_due(id: SubmissionId) -> Change {
     Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
-/// In a moment, together with what else comes until then.
+/// Makes the job due shortly, so that further changes are handled in the same pass.
 pub fn mark_due_soon(id: SubmissionId) -> Change {
     Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
-/// Of the last take of its lock.
+/// Epoch of the last claim of its lock.
 pub async fn epoch(db: &Db, id: SubmissionId) -> Result<Option<i64>, DbError> {
     db.query_opt(EPOCH.as_str(), params![id]).await?.map(|row| row.int(0)).transpose()
 }
 
-/// Those that are placed there and not over.
+/// Unfinished jobs that are placed on the instance.
 pub async fn ids_on_instance(db: &Db, instance: InstanceId) -> Result<Vec<SubmissionId>, DbError> {
     let rows = db.query(ON_INSTANCE.as_str(), params![instance]).await?;
     rows.iter().map(|row| row.id(0)).collect()
 }
 
-/// A submission. A second active one of the same job is a conflict on `jobs_active_key`.
+/// Inserts a submission. A second active one of the same job is a conflict on `jobs_active_key`.
 pub fn insert(job: NewJob) -> Change {
     let mut values = job.into_values();
     values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
     Change::Insert { table: "jobs", values }
 }
 
-/// The specification of a run changed under its living jobs.
+/// Updates the unfinished jobs of a run whose specification changed.
 pub fn set_priority(run: RunId, priority: i64) -> Change {
     Change::Exec { sql: SET_PRIORITY.as_str().into(), params: params![run, priority], expect: Expect::Any }
 }
@@ -183,10 +184,9 @@ pub async fn find(db: &Db, id: SubmissionId) -> Result<Option<Job>, DbError> {
     db.query_opt(FIND.as_str(), params![id]).await?.map(Job::read).transpose()
 }
 
-/// The newest `limit` submissions of each job of these runs (`None`: all), ordered by run, replica,
-/// job and submission.
+/// The newest `limit` submissions of each job of these runs (`None`: all), ordered by run, replica, job and submission.
 pub async fn list_by_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result<Vec<Job>, DbError> {
-    // Half the range is more submissions than will ever be, and cannot overflow the subtraction.
+    // Half the range is more submissions than will ever exist, and cannot overflow the subtraction.
     let limit = limit.unwrap_or(i64::MAX / 2);
     db.query(OF_RUNS.as_str(), vec![Val::list(runs), limit.into()])
         .await?
@@ -195,13 +195,13 @@ pub async fn list_by_runs(db: &Db, runs: &[RunId], limit: Option<i64>) -> Result
         .collect()
 }
 
-/// What runs there, or is about to.
+/// Unfinished jobs on the instance.
 pub async fn list_by_instance(db: &Db, instance: InstanceId) -> Result<Vec<Job>, DbError> {
     db.query(OF_INSTANCE.as_str(), params![instance]).await?.into_iter().map(Job::read).collect()
 }
 
 record! {
-    /// How a submission ended.
+    /// End of a submission.
     pub struct SubmissionEnd {
         pub id: SubmissionId,
         pub status: Status,
@@ -210,18 +210,18 @@ record! {
     }
 }
 
-/// Those of these that are over.
+/// Finished submissions among these.
 pub async fn list_ended(db: &Db, ids: &[SubmissionId]) -> Result<Vec<SubmissionEnd>, DbError> {
     db.query(ENDED.as_str(), params![Val::list(ids)]).await?.into_iter().map(SubmissionEnd::read).collect()
 }
 
-/// How many are in front of each job of a run that waits for a machine.
+/// Number of jobs before each job of a run that waits for an instance.
 pub async fn queue_positions(db: &Db, run: RunId) -> Result<Vec<(SubmissionId, i64)>, DbError> {
     let rows = db.query(QUEUE_POSITIONS.as_str(), params![run]).await?;
     rows.iter().map(|row| Ok((SubmissionId(row.uuid(0)?), row.int(1)?))).collect()
 }
 
-/// Sealed; never part of `Job`, so that no list or log carries it.
+/// Sealed; never part of `Job`, so that no list or log contains it.
 pub async fn secrets(db: &Db, id: SubmissionId) -> Result<Option<Vec<u8>>, DbError> {
     Ok(db.query_opt(SECRETS.as_str(), params![id]).await?.map(|row| row.opt_bytes(0)).transpose()?.flatten())
 }

@@ -1,8 +1,7 @@
 //! The engine's lease store on both databases.
 //!
-//! Every operation is one statement, so it is one transaction with one time. Names of tables and
-//! statuses are constants of the code, never input. The rules are the engine's; its conformance suite
-//! runs on both databases.
+//! Every operation is one statement, so it is one transaction with one time. Names of tables and statuses are constants
+//! of the code, never input. The rules are the engine's; its conformance suite runs on both databases.
 
 use std::{borrow::Cow, fmt::Write as _, sync::LazyLock, time::Duration};
 
@@ -18,8 +17,8 @@ use super::{Db, DbError, Dialect, Row, Store, Unit, Val, postgres::ClockReading}
 use crate::params;
 
 impl Db {
-    /// Statements of the lease store: on Postgres each by itself on the connection kept for this, on
-    /// SQLite in one unit.
+    /// Runs statements of the lease store: on Postgres each by itself on the connection reserved for them, on SQLite in
+    /// one unit.
     async fn lease(
         &self,
         what: &'static str,
@@ -39,7 +38,7 @@ impl Db {
         Ok(answers)
     }
 
-    /// What there is to claim, by a clock that goes on as it should. `None` when that one does not come to rest.
+    /// Polls the rows that can be claimed, after checking the database's clock. `None` if the clock keeps jumping.
     async fn look(
         &self,
         texts: &'static QueueSql,
@@ -66,9 +65,10 @@ impl Db {
         Ok(None)
     }
 
-    /// What was written between a jump of the clock and its being set right is due, or held, for too long.
+    /// Repairs rows that were written between a jump of the clock and its correction: they would be due too late, or
+    /// locked for too long.
     async fn set_right(&self, texts: &'static QueueSql, ttl: Duration) -> Result<(), StoreError> {
-        tracing::warn!("due times and locks were written by a clock that was wrong; they are set right");
+        tracing::warn!("database clock jumped; corrected due times and lock expiries");
         let [due, locks] = &texts.set_right;
         let ttl = params![micros(ttl.max(LOCK_TTL_MAX))];
         let statements = vec![(due.as_str().into(), Vec::new()), (locks.as_str().into(), ttl)];
@@ -90,7 +90,7 @@ impl Db {
 impl LeaseStore for Db {
     async fn claim(&self, queue: &Queue, limit: usize, ttl: Duration) -> Result<Claim, StoreError> {
         let failed = |error: DbError| StoreError::Failed { what: "claim", source: Box::new(error) };
-        // Most looks find nothing. A look is a read and keeps nobody from writing.
+        // Most polls find nothing. A poll is a read and blocks no writer.
         let texts = QueueSql::of(self.dialect(), queue);
         let Some(look) = self.look(texts, queue, ttl).await.map_err(failed)? else {
             return Ok(Claim::default());
@@ -111,7 +111,8 @@ impl LeaseStore for Db {
         let answers = self.lease("claim", vec![(claim.as_str().into(), params)]).await?;
         let mut leases = read_claim(&answers, asked_at).map_err(failed)?;
         if let (Store::Postgres(pool), Some(first)) = (&*self.store, leases.first()) {
-            // It was set after the look: the next one sets it right, and what is decided meanwhile goes on without it.
+            // The clock jumped after the poll: the next poll corrects it, and decisions in the meantime use the
+            // corrected time.
             let jump = pool.watch().jump(asked_at, Instant::now(), first.claimed_at).unwrap_or(0);
             leases.iter_mut().for_each(|lease| lease.claimed_at -= jump);
         }
@@ -183,13 +184,13 @@ impl LeaseStore for Db {
             answers.iter().flatten().map(|row| read_lease(row, asked_at)).collect();
         let mut taken =
             taken.map_err(|error| StoreError::Failed { what: "lock related", source: Box::new(error) })?;
-        // RETURNING knows no order; the caller reads them beside its ids.
+        // RETURNING has no order; the caller matches the leases with its ids by position.
         taken.sort_by_key(|lease| lock.ids.iter().position(|id| *id == lease.id));
         if taken.len() == lock.ids.len() {
             return Ok(RelatedLockOutcome::Locked(taken));
         }
         if lock.reserve {
-            // Not one transaction with the attempt: whoever takes a row in between is simply not marked.
+            // Not in one transaction with the attempt: a row that is claimed in between is just not reserved.
             self.lease("reserve", vec![(reserve_sql(lock.table).into(), vec![ids, owner.into()])]).await?;
         }
         Ok(RelatedLockOutcome::Busy)
@@ -215,11 +216,11 @@ impl Db {
     }
 }
 
-/// After a jump: one that sees it, one in a session that is new, and some for others who set it right as well.
+/// Polls after a jump: one that detects it, one in a new session, and some more because other replicas correct it too.
 const POLL_ATTEMPTS_MAX: usize = 5;
-/// No lock is held for longer without being renewed.
+/// Maximum time for which a lock is held without renewal.
 const LOCK_TTL_MAX: Duration = Duration::from_secs(60);
-/// A row that was written so much later than now was written by a clock that was wrong.
+/// A row written this far in the future was written with a wrong clock.
 const MISDATED_AFTER_US: i64 = 5_000_000;
 const UNLOCK: &str = "lock_token = NULL, lock_expires_at = NULL, lock_owner = NULL";
 const CLAIM_COLUMNS: &str = "id, lock_token, lock_epoch, now_us(), last_processed_at";
@@ -228,14 +229,14 @@ fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The ids, which find the rows, and the pairs, which prove who holds them.
+/// Ids, which find the rows, and pairs of id and token, which prove that the caller holds them.
 fn keys<'a>(held: impl Iterator<Item = &'a LeaseKey> + Clone) -> (Val, Val) {
     let ids = Val::list(held.clone().map(|held| held.id));
     (ids, Val::list(held.map(|held| format!("{}:{}", held.id, held.token))))
 }
 
-/// What a row lock is called: taken in the order of ids, so that two batches cannot wait for each other.
-/// SQLite has one writer and needs none.
+/// Clause that locks rows, in the order of ids, so that two batches cannot deadlock. SQLite has one writer and needs
+/// none.
 fn row_locks(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Sqlite => "",
@@ -251,7 +252,7 @@ fn statuses(queue: &Queue) -> String {
     list
 }
 
-/// The time, read once for all rows: Postgres would work it out for each of them.
+/// Current time, evaluated once for all rows: Postgres would evaluate it for each.
 fn now(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Sqlite => "now_us()",
@@ -259,30 +260,31 @@ fn now(dialect: Dialect) -> &'static str {
     }
 }
 
-/// Rows that somebody wants looked at come before those whose time has come; one that has waited for long is like them.
+/// Sort key: rows that were marked due come before rows whose due time passed; one that has waited for long counts as
+/// marked.
 fn late(now: &str) -> String {
     format!("CASE WHEN due_at > {now} - {} THEN 1 ELSE 0 END", micros(URGENT_AFTER))
 }
 
-/// When a row is due, as the index has it: one without a time has been due since ever.
+/// Due time of a row as indexed: a row without a time sorts first.
 const DUE: &str = "coalesce(due_at, 0)";
 
 type CachedSql = (Dialect, Queue, &'static QueueSql);
 
-/// The statements of one queue. Looks are frequent, and to write their text anew costs as much as the look.
+/// Statements of one queue, cached. Polls are frequent, and formatting the text costs as much as the poll.
 struct QueueSql {
     look: String,
-    /// Also for rows that were written by a clock that was wrong.
+    /// Also finds rows that were written with a wrong clock.
     look_closely: String,
-    /// Only rows that nobody holds: nearly always there are no others.
+    /// Only unlocked rows: there are hardly ever others to claim.
     claim_free: String,
     claim: String,
-    /// Rows that nobody holds, and those that somebody does.
+    /// For unlocked rows, and for locked ones.
     set_right: [String; 2],
 }
 
 impl QueueSql {
-    /// Written once: queues are constants of the code, so there are few, and they are kept for good.
+    /// Returns the cached statements. Queues are constants of the code, so there are few, and they are never evicted.
     fn of(dialect: Dialect, queue: &Queue) -> &'static Self {
         static KNOWN: LazyLock<Mutex<Vec<CachedSql>>> = LazyLock::new(Mutex::default);
         let mut known = KNOWN.lock();
@@ -302,9 +304,9 @@ impl QueueSql {
     }
 }
 
-/// Two branches, one for each partial index: rows that nobody holds, and locks that have run out. The second is
-/// left out where a look saw none: each branch is a table of its own to SQLite. What had not run out at the time of the
-/// look has not now: the clock may have been set in between.
+/// Two branches, one for each partial index: unlocked rows, and expired locks. The second is left out if the poll saw
+/// none: SQLite treats each branch as a separate table. A lock that had not expired at the poll is not expired now: the
+/// clock may have been set in between.
 fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
     let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
     let skip = match dialect {
@@ -344,12 +346,13 @@ fn claim_sql(dialect: Dialect, queue: &Queue, with_expired: bool) -> String {
     }
 }
 
-/// Whether there is anything to claim, free or left behind, and how long until the next row is due. Rows held by
-/// others are left out: whoever holds them says when they are due next.
+/// Determines whether there is a row to claim, unlocked or with an expired lock, and the time until the next row is
+/// due. Rows locked by others are left out: their holders set when they are due next.
 fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
     let (table, statuses, now) = (queue.table, statuses(queue), now(dialect));
     let mine = "NOT finished AND (lock_owner IS NULL OR lock_owner = $1)";
-    // The earliest of each status is the first of its part of the index; of all together it would be a search.
+    // The earliest row of each status is the first of its part of the index; the earliest of all statuses would be a
+    // scan.
     let mut next = String::new();
     for status in queue.statuses {
         let _ = write!(
@@ -359,12 +362,12 @@ fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
             if next.is_empty() { "" } else { " UNION ALL " }
         );
     }
-    // SQLite is on a clock of ours that is never set.
+    // SQLite uses the process's clock, which is never set.
     let clock = match dialect {
         Dialect::Sqlite => "FALSE, NULL, NULL, NULL".to_owned(),
         Dialect::Postgres => {
             let [due, locks] = astray(&statuses);
-            // No index knows these: they are looked for while the clock is not to be trusted, and now and then.
+            // No index covers these: they are searched for while the clock is not trusted, and now and then.
             let astray = match closely {
                 true => format!(
                     "EXISTS (SELECT 1 FROM {table} WHERE {due}) \
@@ -388,8 +391,8 @@ fn poll_sql(dialect: Dialect, queue: &Queue, closely: bool) -> String {
     )
 }
 
-/// Rows that nobody holds and that were written later than now; and rows that are held until later than now plus
-/// what comes after this text.
+/// Conditions for unlocked rows that were written in the future, and for rows whose lock expires later than now plus
+/// the caller's suffix.
 fn astray(statuses: &str) -> [String; 2] {
     [
         format!(
@@ -403,8 +406,8 @@ fn astray(statuses: &str) -> [String; 2] {
     ]
 }
 
-/// What nobody holds is due at once. What somebody holds gets the time of a whole lock: a holder that lives renews it,
-/// one that died lets go by it.
+/// Makes unlocked rows due at once. Locked rows get the duration of a whole lock: a live holder renews it, that of a
+/// dead one expires.
 fn repair_sql(dialect: Dialect, queue: &Queue) -> [String; 2] {
     let table = queue.table;
     let [due, locks] = astray(&statuses(queue));
@@ -426,7 +429,7 @@ struct QueuePoll {
     expired: bool,
     next_due_in: Option<Duration>,
     is_astray: bool,
-    /// Of Postgres's clock; SQLite is on one of ours.
+    /// Of Postgres's clock; SQLite uses the process's.
     told: Option<ClockReading>,
 }
 
@@ -455,7 +458,7 @@ fn read_claim(answers: &[Vec<Row>], asked_at: Instant) -> Result<Vec<Lease>, DbE
     for row in answers.first().into_iter().flatten() {
         taken.push((row.int(4)?, read_lease(row, asked_at)?));
     }
-    // RETURNING knows no order.
+    // RETURNING has no order.
     taken.sort_unstable_by_key(|(last_processed_at, lease)| (*last_processed_at, lease.id));
     Ok(taken.into_iter().map(|(_, lease)| lease).collect())
 }
@@ -470,7 +473,7 @@ fn read_lease(row: &Row, asked_at: Instant) -> Result<Lease, DbError> {
     })
 }
 
-/// Changes rows that carry the right tokens; answers which.
+/// Changes the rows that have the right tokens; returns their ids.
 fn held_sql(dialect: Dialect, table: &str, set: &str) -> String {
     format!(
         "WITH held AS MATERIALIZED (SELECT id FROM {table} \
@@ -481,8 +484,8 @@ fn held_sql(dialect: Dialect, table: &str, set: &str) -> String {
     )
 }
 
-/// All of the rows or none. Ours already, or nobody's: an owner on a row reserves it, and a lock that
-/// has run out is left to its owner.
+/// Locks all of the rows or none. They must be ours already, or free: an owner on a row reserves it, and an expired
+/// lock is left to its owner.
 fn related_sql(dialect: Dialect, table: &str) -> String {
     format!(
         "WITH open AS MATERIALIZED (SELECT id FROM {table} \

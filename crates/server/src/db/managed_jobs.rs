@@ -1,4 +1,4 @@
-//! Tables `managed_jobs` and `managed_job_tasks`, and the one row that slots are counted under.
+//! Tables `managed_jobs` and `managed_job_tasks`, and the row under which slots are counted.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -22,7 +22,7 @@ record! {
         pub project_id: ProjectId,
         pub user_id: UserId,
         pub name: String,
-        /// JSON: what it is to do.
+        /// JSON: its tasks and their order.
         pub plan: String,
         /// JSON: the archives of each task.
         pub files: String,
@@ -31,7 +31,7 @@ record! {
         pub priority: i64,
         pub status: Status,
         pub schedule: Schedule,
-        /// It holds an alive slot.
+        /// True while it holds an alive slot.
         pub claimed: bool,
         pub cancel_asked_at: Option<Timestamp>,
         pub cancel_graceful_us: Option<i64>,
@@ -75,7 +75,7 @@ record! {
     }
 }
 
-/// A job with its tasks and the names that answers show, all of one moment.
+/// A job with its tasks and the names that responses show, all from one snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobWithTasks {
     pub job: ManagedJob,
@@ -90,7 +90,7 @@ const JOINS: &str = "JOIN projects p ON p.id = m.project_id JOIN users u ON u.id
                      JOIN managed_job_tasks t ON t.job_id = m.id";
 
 statements! {
-    /// The numbers of all copies of a call, next to each other.
+    /// Consecutive numbers for all copies of a call.
     TAKE_NUMBERS = "UPDATE managed_job_slots SET last_number = last_number + $1 WHERE id = 1 RETURNING last_number";
     INSERT = "INSERT INTO managed_jobs (id, project_id, user_id, name, plan, files, secrets_sealed, rank, copies, \
               priority, status, schedule, idempotency_key, idempotency_hash, number, submitted_at, last_processed_at) \
@@ -109,12 +109,12 @@ statements! {
     SECRETS = "SELECT plan, secrets_sealed FROM managed_jobs WHERE id = $1 AND secrets_sealed IS NOT NULL";
 }
 
-/// Numbers for so many copies; before their `insert`. Answers with the last of them.
+/// Allocates numbers for the copies, before their `insert`. Returns the last of them.
 pub fn allocate_numbers(copies: i64) -> Change {
     Change::Query { sql: TAKE_NUMBERS.as_str().into(), params: params![copies] }
 }
 
-/// The job alone; its tasks and events go into the same unit. A repeated key is a conflict on
+/// Inserts only the job; its tasks and events go into the same unit. A repeated key is a conflict on
 /// `managed_jobs_idempotency_key`.
 pub fn insert(job: NewManagedJob) -> Change {
     let params = job.into_values().into_iter().map(|(_, value)| value).collect();
@@ -125,8 +125,8 @@ pub fn insert_task(task: Task) -> Change {
     Change::Insert { table: "managed_job_tasks", values: task.into_values() }
 }
 
-/// A job beside each of its tasks, in one statement: two would show a job and tasks of different moments. The long
-/// texts of the job come with its first task only.
+/// Columns of a job next to each of its tasks, in one statement: two would return a job and tasks from different
+/// snapshots. The long texts of the job are only in the row of its first task.
 pub(in crate::db) fn columns() -> String {
     let once = |columns: &str, name: &str| {
         columns.replace(&format!("m.{name}"), &format!("CASE WHEN t.task = 0 THEN m.{name} ELSE '' END"))
@@ -135,10 +135,10 @@ pub(in crate::db) fn columns() -> String {
     format!("{job}, {}", Task::columns("t"))
 }
 
-/// What a SELECT adds to [`columns`] begins here.
+/// Index of the first column that a SELECT adds to [`columns`].
 pub(in crate::db) const WIDTH: usize = ManagedJob::WIDTH + Task::WIDTH;
 
-/// Jobs with their tasks, from rows in which those of a job follow each other by number. `rest` is read from the
+/// Jobs with their tasks, from rows in which those of a job are adjacent and ordered by number. `rest` is read from the
 /// row of the first task.
 pub(in crate::db) fn group_rows<T>(
     rows: Vec<super::Row>,
@@ -173,7 +173,7 @@ pub async fn find(db: &Db, project: ProjectId, number: i64) -> Result<Option<Job
     Ok(named(db.query(FIND.as_str(), params![project, number]).await?)?.pop())
 }
 
-/// The first job that an earlier request with this key made.
+/// First job that an earlier request with this key created.
 pub async fn find_by_key(
     db: &Db,
     project: ProjectId,
@@ -183,24 +183,24 @@ pub async fn find_by_key(
     Ok(named(db.query(BY_KEY.as_str(), params![project, user, key]).await?)?.pop())
 }
 
-/// The ids and numbers of the copies of one call, from the number of the first.
+/// Ids and numbers of the copies of one call, from the number of the first.
 pub async fn list_copies(db: &Db, first: i64, count: i64) -> Result<Vec<(ManagedJobId, i64)>, DbError> {
     let rows = db.query(COPIES.as_str(), params![first, first + count]).await?;
     rows.iter().map(|row| Ok((row.id(0)?, row.int(1)?))).collect()
 }
 
-/// A node of an attempt, as it says itself.
+/// State of a node of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptState {
     pub run_name: String,
     pub run_status: Option<run::Status>,
     pub has_instance: bool,
     pub said: Option<String>,
-    /// JSON: where it does not fit.
+    /// JSON: the reasons why offers do not fit.
     pub shortfalls: Option<String>,
 }
 
-/// The nodes of those of these runs that are attempts of these jobs.
+/// Nodes of those of these runs that are attempts of these jobs.
 pub async fn attempt_states(
     db: &Db,
     jobs: &[ManagedJobId],
@@ -222,14 +222,13 @@ pub async fn attempt_states(
     rows.iter().map(read).collect()
 }
 
-/// The plan and the sealed values, where there are any; never part of `ManagedJob`, so that no list or log carries
-/// them.
+/// Plan and sealed values, if there are any; never part of `ManagedJob`, so that no list or log contains them.
 pub async fn secrets(db: &Db, id: ManagedJobId) -> Result<Option<(String, Vec<u8>)>, DbError> {
     let row = db.query_opt(SECRETS.as_str(), params![id]).await?;
     row.map(|row| Ok((row.text(0)?, row.bytes(1)?))).transpose()
 }
 
-/// Which jobs: the newest first.
+/// Selection of jobs, newest first.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub project: Option<ProjectId>,
@@ -239,7 +238,7 @@ pub struct Query {
     pub numbers: Option<Vec<i64>>,
     pub skip_finished: bool,
     pub since: Option<Timestamp>,
-    /// Only older ones than this number.
+    /// Only jobs with a lower number.
     pub before: Option<i64>,
     pub limit: i64,
 }
@@ -286,7 +285,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<JobWithTasks>, DbError> 
     named(db.query(sql, params).await?)
 }
 
-/// Stores the wish to cancel on all of these, in one statement; the answer is the rows it found, by number.
+/// Stores the request to cancel on all of these, in one statement; returns the affected rows, by number.
 pub fn request_cancel(query: &Query, by: UserId, graceful: Option<Span>) -> Change {
     let mut filter = query.filter();
     filter.and("NOT m.finished");

@@ -1,7 +1,7 @@
 //! Schema migrations: numbered files, embedded, run once each in order, never changed afterwards.
 //!
-//! A file is plain SQL for both databases. A line `-- sqlite`, `-- postgres` or `-- both` says whom
-//! the lines after it are for.
+//! A file is plain SQL for both databases. A line `-- sqlite`, `-- postgres` or `-- both` selects the database for the
+//! lines after it.
 
 use sha2::{Digest, Sha256};
 
@@ -65,7 +65,7 @@ pub enum MigrateError {
     Changed { name: String },
 }
 
-/// Who the lines are for.
+/// SQL dialect of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     Sqlite,
@@ -102,13 +102,13 @@ impl Migration {
     }
 }
 
-/// One script to run and the record to leave.
+/// A script to run, and the record of it for the journal.
 pub(super) struct MigrationStep {
     pub(super) script: String,
     pub(super) record: Vec<Val>,
 }
 
-/// What is still to run, given what the journal of this database says has run.
+/// Steps that are still to run, given the journal of this database.
 pub(super) fn pending_steps(dialect: Dialect, journal: &[Row]) -> Result<Vec<MigrationStep>, DbError> {
     plan(MIGRATIONS, dialect, journal)
 }
@@ -136,13 +136,13 @@ fn plan(known: &[Migration], dialect: Dialect, journal: &[Row]) -> Result<Vec<Mi
         .collect())
 }
 
-/// What the runner needs of a SQLite connection.
+/// Operations of an SQLite connection that the migration needs.
 pub(super) trait Sqlite {
     fn script(&self, sql: &str) -> Result<(), DbError>;
     fn query(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError>;
 }
 
-/// All of it in one exclusive transaction: a failed migration leaves nothing behind.
+/// Runs all steps in one exclusive transaction: a failed migration leaves nothing behind.
 pub(super) fn sqlite(conn: &impl Sqlite) -> Result<(), DbError> {
     conn.script("BEGIN EXCLUSIVE")?;
     let done = sqlite_inside(conn);

@@ -1,16 +1,16 @@
-//! All the SQL, over one thin facade for SQLite and Postgres.
+//! All SQL, behind one thin facade for SQLite and Postgres.
 //!
-//! A write is a `Unit`: data, not a closure. It is handed over whole, committed whole together with
-//! many others (group commit), and acknowledged after the commit. So no transaction can be open
-//! across a network call: nobody outside this folder ever sees one.
+//! A write is a `Unit`: data, not a closure. It is passed as a whole, committed together with many others (group
+//! commit), and acknowledged after the commit. So no transaction can be open across a network call: code outside this
+//! folder never sees one.
 //!
-//! One SQL text serves both databases. What they share, beyond the obvious:
-//! `$1…$n` parameters; `now_us()`, the database's time in microseconds, one per unit; `new_uuid()`;
-//! `IN (SELECT value FROM json_each(CAST($1 AS TEXT)))` with `Val::list` for lists; TEXT, BIGINT,
-//! BOOLEAN, DOUBLE PRECISION and BYTEA columns. On Postgres `sum()` of BIGINT is NUMERIC: cast it.
+//! One SQL text serves both databases. What they share, beyond the obvious: `$1…$n` parameters; `now_us()`, the
+//! database's time in microseconds, one per unit; `new_uuid()`; `IN (SELECT value FROM json_each(CAST($1 AS TEXT)))`
+//! with `Val::list` for lists; TEXT, BIGINT, BOOLEAN, DOUBLE PRECISION and BYTEA columns. On Postgres `sum()` of BIGINT
+//! is NUMERIC: cast it.
 //!
-//! Functions of the table files that change something return a `Change` for `Unit::and`; whoever
-//! needs one more writes it there, with its SQL in that file's `statements!`.
+//! Functions of the table files that change something return a `Change` for `Unit::and`; add a new one to its table
+//! file, with its SQL in that file's `statements!`.
 
 pub mod agents;
 pub mod backends;
@@ -80,7 +80,7 @@ pub struct Db {
     ids: Ids,
     #[cfg(feature = "testing")]
     weather: Option<Arc<dyn FaultHook>>,
-    /// Kept so that a listener on SQLite waits instead of hearing an end.
+    /// Kept open so that a listener on SQLite waits instead of receiving an end.
     silence: tokio::sync::broadcast::Sender<String>,
 }
 
@@ -104,7 +104,7 @@ impl std::str::FromStr for DatabaseUrl {
         if let Some(path) = text.strip_prefix("sqlite:")
             && !path.is_empty()
         {
-            // `sqlite:///var/x` is how other tools write an absolute path.
+            // Other tools write an absolute path as `sqlite:///var/x`.
             return Ok(Self::Sqlite(PathBuf::from(path.strip_prefix("//").unwrap_or(path))));
         }
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
@@ -115,10 +115,10 @@ impl std::str::FromStr for DatabaseUrl {
 }
 
 impl Db {
-    /// Heard instead of a pipeline's name when some may have been missed.
+    /// Received instead of a pipeline's name when notifications may have been missed.
     pub const EVERYTHING: &'static str = postgres::ALL_PIPELINES;
 
-    /// Opens, and brings the schema up to date.
+    /// Opens the database and migrates its schema.
     pub async fn open(url: &DatabaseUrl) -> Result<Self, DbError> {
         match url {
             DatabaseUrl::Sqlite(path) => Self::open_sqlite(path),
@@ -132,7 +132,7 @@ impl Db {
         Ok(Self::of(Store::File(sqlite::SqliteFile::open(path, Ids::system())?), Ids::system()))
     }
 
-    /// In memory, without threads, on the given clock (microseconds) and with ids from a seed: for the
+    /// Opens a database in memory, without threads, on the given clock (microseconds) and with ids from a seed: for the
     /// simulation. Replicas are clones of the handle.
     pub fn open_inline(clock: Arc<dyn Fn() -> i64 + Send + Sync>, seed: u64) -> Result<Self, DbError> {
         let ids = Ids::seeded(seed);
@@ -150,7 +150,7 @@ impl Db {
         }
     }
 
-    /// The same database, with these faults around every call.
+    /// Returns the same database with these faults around every call.
     #[cfg(feature = "testing")]
     #[must_use]
     pub fn with_fault_hook(&self, weather: Arc<dyn FaultHook>) -> Self {
@@ -164,17 +164,18 @@ impl Db {
         }
     }
 
-    /// A fresh UUIDv4.
+    /// Returns a new UUIDv4.
     pub fn new_id(&self) -> Result<Uuid, DbError> {
         self.ids.generate()
     }
 
-    /// A fresh UUIDv4 that sorts after those drawn so before: for rows read in the order of their writing.
+    /// Returns a new UUIDv4 that sorts after all earlier ones from this function: for rows that are read in the order
+    /// of their insertion.
     pub fn next_id(&self) -> Result<Uuid, DbError> {
         self.ids.generate_ordered()
     }
 
-    /// A read. Sees every write that was acknowledged before it was asked.
+    /// Reads rows. Sees every write that was acknowledged before the call.
     pub async fn query(
         &self,
         sql: impl Into<Cow<'static, str>>,
@@ -191,7 +192,7 @@ impl Db {
         rows
     }
 
-    /// The first row, if there is one.
+    /// Reads the first row, if there is one.
     pub async fn query_opt(
         &self,
         sql: impl Into<Cow<'static, str>>,
@@ -200,7 +201,7 @@ impl Db {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
-    /// For tests: how the database would go about it.
+    /// For tests: query plan of a statement.
     async fn explain(&self, sql: &str, params: Vec<Val>) -> Result<String, DbError> {
         let how = match self.dialect() {
             Dialect::Sqlite => "EXPLAIN QUERY PLAN",
@@ -222,7 +223,7 @@ impl Db {
         Ok(rows.iter().filter_map(line).collect::<Vec<_>>().join("\n"))
     }
 
-    /// The database's time.
+    /// Current time of the database.
     pub async fn now(&self) -> Result<windlass_model::time::Timestamp, DbError> {
         if let Store::File(file) = &*self.store {
             return Ok(windlass_model::time::Timestamp(file.now()));
@@ -237,7 +238,7 @@ impl Db {
         row.ok_or(DbError::Shape { column: 0, want: "the time", have: "nothing" })?.time(0)
     }
 
-    /// A write: all of the unit, or nothing. Returns after the commit.
+    /// Writes all of the unit, or nothing. Returns after the commit.
     pub async fn write(&self, unit: Unit) -> Result<WriteOutcome, DbError> {
         self.write_as("write", unit).await
     }
@@ -271,7 +272,7 @@ impl Db {
         Ok(())
     }
 
-    /// Commits what is queued and lets go of the file or the connections. Later calls fail.
+    /// Commits queued writes and closes the file or the connections. Later calls fail.
     pub async fn close(&self) {
         match &*self.store {
             Store::File(file) => file.close().await,
@@ -280,7 +281,7 @@ impl Db {
         }
     }
 
-    /// Tells the other replicas that this pipeline has something to do. There are none on SQLite.
+    /// Notifies the other replicas that this pipeline has work. There are none on SQLite.
     pub async fn notify(&self, pipeline: &str) -> Result<(), DbError> {
         match &*self.store {
             Store::File(_) | Store::Inline(_) => Ok(()),
@@ -288,8 +289,8 @@ impl Db {
         }
     }
 
-    /// What `notify` said, here and in other replicas; [`Db::EVERYTHING`] after a time without ears. Silent for ever
-    /// on SQLite.
+    /// Subscribes to `notify`, from here and other replicas; yields [`Db::EVERYTHING`] after a time without a
+    /// connection. Never yields anything on SQLite.
     pub fn listen(&self) -> tokio::sync::broadcast::Receiver<String> {
         match &*self.store {
             Store::File(_) | Store::Inline(_) => self.silence.subscribe(),
@@ -297,7 +298,7 @@ impl Db {
         }
     }
 
-    /// For tests: whether the text compiles here, and how many parameters it has.
+    /// For tests: checks that the text compiles here, and returns its number of parameters.
     pub async fn prepare(&self, sql: &str) -> Result<usize, DbError> {
         match &*self.store {
             Store::File(file) => file.prepare(sql.to_owned()).await,
@@ -306,7 +307,7 @@ impl Db {
         }
     }
 
-    /// For tests: what opening does to the schema, once more.
+    /// For tests: runs the migrations of the schema again.
     pub async fn migrate_again(&self) -> Result<(), DbError> {
         match &*self.store {
             Store::File(file) => file.migrate_again().await,

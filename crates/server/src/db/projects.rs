@@ -39,7 +39,7 @@ impl Project {
     }
 }
 
-/// What a user is in a project.
+/// Role and rights of a user in a project.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     pub role: String,
@@ -54,7 +54,7 @@ pub struct Member {
     pub membership: Membership,
 }
 
-/// A project by name, and what the user is in it.
+/// Finds a project by name, with the user's membership.
 pub async fn find(
     db: &Db,
     name: &str,
@@ -75,11 +75,11 @@ pub async fn find(
     Ok(Some((Project::read(&row)?, membership)))
 }
 
-/// Which projects a caller looks at.
+/// Projects that a caller can see.
 #[derive(Clone, Copy, Debug)]
 pub enum ProjectVisibility {
     All,
-    /// Where this user is a member.
+    /// Projects of which this user is a member.
     Joined(UserId),
     /// Those, and public ones.
     JoinedOrPublic(UserId),
@@ -89,7 +89,7 @@ pub enum ProjectVisibility {
 pub struct ProjectQuery<'a> {
     pub seen: ProjectVisibility,
     pub pattern: Option<&'a str>,
-    /// Only where the user of this name is a member.
+    /// Only projects of which the user of this name is a member.
     pub member: Option<&'a str>,
     pub without_fleets: bool,
     pub page: Page,
@@ -122,7 +122,7 @@ impl ProjectQuery<'_> {
     }
 }
 
-/// Projects by time of creation, and how many there are in all.
+/// Projects by time of creation, and their total number.
 pub async fn list(db: &Db, asked: &ProjectQuery<'_>) -> Result<(Vec<Project>, i64), DbError> {
     let (counted, params) = asked.filter().done();
     let count = db.query_opt(format!("SELECT count(*) FROM projects p{counted}"), params).await?;
@@ -135,7 +135,7 @@ pub async fn list(db: &Db, asked: &ProjectQuery<'_>) -> Result<(Vec<Project>, i6
     Ok((projects, count.map_or(Ok(0), |row| row.int(0))?))
 }
 
-/// Members of many projects at once, each project's in their order.
+/// Members of several projects, in the order of each project.
 pub async fn members(db: &Db, projects: &[ProjectId]) -> Result<Vec<Member>, DbError> {
     let sql = format!(
         "SELECT {}, m.project_id, m.role, m.can_manage_ssh_fleets, m.can_manage_secrets
@@ -160,13 +160,13 @@ pub async fn members(db: &Db, projects: &[ProjectId]) -> Result<Vec<Member>, DbE
         .collect()
 }
 
-/// Whether a project has this name, in whatever case it is written.
+/// Returns whether a project has this name, ignoring case.
 pub async fn is_name_taken(db: &Db, name: &str) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM projects WHERE lower(name) = lower($1) AND NOT deleted LIMIT 1";
     Ok(db.query_opt(sql, params![name]).await?.is_some())
 }
 
-/// Conflicts on `projects_name_key` when the name is taken.
+/// Conflicts on `projects_name_key` if the name is in use.
 pub fn create(
     id: ProjectId,
     name: &str,
@@ -187,7 +187,7 @@ pub fn create(
     }
 }
 
-/// Unless it has one already: a key that is in use is never replaced.
+/// Sets the key unless there is one: a key in use is never replaced.
 pub fn set_first_key(id: ProjectId, public: &str, private_sealed: Vec<u8>) -> Change {
     exec(
         "UPDATE projects SET ssh_public_key = $2, ssh_private_key_sealed = $3
@@ -196,7 +196,7 @@ pub fn set_first_key(id: ProjectId, public: &str, private_sealed: Vec<u8>) -> Ch
     )
 }
 
-/// Some of the projects that have no key yet, with their names.
+/// Some of the projects without a key, with their names.
 pub async fn list_without_key(db: &Db, limit: i64) -> Result<Vec<(ProjectId, String)>, DbError> {
     let sql = "SELECT id, name FROM projects WHERE ssh_private_key_sealed IS NULL AND NOT deleted
                ORDER BY id LIMIT $1";
@@ -208,7 +208,7 @@ pub async fn sealed_key(db: &Db, id: ProjectId) -> Result<Option<Vec<u8>>, DbErr
     db.query_opt(sql, params![id]).await?.map_or(Ok(None), |row| row.opt_bytes(0))
 }
 
-/// The role of a user in a project, if any, and whether they are a global admin.
+/// Role of a user in a project, if any, and whether the user is a global admin.
 pub async fn role(db: &Db, project: ProjectId, user: UserId) -> Result<(Option<String>, bool), DbError> {
     let sql = "SELECT m.role, u.global_role FROM users u
                LEFT JOIN members m ON m.user_id = u.id AND m.project_id = $1 WHERE u.id = $2";
@@ -216,7 +216,7 @@ pub async fn role(db: &Db, project: ProjectId, user: UserId) -> Result<(Option<S
     Ok((row.opt_text(0)?, row.str(1)? == "admin"))
 }
 
-/// Stale when the user is no member.
+/// Stale if the user is not a member.
 pub fn set_can_manage_ssh_fleets(project: ProjectId, user: UserId, given: bool) -> Change {
     Change::Exec {
         sql: "UPDATE members SET can_manage_ssh_fleets = $3 WHERE project_id = $1 AND user_id = $2".into(),
@@ -225,7 +225,7 @@ pub fn set_can_manage_ssh_fleets(project: ProjectId, user: UserId, given: bool) 
     }
 }
 
-/// Adds a member, or changes their role. The right to manage SSH fleets is given apart from it, and stays.
+/// Adds a member, or changes the role. The right to manage SSH fleets is set separately, and is left unchanged.
 pub fn set_member(project: ProjectId, user: UserId, membership: &Membership, position: i64) -> Change {
     exec(
         "INSERT INTO members (project_id, user_id, role, can_manage_ssh_fleets, can_manage_secrets, position)
@@ -258,7 +258,7 @@ pub fn update(id: ProjectId, is_public: bool, templates_repo: Option<&str>) -> C
     )
 }
 
-/// Hides the project, unless something in it is still alive: then the whole unit is stale.
+/// Hides the project, unless something in it is still active: then the whole unit is stale.
 pub fn delete(id: ProjectId) -> Change {
     Change::Exec {
         sql: "UPDATE projects SET deleted = TRUE WHERE id = $1 AND NOT deleted
@@ -280,7 +280,7 @@ pub async fn list_joined(db: &Db, user: UserId) -> Result<Vec<ProjectId>, DbErro
     db.query(sql, params![user]).await?.iter().map(|row| row.id(0)).collect()
 }
 
-/// Names of projects, deleted ones too.
+/// Names of projects, including deleted ones.
 pub async fn names(db: &Db, ids: &[ProjectId]) -> Result<HashMap<ProjectId, String>, DbError> {
     let sql = "SELECT id, name FROM projects WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     db.query(sql, params![Val::list(ids)]).await?.iter().map(|row| Ok((row.id(0)?, row.text(1)?))).collect()
@@ -295,7 +295,7 @@ pub fn set_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
     exec("UPDATE projects SET default_gateway_id = $2 WHERE id = $1", params![id, gateway])
 }
 
-/// Makes this one the default if there is none that lives.
+/// Sets the default gateway unless there is an active one.
 pub fn set_first_default_gateway(id: ProjectId, gateway: GatewayId) -> Change {
     exec(
         "UPDATE projects SET default_gateway_id = $2 WHERE id = $1 AND NOT EXISTS

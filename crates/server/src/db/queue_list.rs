@@ -1,14 +1,14 @@
-//! Lists of the container queue by what clients ask for: filters, order, pages.
+//! Lists of the container queue as clients request them: filters, order, pages.
 //!
-//! Attributes are either columns or parts of the document. Names that reach SQL come from the tables here alone;
-//! everything a client wrote is a parameter.
+//! Attributes are either columns or parts of the document. Names in the SQL come only from the tables here; all client
+//! input is a parameter.
 
 use serde_json::Value;
 use windlass_model::time::Timestamp;
 
 use super::{Db, DbError, Dialect, Row, Val, filter::Filter};
 
-/// Which list.
+/// Kind of list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListKind {
     Containers,
@@ -16,16 +16,16 @@ pub enum ListKind {
     Logs,
 }
 
-/// Whose rows a caller sees.
+/// Rows that a caller can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QueueVisibility {
     All,
-    /// What belongs to this user.
+    /// Rows of this user.
     Owner(String),
-    /// One container and nothing else.
+    /// Only this container.
     One(String),
-    /// What the program in this container needs: its own container and request, what it asked for itself, and the
-    /// containers of that.
+    /// Rows that the program in this container needs: its own container and request, the requests that it made, and
+    /// their containers.
     Inside(String),
 }
 
@@ -52,14 +52,14 @@ pub struct ListQuery {
 
 #[derive(Debug)]
 pub struct ListPage {
-    /// Documents; of logs with their id and the columns beside them.
+    /// Documents; for logs, with their id and the columns next to them.
     pub rows: Vec<Row>,
     pub available: Option<i64>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
-    /// The client asked for something that cannot be.
+    /// The client's request is invalid.
     #[error("{0}")]
     Asked(String),
     #[error(transparent)]
@@ -75,7 +75,7 @@ enum AttributeType {
     Json,
 }
 
-/// Columns, and parts of the document. Times of the document are text that sorts as it should.
+/// Columns, and parts of the document. Times in the document are text that sorts correctly.
 fn attribute(kind: ListKind, name: &str) -> Option<(AttributeType, bool)> {
     use AttributeType::{Int, Json, Real, Text, Time};
     let found = match kind {
@@ -142,7 +142,7 @@ struct ListBuilder<'a> {
     asked: &'a ListQuery,
 }
 
-/// The rows that a caller sees and asks for.
+/// Rows that match the request and that the caller can see.
 pub async fn list(
     db: &Db,
     kind: ListKind,
@@ -215,7 +215,7 @@ impl ListBuilder<'_> {
         }
     }
 
-    /// How an attribute is read, and as what.
+    /// SQL expression of an attribute, and its type.
     fn expression(&mut self, name: &str) -> Result<(String, AttributeType), ListError> {
         if self.kind == ListKind::Requests
             && let Some(of) = name.strip_prefix("container.")
@@ -243,7 +243,7 @@ impl ListBuilder<'_> {
                 (AttributeType::Real, Dialect::Postgres) => {
                     (format!("CAST({text} AS DOUBLE PRECISION)"), kind)
                 }
-                // Kept as text of one form.
+                // Stored as text in a fixed format.
                 (AttributeType::Time, _) => (text, AttributeType::Text),
                 (AttributeType::Text | AttributeType::Int | AttributeType::Real | AttributeType::Json, _) => {
                     (text, kind)
@@ -258,7 +258,7 @@ impl ListBuilder<'_> {
         invalid_query(format!("no attribute `{name}`"))
     }
 
-    /// A value in an object of the document, as text.
+    /// Value in an object of the document, as text.
     fn part(&mut self, of: &str, key: &str) -> Result<String, ListError> {
         if key.contains('"') {
             return invalid_query(format!("cannot look for the key `{key}`"));
@@ -289,7 +289,7 @@ impl ListBuilder<'_> {
             AttributeType::Text | AttributeType::Json => text.into(),
             AttributeType::Int => match text.parse::<i64>() {
                 Ok(number) => number.into(),
-                // Numbers too big for a column compare as the biggest.
+                // Numbers too large for a column compare as the largest.
                 Err(_) => {
                     let real: f64 = text.parse().map_err(|_| bad())?;
                     #[expect(clippy::cast_possible_truncation, reason = "saturates")]
@@ -302,7 +302,7 @@ impl ListBuilder<'_> {
         })
     }
 
-    /// The place of an operand. Postgres must be told what it is.
+    /// Placeholder of an operand. Postgres needs its type.
     fn bind(&mut self, kind: AttributeType, value: &Value) -> Result<String, ListError> {
         let place = self.filter.bind(Self::operand(kind, value)?);
         let sort = match kind {

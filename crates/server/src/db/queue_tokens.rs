@@ -1,4 +1,4 @@
-//! Table `queue_tokens`: tokens that are good on the queue's API alone, each bound to what it is for.
+//! Table `queue_tokens`: tokens that are valid only for the queue's API, each restricted to its purpose.
 
 use uuid::Uuid;
 use windlass_model::{id::UserId, time::Timestamp};
@@ -21,14 +21,14 @@ record! {
         pub container_uuid: Option<String>,
         pub attempt: i64,
         pub created_at: Timestamp,
-        /// The hash of the user's token that it was made with; it ends with that one.
+        /// Hash of the user's token with which it was created; it becomes invalid together with that one.
         pub made_with: Option<String>,
         pub expires_at: Option<Timestamp>,
     }
 }
 
-/// A row `t` that is good now: not revoked, not over, and made with a token that still is. Those of attempts end with
-/// their attempt.
+/// A row `t` that is valid now: not revoked, not expired, and created with a token that is still valid. Tokens of
+/// attempts end with their attempt.
 const IS_GOOD: &str = "t.revoked_at IS NULL AND (t.expires_at IS NULL OR t.expires_at > now_us()) \
      AND (t.kind IN ('executor', 'container') OR EXISTS (SELECT 1 FROM tokens k \
      WHERE k.hash = t.made_with AND k.user_id = t.user_id AND k.revoked_at IS NULL \
@@ -47,7 +47,7 @@ statements! {
                  WHERE container_uuid = $1 AND revoked_at IS NULL";
 }
 
-/// A token that is good now.
+/// Finds a token that is valid now.
 pub async fn by_uuid(db: &Db, uuid: &str) -> Result<Option<QueueToken>, DbError> {
     db.query_opt(BY_UUID.as_str(), params![uuid]).await?.map(QueueToken::read).transpose()
 }
@@ -56,7 +56,7 @@ pub async fn by_hash(db: &Db, hash: &str) -> Result<Option<QueueToken>, DbError>
     db.query_opt(BY_HASH.as_str(), params![hash]).await?.map(QueueToken::read).transpose()
 }
 
-/// Those that a user keeps; tokens of containers come and go by themselves.
+/// Tokens that a user keeps; those of containers are created and revoked automatically.
 pub async fn list_by_user(db: &Db, user: UserId) -> Result<Vec<QueueToken>, DbError> {
     db.query(OF_USER.as_str(), params![user]).await?.into_iter().map(QueueToken::read).collect()
 }
@@ -65,13 +65,13 @@ pub fn create(token: QueueToken) -> Change {
     Change::Insert { table: "queue_tokens", values: token.into_values() }
 }
 
-/// Stale when the user has no such token.
+/// Stale if the user has no such token.
 pub fn revoke(uuid: &str, user: UserId) -> Change {
     let params: Vec<Val> = params![uuid, user];
     Change::Exec { sql: REVOKE.as_str().into(), params, expect: Expect::One }
 }
 
-/// Ends all tokens of a container's attempts.
+/// Revokes all tokens of a container's attempts.
 pub fn revoke_for_container(container: &str) -> Change {
     Change::Exec { sql: REVOKE_OF.as_str().into(), params: params![container], expect: Expect::Any }
 }

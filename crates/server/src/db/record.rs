@@ -1,4 +1,4 @@
-//! Rows as structs: the field names are the column names, the field types say how they are read.
+//! Rows as structs: the field names are the column names, and the field types define how they are read.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -17,7 +17,7 @@ use super::{
     value::{Row, Val},
 };
 
-/// A type that a column can be read into. Text is moved out of the row: documents are long, and lists of them too.
+/// A type that a column can be read into. Text is moved out of the row: documents are long, and so are lists of them.
 pub(super) trait Column: Sized {
     fn read(row: &mut Row, at: usize) -> Result<Self, DbError>;
 }
@@ -74,7 +74,7 @@ impl From<Timestamp> for Val {
     }
 }
 
-/// Enums that are words in their column.
+/// Enums that are stored as words.
 macro_rules! words {
     ($($kind:ty),* $(,)?) => {$(
         impl Column for $kind {
@@ -116,10 +116,10 @@ macro_rules! record {
         }
 
         impl $name {
-            /// How many columns; what a SELECT adds comes after them.
+            /// Number of columns; those that a SELECT adds come after them.
             pub const WIDTH: usize = [$(stringify!($field)),*].len();
 
-            /// The columns, for a SELECT from the table under this alias.
+            /// Columns, for a SELECT from the table under this alias.
             pub fn columns(alias: &str) -> String {
                 [$(stringify!($field)),*].map(|field| format!("{alias}.{field}")).join(", ")
             }
@@ -128,14 +128,15 @@ macro_rules! record {
                 Self::read_from(&mut row, 0)
             }
 
-            /// Of a row that holds several records: this one begins at the column. Its texts are taken out of the row.
+            /// Reads a record that begins at this column, from a row with several records. Moves its texts out of the
+            /// row.
             pub fn read_from(row: &mut $crate::db::Row, first: usize) -> Result<Self, $crate::db::DbError> {
                 let mut at = first..;
                 let mut next = || at.next().unwrap_or_default();
                 Ok(Self { $($field: <$kind as $crate::db::record::Column>::read(row, next())?),* })
             }
 
-            /// For an insert.
+            /// Columns and values for an insert.
             pub fn into_values(self) -> $crate::db::Values {
                 vec![$((stringify!($field), $crate::db::Val::from(self.$field))),*]
             }
@@ -143,8 +144,7 @@ macro_rules! record {
     };
 }
 
-/// Declares the statements of a table, each made once, and the list that a test prepares on both
-/// databases.
+/// Declares the statements of a table, each formatted once, and the list that a test prepares on both databases.
 macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident = $text:literal $(, $part:expr)*;)*) => {
         $($(#[$doc])*

@@ -1,4 +1,4 @@
-//! Table `registry_passwords`, and the specifications of earlier versions that hold such passwords themselves.
+//! Table `registry_passwords`, and the specifications of earlier versions that contain such passwords.
 
 use uuid::Uuid;
 use windlass_model::id::{ProjectId, UserId};
@@ -6,10 +6,10 @@ use windlass_model::id::{ProjectId, UserId};
 use super::{Change, Db, DbError, Expect, Val};
 use crate::params;
 
-/// The chore of taking passwords out of specifications that were stored before there was this table.
+/// Migration that moves passwords out of specifications stored before this table existed.
 const MIGRATION_NAME: &str = "registry_passwords";
 
-/// A password that is sealed.
+/// A sealed password.
 #[derive(Clone, Debug)]
 pub struct SealedPassword {
     pub id: Uuid,
@@ -29,7 +29,7 @@ pub async fn find(db: &Db, id: Uuid) -> Result<Option<SealedPassword>, DbError> 
     db.query_opt(sql, params![id]).await?.map(|row| read(&row)).transpose()
 }
 
-/// Those that a user wrote in a project, the newest first.
+/// Passwords that a user stored in a project, newest first.
 pub async fn list_by_user(db: &Db, project: ProjectId, user: UserId) -> Result<Vec<SealedPassword>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS} FROM registry_passwords WHERE project_id = $1 AND user_id = $2
@@ -51,7 +51,7 @@ pub fn create(password: SealedPassword) -> Change {
     }
 }
 
-/// A document that may hold a password.
+/// A document that may contain a password.
 #[derive(Clone, Debug)]
 pub struct PasswordDocument {
     pub table: &'static str,
@@ -62,7 +62,7 @@ pub struct PasswordDocument {
     pub text: String,
 }
 
-/// Where such documents are.
+/// Columns with such documents.
 const DOCUMENTS: [(&str, &str, &str); 3] = [
     ("runs", "spec", "SELECT r.id, r.project_id, r.user_id, r.spec FROM runs r WHERE r.spec LIKE $1"),
     (
@@ -78,7 +78,7 @@ const DOCUMENTS: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// All documents that name a registry's password.
+/// All documents that contain a registry's password.
 pub async fn documents(db: &Db) -> Result<Vec<PasswordDocument>, DbError> {
     let mut all = Vec::new();
     for (table, column, sql) in DOCUMENTS {
@@ -96,7 +96,7 @@ pub async fn documents(db: &Db) -> Result<Vec<PasswordDocument>, DbError> {
     Ok(all)
 }
 
-/// Another text in its place, unless it was changed meanwhile.
+/// Replaces the text, unless it was changed in the meantime.
 pub fn replace(stored: &PasswordDocument, text: &str) -> Change {
     let (table, column) = (stored.table, stored.column);
     Change::Exec {

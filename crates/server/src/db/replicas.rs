@@ -1,7 +1,7 @@
-//! Replicas of services: which are ready, who carries requests to them, and how many came.
+//! Replicas of services: their readiness, the proxies that forward requests to them, and the request counts.
 //!
-//! Nothing here is written under a lock. Whether a replica is ready is one owner's column (`proxy::readiness`), and is
-//! set only while the replica runs; what ends it clears it.
+//! Nothing here is written under a lock. Readiness is a column with one owner (`proxy::readiness`), and is set only
+//! while the replica runs; the end of the replica clears it.
 
 use windlass_model::{
     decide::replicas::Traffic,
@@ -12,37 +12,37 @@ use windlass_model::{
 use super::{Change, Db, DbError, Unit, WriteOutcome, record::statements, runs};
 use crate::params;
 
-/// Services and replicas that one look brings.
+/// Maximum number of services and replicas that one query returns.
 const SERVICES_MAX: usize = 10_000;
 const REPLICAS_MAX: usize = 50_000;
-/// A proxy that was not seen for so long carries nothing any more.
+/// Time after which a proxy that was not seen forwards nothing any more.
 pub const PROXY_LOST_AFTER: Span = Span::secs(15);
-/// The longest window that anybody asks for, and a step.
+/// Longest window that is queried, plus one step.
 const REQUESTS_TTL: Span = Span::secs(330);
 
 statements! {
     SERVICES = "SELECT r.id, p.name, r.name, r.spec, r.submitted_at FROM runs r JOIN projects p ON p.id = r.project_id \
                 WHERE r.service IS NOT NULL AND NOT r.finished AND r.status <> 'terminating' ORDER BY r.id LIMIT $1";
-    /// Those that a gateway publishes, with the names that people know them by.
+    /// Services that a gateway publishes, with their domains.
     PUBLISHED = "SELECT r.id, p.name, r.name, r.spec, r.submitted_at, d.domain, r.service FROM runs r \
                  JOIN projects p ON p.id = r.project_id JOIN service_domains d ON d.run_id = r.id \
                  WHERE r.gateway_id = $2 AND r.service IS NOT NULL AND NOT r.finished AND r.status <> 'terminating' \
                  ORDER BY r.id LIMIT $1";
     RUN_OF = "SELECT r.id FROM runs r JOIN projects p ON p.id = r.project_id \
               WHERE p.name = $1 AND r.name = $2 AND r.gateway_id = $3 AND NOT r.finished AND NOT p.deleted";
-    /// From the few services to their jobs, which SQLite does in this order when the join is a cross join: the other
-    /// way round it would look at every job that is active.
+    /// From the few services to their jobs; the cross join makes SQLite use this order: the other order would scan
+    /// every active job.
     READY = "SELECT j.id, j.run_id, j.instance_id, j.replica_group, j.job_spec FROM runs r CROSS JOIN jobs j \
              WHERE r.service IS NOT NULL AND NOT r.finished AND j.run_id = r.id AND j.replica_registered \
              AND NOT j.finished AND j.status = 'running' AND j.end_asked IS NULL \
              AND j.instance_id IS NOT NULL ORDER BY j.run_id, j.replica_num LIMIT $1";
-    /// Replicas that run and are to be looked at: not ready yet, or with probes that go on. Asked whenever a job
-    /// changed, so from the services too.
+    /// Running replicas that need probing: not ready yet, or with probes that continue. Queried whenever a job changed,
+    /// so it starts from the services too.
     WATCHED = "SELECT j.id, j.run_id, j.project_id, j.job_name, j.instance_id, j.job_spec, j.probes, \
                j.replica_registered FROM runs r CROSS JOIN jobs j WHERE r.service IS NOT NULL \
                AND NOT r.finished AND j.run_id = r.id AND j.status = 'running' AND NOT j.finished AND j.end_asked IS NULL AND j.job_num = 0 \
                AND j.instance_id IS NOT NULL AND (NOT j.replica_registered OR j.probes <> '[]') LIMIT $1";
-    /// Over what was read, and only while it runs.
+    /// Only if unchanged, and only while it runs.
     SET_READY = "UPDATE jobs SET probes = $3, replica_registered = $4 WHERE id = $1 AND coalesce(probes, '') = $2 \
                  AND status = 'running' AND NOT finished AND end_asked IS NULL";
     VIOLATIONS = "INSERT INTO proxies (id, seen_at) VALUES ($1, now_us()) ON CONFLICT (id) DO UPDATE SET seen_at = now_us()";
@@ -68,12 +68,12 @@ statements! {
     TRAFFIC = "SELECT CAST(coalesce(sum(q.requests), 0) AS BIGINT), CAST(coalesce(sum(q.in_flight_us), 0) AS BIGINT), \
                CAST(coalesce(sum(q.waiting_us), 0) AS BIGINT) FROM service_requests q \
                WHERE q.run_id = $1 AND q.window_at >= now_us() - $2";
-    /// Somebody who would have told: of the gateway that publishes it, or anybody where none does.
+    /// A proxy that would have reported: of the gateway that publishes the service, or any if none does.
     HEARD = "SELECT x.id FROM proxies x WHERE x.seen_at >= now_us() - $1 \
              AND (CAST($2 AS TEXT) IS NULL OR x.gateway_id = $2) LIMIT 1";
 }
 
-/// A service that is to be reached.
+/// A service that proxies route to.
 #[derive(Clone, Debug)]
 pub struct Service {
     pub run: RunId,
@@ -84,7 +84,7 @@ pub struct Service {
     pub submitted_at: Timestamp,
 }
 
-/// A replica that takes requests.
+/// A replica that receives requests.
 #[derive(Clone, Debug)]
 pub struct ReadyReplica {
     pub id: SubmissionId,
@@ -95,7 +95,7 @@ pub struct ReadyReplica {
     pub job_spec: String,
 }
 
-/// A replica that runs.
+/// A running replica.
 #[derive(Clone, Debug)]
 pub struct RunningReplica {
     pub id: SubmissionId,
@@ -105,7 +105,7 @@ pub struct RunningReplica {
     pub instance: InstanceId,
     /// JSON.
     pub job_spec: String,
-    /// JSON: how its probes stand.
+    /// JSON: state of its probes.
     pub probes: Option<String>,
     pub registered: bool,
 }
@@ -129,7 +129,7 @@ pub async fn services(db: &Db) -> Result<Vec<Service>, DbError> {
 pub struct PublishedService {
     pub service: Service,
     pub domain: String,
-    /// JSON: where it is reached.
+    /// JSON: its URL.
     pub place: String,
 }
 
@@ -148,7 +148,7 @@ pub async fn published_services(db: &Db, gateway: GatewayId) -> Result<Vec<Publi
     each.collect()
 }
 
-/// The run of this name, if this gateway publishes it.
+/// Run of this name, if this gateway publishes it.
 pub async fn find_published_run(
     db: &Db,
     gateway: GatewayId,
@@ -173,7 +173,7 @@ pub async fn ready_replicas(db: &Db) -> Result<Vec<ReadyReplica>, DbError> {
     each.collect()
 }
 
-/// For the plans of tests: what is asked whenever a job changed.
+/// For tests of query plans: the queries that run whenever a job changed.
 pub async fn explain(db: &Db) -> Result<[String; 2], DbError> {
     let ready = db.explain(READY.as_str(), params![REPLICAS_MAX]).await?;
     Ok([ready, db.explain(WATCHED.as_str(), params![REPLICAS_MAX]).await?])
@@ -196,8 +196,8 @@ pub async fn running_replicas(db: &Db) -> Result<Vec<RunningReplica>, DbError> {
     each.collect()
 }
 
-/// What the probes of a replica say now. Nothing happens when another proxy was faster, or the replica is ending.
-/// `told` are the events, when it became ready or is no longer.
+/// Stores the probe results of a replica. No effect if another proxy was faster, or the replica is ending. `told` are
+/// the events, if it became ready or stopped being ready.
 pub async fn set_ready(
     db: &Db,
     replica: &RunningReplica,
@@ -217,7 +217,7 @@ pub async fn set_ready(
     }
 }
 
-/// A proxy is there, and takes seats at these replicas. Those that are gone lose theirs.
+/// Records that a proxy is alive and occupies seats at these replicas. Removed replicas lose theirs.
 pub async fn record_proxy(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Result<(), DbError> {
     let mut unit = Unit::new().exec(VIOLATIONS.as_str(), params![proxy]);
     for job in taken {
@@ -226,7 +226,7 @@ pub async fn record_proxy(db: &Db, proxy: &str, taken: &[SubmissionId]) -> Resul
     db.write(unit).await.map(drop)
 }
 
-/// A process of a gateway is there, and has these replicas in its routes from now on.
+/// Records that a process of a gateway is alive and has these replicas in its routes.
 pub async fn record_gateway_node(
     db: &Db,
     node: Change,
@@ -240,7 +240,7 @@ pub async fn record_gateway_node(
     db.write(unit).await.map(drop)
 }
 
-/// Forgets proxies that are gone, and old counts.
+/// Deletes lost proxies and old counts.
 pub async fn sweep(db: &Db) -> Result<(), DbError> {
     let unit = Unit::new()
         .exec(LOST.as_str(), params![PROXY_LOST_AFTER.0])
@@ -250,29 +250,29 @@ pub async fn sweep(db: &Db) -> Result<(), DbError> {
     db.write(unit).await.map(drop)
 }
 
-/// The last request was answered.
+/// Releases the seat after the last request was answered.
 pub async fn release_seat(db: &Db, proxy: &str, job: SubmissionId) -> Result<(), DbError> {
     let unit =
         Unit::new().exec(LEAVE_SEAT.as_str(), params![proxy, job]).exec(POKE_ENDING.as_str(), params![job]);
     db.write(unit).await.map(drop)
 }
 
-/// A proxy ends, and all its seats with it.
+/// Deletes a proxy that ends, with all its seats.
 pub async fn remove_proxy(db: &Db, proxy: &str) -> Result<(), DbError> {
     let unit = Unit::new().exec(GONE_SEATS.as_str(), params![proxy]).exec(GONE.as_str(), params![proxy]);
     db.write(unit).await.map(drop)
 }
 
-/// What came for a service since the last word.
+/// Traffic of a service since the last report.
 #[derive(Clone, Debug)]
 pub struct ServiceTraffic {
     pub run: RunId,
     pub traffic: Traffic,
-    /// JSON: how it was answered.
+    /// JSON: counts of the responses.
     pub answers: Option<String>,
 }
 
-/// What came, and runs that are to look at once.
+/// Stores traffic, and makes these runs due at once.
 pub async fn record_traffic(
     db: &Db,
     proxy: &str,
@@ -295,14 +295,14 @@ pub async fn record_traffic(
     db.write(unit).await.map(drop)
 }
 
-/// How a service answered in the time before now, as each proxy told it: JSON.
+/// Responses of a service within the window, as reported by each proxy: JSON.
 pub async fn answers(db: &Db, run: RunId, window: Span) -> Result<Vec<String>, DbError> {
     let rows = db.query(ANSWERS.as_str(), params![run, window.0]).await?;
     rows.iter().map(|row| row.text(0)).collect()
 }
 
-/// What came for a service in the time before now, over all proxies. Nothing when nobody is there who would say: that
-/// is not the same as silence.
+/// Traffic of a service within the window, over all proxies. `None` if no proxy is there to report: that is not the
+/// same as no requests.
 pub async fn traffic(
     db: &Db,
     run: RunId,

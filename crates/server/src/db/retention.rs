@@ -1,6 +1,6 @@
-//! What is old enough to go, over several tables: found by one statement and deleted by others, a few rows at a time.
+//! Deletion of old rows over several tables: found by one statement and deleted by others, a few rows at a time.
 //!
-//! What is finished never begins again, so nothing can come back to life between the two.
+//! Finished objects never become active again, so nothing can change between the two.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -23,7 +23,7 @@ record! {
 }
 
 statements! {
-    /// An event stays while what it tells of goes on. The newest one stays in any case: the clock of SQLite starts there.
+    /// An event is kept while its subject is active. The newest one is always kept: the clock of SQLite starts there.
     OLD_EVENTS = "SELECT e.id FROM events e WHERE e.recorded_at < now_us() - $1 \
         AND e.seq < (SELECT max(n.seq) FROM events n) \
         AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.id = e.entity_id AND NOT r.finished) \
@@ -37,7 +37,7 @@ statements! {
         ORDER BY e.recorded_at, e.id LIMIT $2";
     DELETE_TARGETS = "DELETE FROM event_targets WHERE event_id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
     DELETE_EVENTS = "DELETE FROM events WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
-    /// The attempts of a managed job stay while it goes on.
+    /// Attempts of a managed job are kept while it is active.
     OLD_RUNS = "SELECT {} FROM runs r WHERE r.finished AND r.finished_at < now_us() - $1 \
         AND NOT EXISTS (SELECT 1 FROM jobs j WHERE j.run_id = r.id AND NOT j.finished) \
         AND NOT EXISTS (SELECT 1 FROM managed_jobs m WHERE m.id = r.managed_job_id AND NOT m.finished) \
@@ -50,7 +50,7 @@ statements! {
     DELETE_DOMAINS = "DELETE FROM service_domains WHERE run_id = $1";
     DELETE_JOBS = "DELETE FROM jobs WHERE run_id = $1 AND finished";
     DELETE_RUN = "DELETE FROM runs WHERE id = $1 AND finished";
-    /// Named by a run that goes on, or by one that was submitted while it was in use and is still kept.
+    /// Named by an active run, or by a stored one that was submitted while it was in use.
     OLD_CODES = "SELECT c.id FROM codes c JOIN repos p ON p.id = c.repo_id \
         WHERE coalesce(c.used_at, c.created_at) < now_us() - $1 \
         AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.project_id = p.project_id AND NOT r.deleted AND NOT r.finished \
@@ -74,16 +74,16 @@ statements! {
     DELETE_ARCHIVES = "DELETE FROM archives WHERE id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))";
 }
 
-/// A client uploads, and submits a moment later; a slow one gets a day.
+/// A client uploads, and submits shortly afterwards; a slow one has a day.
 const DAY_US: i64 = 86_400_000_000;
-/// Longer than anything was kept.
+/// Longer than any row is kept.
 const FOREVER: Span = Span(i64::MAX / 4);
 
 async fn ids(db: &Db, sql: &'static str, params: Vec<Val>) -> Result<Vec<Uuid>, DbError> {
     db.query(sql, params).await?.iter().map(|row| row.uuid(0)).collect()
 }
 
-/// Deletes at most so many events that were recorded longer ago than `keep`, and says how many.
+/// Deletes at most `most` events that were recorded longer ago than `keep`; returns their number.
 pub async fn delete_events(db: &Db, keep: Span, most: usize) -> Result<usize, DbError> {
     let old = ids(db, OLD_EVENTS.as_str(), params![keep.0, most]).await?;
     if !old.is_empty() {
@@ -95,12 +95,12 @@ pub async fn delete_events(db: &Db, keep: Span, most: usize) -> Result<usize, Db
     Ok(old.len())
 }
 
-/// Runs that ended longer ago than `keep`, the oldest first.
+/// Runs that ended longer ago than `keep`, oldest first.
 pub async fn old_runs(db: &Db, keep: Span, most: usize) -> Result<Vec<OldRun>, DbError> {
     db.query(OLD_RUNS.as_str(), params![keep.0, most]).await?.into_iter().map(OldRun::read).collect()
 }
 
-/// Deletes a finished run and all rows that are only about it. One that is gone already is no error.
+/// Deletes a finished run and all rows that are only about it. A missing run is not an error.
 pub async fn delete_run(db: &Db, run: RunId) -> Result<(), DbError> {
     let mut unit = Unit::new();
     for sql in [
@@ -118,8 +118,8 @@ pub async fn delete_run(db: &Db, run: RunId) -> Result<(), DbError> {
     db.write(unit).await?.done().map(drop)
 }
 
-/// Deletes at most so many differences and archives that nobody used for longer than `keep` and nothing that is kept
-/// names. Managed jobs that ended are kept for `keep_jobs`.
+/// Deletes at most `most` diffs and archives that were not used for longer than `keep` and that no stored object names.
+/// Ended managed jobs are kept for `keep_jobs`.
 pub async fn delete_uploads(
     db: &Db,
     keep: Span,

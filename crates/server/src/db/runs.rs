@@ -45,13 +45,13 @@ record! {
         pub finished_at: Option<Timestamp>,
         pub deleted: bool,
         pub idempotency_hash: Option<String>,
-        /// JSON: what the run's pipeline remembers between passes.
+        /// JSON: state that the run's pipeline keeps between passes.
         pub tracking: Option<String>,
-        /// JSON: the specification of the last deployment that was complete.
+        /// JSON: the specification of the last completed deployment.
         pub settled_spec: Option<String>,
-        /// The managed job whose attempt it is.
+        /// Managed job of which it is an attempt.
         pub managed_job_id: Option<ManagedJobId>,
-        /// JSON: the places that it stays away from or seeks.
+        /// JSON: the locations that it avoids or prefers.
         pub places: Option<String>,
         pub lock_epoch: i64,
     }
@@ -78,7 +78,7 @@ record! {
     }
 }
 
-/// A run with the names that answers show.
+/// A run with the names that responses show.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedRun {
     pub run: Run,
@@ -102,7 +102,7 @@ statements! {
                 WHERE r.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))", Run::columns("r");
     FIND_BY_KEY = "SELECT {}, {NAMES} FROM runs r {JOINS} WHERE r.project_id = $1 AND r.user_id = $2 \
                    AND r.idempotency_key = $3", Run::columns("r");
-    /// Not guarded by the lock: it is a request that the pipeline reads, in columns no pipeline writes.
+    /// Not guarded by the lock: it is a request that the pipeline reads, in columns that no pipeline writes.
     ASK_STOP = "UPDATE runs SET stop_asked_at = coalesce(stop_asked_at, now_us()), \
                 stop_by_user_id = coalesce(stop_by_user_id, $3), abort_asked = (abort_asked OR $2), \
                 due_at = NULL WHERE id = $1 AND NOT finished";
@@ -110,8 +110,8 @@ statements! {
     POKE_SOON = "UPDATE runs SET due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
     /// Hides a finished run, so that its name is free again.
     DELETE = "UPDATE runs SET deleted = TRUE WHERE id = $1 AND finished AND NOT deleted";
-    /// Over the spec that was read, and not past a wish to stop. A pipeline writes these columns only to roll back, over
-    /// what it read too.
+    /// Only if the spec is unchanged and no stop was requested. A pipeline writes these columns only to roll back, also
+    /// only if they are unchanged.
     UPDATE_SPEC = "UPDATE runs SET spec = $3, priority = $4, deployment_num = deployment_num + $5, due_at = NULL \
                    WHERE id = $1 AND spec = $2 AND NOT finished AND stop_asked_at IS NULL";
     SET_SERVICE = "UPDATE runs SET service = $2, gateway_id = $3 WHERE id = $1 AND NOT finished";
@@ -129,24 +129,24 @@ impl NamedRun {
     }
 }
 
-/// The net below the word of its jobs.
+/// Delay of the first pass, in case no job makes the run due earlier.
 const FIRST_PASS_DELAY_US: i64 = 5_000_000;
 
-/// The run alone; its jobs (`jobs::insert`) and events (`events::append`) go into the same unit.
-/// A name in use is a conflict on `runs_name_key`, a repeated idempotency key one on
-/// `runs_idempotency_key`.
+/// Inserts only the run; its jobs (`jobs::insert`) and events (`events::append`) go into the same unit. A name in use
+/// is a conflict on `runs_name_key`, a repeated idempotency key one on `runs_idempotency_key`.
 pub fn insert(run: NewRun) -> Change {
     let starts = run.status == Status::Submitted;
     let mut values = run.into_values();
     if starts {
-        // Its jobs come in the same unit, and there is nothing to see until one of them moves, which makes it due.
+        // Its jobs are inserted in the same unit, and there is nothing to do until one of them changes, which makes the
+        // run due.
         values.push(("due_at", Val::NowPlus(FIRST_PASS_DELAY_US)));
     }
     values.extend([("submitted_at", Val::Now), ("last_processed_at", Val::Now)]);
     Change::Insert { table: "runs", values }
 }
 
-/// By id deleted runs are found too.
+/// Finds a run by id, including deleted ones.
 pub async fn find(db: &Db, id: RunId) -> Result<Option<NamedRun>, DbError> {
     db.query_opt(FIND.as_str(), params![id]).await?.map(NamedRun::read).transpose()
 }
@@ -155,7 +155,7 @@ pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Opt
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(NamedRun::read).transpose()
 }
 
-/// The run that an earlier request with this key made; `idempotency_hash` tells whether it asked the same.
+/// Run that an earlier request with this key created; `idempotency_hash` shows whether it was the same request.
 pub async fn find_by_key(
     db: &Db,
     project: ProjectId,
@@ -166,7 +166,7 @@ pub async fn find_by_key(
     rows.map(NamedRun::read).transpose()
 }
 
-/// Which runs: newest first unless the page says otherwise, ties by id.
+/// Selection of runs: newest first unless the page specifies otherwise, ties by id.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     /// `None`: all projects (an administrator). One project uses the index of its runs.
@@ -178,7 +178,7 @@ pub struct Query {
 }
 
 record! {
-    /// A line of a list, before the run itself is read.
+    /// A row of a list, before the run itself is read.
     pub struct RunListEntry {
         pub id: RunId,
         pub submitted_at: Timestamp,
@@ -191,7 +191,7 @@ pub async fn list(db: &Db, query: &Query) -> Result<Vec<RunListEntry>, DbError> 
     db.query(sql, params).await?.into_iter().map(RunListEntry::read).collect()
 }
 
-/// Those of these that there are, in no order.
+/// Existing runs among these, in no order.
 pub async fn find_all(db: &Db, ids: &[RunId]) -> Result<Vec<NamedRun>, DbError> {
     db.query(FIND_ALL.as_str(), params![Val::list(ids)]).await?.into_iter().map(NamedRun::read).collect()
 }
@@ -219,38 +219,38 @@ fn list_sql(query: &Query) -> (String, Vec<Val>) {
     (format!("SELECT {} FROM runs r{found}{page}", RunListEntry::columns("r")), params)
 }
 
-/// Stores the wish to stop and makes the run due; the run's pipeline does it. Stale when it is finished.
+/// Stores the request to stop and makes the run due; the run's pipeline performs it. Stale if the run is finished.
 pub fn request_stop(id: RunId, abort: bool, by: UserId) -> Change {
     exec(&ASK_STOP, params![id, abort, by])
 }
 
-/// The same for whoever does not mind that it is finished.
+/// As [`request_stop`], without an effect on a finished run.
 pub(super) fn request_stop_if_active(id: RunId, abort: bool, by: UserId) -> Change {
     Change::Exec { sql: ASK_STOP.as_str().into(), params: params![id, abort, by], expect: Expect::Any }
 }
 
-/// Has the run's pipeline look at it at once, unless it is finished.
+/// Makes the run due at once, unless it is finished.
 pub(super) fn mark_due(id: RunId) -> Change {
     Change::Exec { sql: POKE.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
-/// In half a second: so long news may wait that other news will follow, as a rule. What is due already stays so. A
-/// pass that is under way would forget a time, but not that it was poked.
+/// Due within half a second: further changes usually follow within that time. A run that is already due stays due. A
+/// pass in progress would overwrite a time, but not that the run was marked due.
 pub(super) const DUE_SOON: &str = "CASE WHEN lock_token IS NOT NULL THEN NULL \
     WHEN due_at > now_us() + 500000 THEN now_us() + 500000 ELSE due_at END";
 
-/// The same in a moment. A job that has a place will run, and one that ends will have ended, mostly before the moment is
-/// over: then one look sees both.
+/// Makes the run due shortly. A placed job is usually running, and an ending one finished, by then, so that one pass
+/// handles both changes.
 pub(super) fn mark_due_soon(id: RunId) -> Change {
     Change::Exec { sql: POKE_SOON.as_str().into(), params: params![id], expect: Expect::Any }
 }
 
-/// Replaces the spec of an active run. Stale when it is another one by now, or on its way out.
+/// Replaces the spec of an active run. Stale if the spec has changed, or the run is ending.
 pub fn update_spec(id: RunId, old: &str, new: &str, priority: i64, new_deployment: bool) -> Change {
     exec(&UPDATE_SPEC, params![id, old, new, priority, i64::from(new_deployment)])
 }
 
-/// Where people find a service. Stale when it is over.
+/// Sets the URL of a service. Stale if the run is finished.
 pub fn set_service(id: RunId, service: Option<&str>, gateway: Option<GatewayId>) -> Change {
     exec(&SET_SERVICE, params![id, service, gateway])
 }
@@ -268,7 +268,7 @@ record! {
     }
 }
 
-/// Runs that ended longer ago than `keep` (`keep_deleted` for deleted ones) and may still have logs; the oldest first.
+/// Runs that ended longer ago than `keep` (`keep_deleted` for deleted ones) and may still have logs; oldest first.
 pub async fn list_with_old_logs(
     db: &Db,
     keep: Span,
@@ -279,7 +279,7 @@ pub async fn list_with_old_logs(
     rows.into_iter().map(RunWithLogs::read).collect()
 }
 
-/// The logs of this run are gone.
+/// Records that the logs of this run are deleted.
 pub async fn mark_logs_removed(db: &Db, id: RunId) -> Result<(), DbError> {
     db.write(Unit::new().exec(LOGS_REMOVED.as_str(), params![id])).await?.done().map(drop)
 }
@@ -292,7 +292,7 @@ fn exec(sql: &'static str, params: Vec<Val>) -> Change {
     Change::Exec { sql: sql.into(), params, expect: Expect::One }
 }
 
-/// For the plans of tests: what `list` asks.
+/// For tests of query plans: the query of `list`.
 pub async fn explain_list(db: &Db, query: &Query) -> Result<String, DbError> {
     let (sql, params) = list_sql(query);
     db.explain(&sql, params).await

@@ -1,4 +1,4 @@
-//! Sealed columns of all tables, for putting everything under a new master key.
+//! Sealed columns of all tables, for sealing everything with a new master key.
 
 use uuid::Uuid;
 use windlass_model::id::{ProjectId, SecretId};
@@ -6,7 +6,7 @@ use windlass_model::id::{ProjectId, SecretId};
 use super::{Change, Db, DbError, Expect};
 use crate::params;
 
-/// Sealed for the row: table and column, with the row's id.
+/// Tables and columns that are sealed for the id of their row.
 pub const ROW_COLUMNS: [(&str, &str); 14] = [
     ("users", "ssh_private_key_sealed"),
     ("projects", "ssh_private_key_sealed"),
@@ -24,7 +24,7 @@ pub const ROW_COLUMNS: [(&str, &str); 14] = [
     ("registry_passwords", "password_sealed"),
 ];
 
-/// Every value of one column. Names come from `ROW_COLUMNS` alone.
+/// All values of one column. Names come only from `ROW_COLUMNS`.
 pub async fn column_values(
     db: &Db,
     table: &'static str,
@@ -34,7 +34,7 @@ pub async fn column_values(
     db.query(sql, vec![]).await?.iter().map(|row| Ok((row.uuid(0)?, row.bytes(1)?))).collect()
 }
 
-/// Puts the same value under another seal, unless it was replaced meanwhile.
+/// Replaces the seal of a value, unless the value was replaced in the meantime.
 pub fn replace(table: &'static str, column: &'static str, id: Uuid, old: Vec<u8>, new: Vec<u8>) -> Change {
     Change::Exec {
         sql: format!("UPDATE {table} SET {column} = $3 WHERE id = $1 AND {column} = $2").into(),
@@ -43,7 +43,7 @@ pub fn replace(table: &'static str, column: &'static str, id: Uuid, old: Vec<u8>
     }
 }
 
-/// A secret's value and what it is sealed for.
+/// A secret's value, with the data for which it is sealed.
 #[derive(Clone, Debug)]
 pub struct SealedSecret {
     pub id: SecretId,
@@ -76,7 +76,7 @@ pub fn replace_secret(id: SecretId, version: i64, key_id: &str, new: Vec<u8>) ->
     }
 }
 
-/// Repo, user and value.
+/// Repo, user and value of each credential.
 pub async fn repo_creds(db: &Db) -> Result<Vec<(Uuid, Uuid, Vec<u8>)>, DbError> {
     let rows = db.query("SELECT repo_id, user_id, sealed FROM repo_creds", vec![]).await?;
     rows.iter().map(|row| Ok((row.uuid(0)?, row.uuid(1)?, row.bytes(2)?))).collect()
@@ -90,13 +90,13 @@ pub fn replace_repo_creds(repo: Uuid, user: Uuid, old: Vec<u8>, new: Vec<u8>) ->
     }
 }
 
-/// The ids of the keys that this database is sealed with. The keys themselves are never here.
+/// Ids of the keys with which this database is sealed. The keys themselves are never stored here.
 pub async fn key_ids(db: &Db) -> Result<Vec<String>, DbError> {
     let rows = db.query("SELECT id FROM sealing_keys WHERE retired_at IS NULL ORDER BY id", vec![]).await?;
     rows.iter().map(|row| row.text(0)).collect()
 }
 
-/// From now on values may be sealed with this key.
+/// Records that values may be sealed with this key.
 pub fn add_key(id: &str) -> Change {
     Change::Exec {
         sql: "INSERT INTO sealing_keys (id, created_at) VALUES ($1, now_us()) ON CONFLICT (id) DO NOTHING"
@@ -106,7 +106,7 @@ pub fn add_key(id: &str) -> Change {
     }
 }
 
-/// Nothing is sealed with any other key any more.
+/// Records that no value is sealed with any other key.
 pub fn retire_other_keys(id: &str) -> Change {
     Change::Exec {
         sql: "UPDATE sealing_keys SET retired_at = now_us() WHERE id <> $1 AND retired_at IS NULL".into(),

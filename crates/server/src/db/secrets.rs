@@ -1,4 +1,4 @@
-//! Table `secrets`: sealed values. What seals them is not this folder's business.
+//! Table `secrets`: sealed values. Sealing is done outside of this folder.
 
 use windlass_model::{
     id::{ProjectId, SecretId},
@@ -16,11 +16,11 @@ record! {
         pub id: SecretId,
         pub project_id: ProjectId,
         pub name: String,
-        /// Grows by one with every change of the value.
+        /// Incremented with every change of the value.
         pub version: i64,
         pub sealed: Vec<u8>,
         pub key_id: String,
-        /// Whose runs may use it: `everyone`, `managers`, or a JSON list of ids of users.
+        /// Users whose runs may use it: `everyone`, `managers`, or a JSON list of user ids.
         pub users: String,
         pub created_at: Timestamp,
         pub updated_at: Timestamp,
@@ -30,7 +30,7 @@ record! {
 statements! {
     FIND = "SELECT {} FROM secrets s WHERE s.project_id = $1 AND s.name = $2", Secret::columns("s");
     LIST = "SELECT {} FROM secrets s WHERE s.project_id = $1 ORDER BY s.name", Secret::columns("s");
-    /// Only over the version that was read: a value is sealed for its version.
+    /// Only if the version is unchanged: a value is sealed for its version.
     REPLACE = "UPDATE secrets SET version = $2 + 1, sealed = $3, key_id = $4, users = $5, updated_at = now_us() \
                WHERE id = $1 AND version = $2";
     NAMED = "SELECT {} FROM secrets s WHERE s.project_id = $1 AND s.name IN \
@@ -46,7 +46,7 @@ pub async fn list(db: &Db, project: ProjectId) -> Result<Vec<Secret>, DbError> {
     db.query(LIST.as_str(), params![project]).await?.into_iter().map(Secret::read).collect()
 }
 
-/// Those of these names that there are.
+/// Existing secrets with these names.
 pub async fn find_named(
     db: &Db,
     project: ProjectId,
@@ -57,7 +57,7 @@ pub async fn find_named(
     rows.into_iter().map(Secret::read).collect()
 }
 
-/// The first version. Conflicts on `secrets_name_key` when there is one of that name.
+/// Stores the first version. Conflicts on `secrets_name_key` if the name is in use.
 pub fn create(
     id: SecretId,
     project: ProjectId,
@@ -82,7 +82,7 @@ pub fn create(
     }
 }
 
-/// The version after `version`. Stale when somebody else was faster.
+/// Stores the version after `version`. Stale if another write was faster.
 pub fn replace(id: SecretId, version: i64, sealed: Vec<u8>, key_id: &str, users: &str) -> Change {
     Change::Exec {
         sql: REPLACE.as_str().into(),
@@ -91,7 +91,7 @@ pub fn replace(id: SecretId, version: i64, sealed: Vec<u8>, key_id: &str, users:
     }
 }
 
-/// Stale when there is none of that name.
+/// Stale if there is no secret of that name.
 pub fn delete(project: ProjectId, name: &str) -> Change {
     let params: Vec<Val> = params![project, name];
     Change::Exec { sql: DELETE.as_str().into(), params, expect: Expect::One }

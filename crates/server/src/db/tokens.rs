@@ -1,4 +1,4 @@
-//! Table `tokens`: hashes of what callers present. No token is ever stored.
+//! Table `tokens`: hashes of the tokens of callers. No token is ever stored.
 
 use uuid::Uuid;
 use windlass_model::{id::UserId, time::Timestamp};
@@ -14,7 +14,7 @@ use crate::params;
 pub struct ValidToken {
     pub id: Uuid,
     pub hash: String,
-    /// A use was written down less than a minute ago.
+    /// True if a use was recorded less than a minute ago.
     pub seen_lately: bool,
     /// Microseconds until it expires.
     pub expires_in_us: Option<i64>,
@@ -22,7 +22,7 @@ pub struct ValidToken {
     pub user: User,
 }
 
-/// Finds the token with this hash if it, and its user, are alive.
+/// Finds the token with this hash if it is valid and its user active.
 pub async fn find(db: &Db, hash: &str) -> Result<Option<ValidToken>, DbError> {
     let sql = format!(
         "SELECT {COLUMNS}, t.id, t.hash, t.last_used_at IS NOT NULL AND t.last_used_at > now_us() - 60000000,
@@ -42,7 +42,7 @@ pub async fn find(db: &Db, hash: &str) -> Result<Option<ValidToken>, DbError> {
     }))
 }
 
-/// Whether any of these hashes is that of a token of ours, of whatever kind.
+/// Returns whether any of these hashes belongs to a token of this server, of any kind.
 pub async fn is_known(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM tokens WHERE hash IN (SELECT value FROM json_each(CAST($1 AS TEXT))) \
                UNION ALL \
@@ -52,18 +52,18 @@ pub async fn is_known(db: &Db, hashes: &[String]) -> Result<bool, DbError> {
     Ok(db.query_opt(sql, params![Val::list(hashes)]).await?.is_some())
 }
 
-/// One thing that rights of a stream rest on, as it stands.
+/// Current state of one item on which the rights of a stream are based.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessState {
     /// `token`, `queue`, `project` or `member`.
     pub kind: String,
-    /// The token's hash, the queue token's name, or the project's name.
+    /// Hash of the token, name of the queue token, or name of the project.
     pub key: String,
     pub user: String,
     pub state: String,
 }
 
-/// How tokens, projects and members stand now, of all that are named. What is not good any more is not among them.
+/// Current states of the named tokens, projects and members. Invalid ones are left out.
 pub async fn access_states(
     db: &Db,
     hashes: &[String],
@@ -95,12 +95,12 @@ pub async fn access_states(
         .collect()
 }
 
-/// The first token of a user.
+/// Inserts the first token of a user.
 pub fn create(id: Uuid, user: UserId, hash: &str, prefix: &str, lives_us: Option<i64>) -> Change {
     insert(id, user, hash, prefix, FULL_SCOPE, None, lives_us)
 }
 
-/// What the column says of a token that is good for all that its user may do.
+/// Scope column of a token that permits everything that its user may do.
 pub const FULL_SCOPE: &str = "user";
 
 fn insert(
@@ -127,7 +127,6 @@ fn insert(
     }
 }
 
-/// A token with a name.
 #[derive(Clone, Debug)]
 pub struct NamedToken {
     pub name: String,
@@ -138,7 +137,7 @@ pub struct NamedToken {
     pub last_used_at: Option<Timestamp>,
 }
 
-/// Conflicts on `tokens_name_key` when the user has one of that name.
+/// Conflicts on `tokens_name_key` if the user has a token of that name.
 pub fn create_named(
     id: Uuid,
     user: UserId,
@@ -150,7 +149,7 @@ pub fn create_named(
     insert(id, user, hash, prefix, scope, Some(name), lives_us)
 }
 
-/// Those of a user that were not revoked. Expired ones are among them until they are.
+/// Named tokens of a user that were not revoked, including expired ones.
 pub async fn list_named(db: &Db, user: UserId) -> Result<Vec<NamedToken>, DbError> {
     let sql = "SELECT name, scope, prefix, created_at, expires_at, last_used_at FROM tokens
                WHERE user_id = $1 AND name IS NOT NULL AND revoked_at IS NULL ORDER BY name";
@@ -169,7 +168,7 @@ pub async fn list_named(db: &Db, user: UserId) -> Result<Vec<NamedToken>, DbErro
         .collect()
 }
 
-/// Ends a token with a name. Stale when the user has none of that name.
+/// Revokes a named token. Stale if the user has none of that name.
 pub fn revoke_named(user: UserId, name: &str) -> Change {
     Change::Exec {
         sql: "UPDATE tokens SET revoked_at = $3 WHERE user_id = $1 AND name = $2 AND revoked_at IS NULL"
@@ -179,7 +178,7 @@ pub fn revoke_named(user: UserId, name: &str) -> Change {
     }
 }
 
-/// Ends every token of the user.
+/// Revokes all tokens of the user.
 pub fn revoke_all(user: UserId) -> Change {
     exec(
         "UPDATE tokens SET revoked_at = $2 WHERE user_id = $1 AND revoked_at IS NULL",
@@ -187,7 +186,7 @@ pub fn revoke_all(user: UserId) -> Change {
     )
 }
 
-/// Whether the user has a first token that was not revoked.
+/// Returns whether the user has a first token that was not revoked.
 pub async fn has_first_token(db: &Db, user: UserId) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM tokens WHERE user_id = $1 AND name IS NULL AND revoked_at IS NULL LIMIT 1";
     Ok(db.query_opt(sql, params![user]).await?.is_some())
@@ -200,7 +199,7 @@ pub async fn mark_used(db: &Db, ids: &[Uuid]) -> Result<(), DbError> {
     Ok(())
 }
 
-/// Makes the token valid for this user: new, or again.
+/// Makes the token valid for this user, whether it is new or was revoked.
 pub fn ensure(id: Uuid, user: UserId, hash: &str, prefix: &str) -> Change {
     exec(
         "INSERT INTO tokens (id, user_id, hash, prefix, scope, created_at) VALUES ($1, $2, $3, $4, 'user', $5)

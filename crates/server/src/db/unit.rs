@@ -1,12 +1,12 @@
-//! A write as data: a guard, then changes; all of it or nothing.
+//! A write as data: a guard, then changes; applied as a whole or not at all.
 //!
 //! ```text
 //! Unit::apply("jobs", lease.held(), Some(2_000_000), vec![("status", "running".into())])
 //!     .insert("events", events::row(…))
 //!     .exec(SQL, params![id])
 //! ```
-//! Put inserts first or last: those are made in bulk together with other units' on Postgres. What
-//! stands between two statements is run one by one, in order.
+//! Put inserts first or last: on Postgres these are made in bulk together with other units' inserts. Those between two
+//! statements are run one by one, in order.
 
 use std::borrow::Cow;
 
@@ -18,11 +18,11 @@ use super::{
     value::{Row, Val},
 };
 
-/// Columns and what goes in.
+/// Columns and their values.
 pub type Values = Vec<(&'static str, Val)>;
 
-/// `UPDATE table SET … WHERE id = ? AND lock_token = ?`: must match one row, else the unit is stale
-/// and nothing of it is kept.
+/// `UPDATE table SET … WHERE id = ? AND lock_token = ?`: must match one row, else the unit is stale and none of it is
+/// written.
 #[derive(Clone, Debug)]
 pub struct Guard {
     pub table: &'static str,
@@ -37,11 +37,11 @@ pub enum Change {
     Insert { table: &'static str, values: Values },
     /// Any statement. `$1…$n` parameters; `now_us()` is the unit's time.
     Exec { sql: Cow<'static, str>, params: Vec<Val>, expect: Expect },
-    /// A statement with RETURNING; its rows come back in `Written::Done`.
+    /// A statement with RETURNING; its rows are returned in `Written::Done`.
     Query { sql: Cow<'static, str>, params: Vec<Val> },
 }
 
-/// How many rows a change must touch for the unit to stand.
+/// Number of rows that a change must affect for the unit to be committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     Any,
@@ -64,15 +64,15 @@ impl Unit {
         Self::new().guard(table, held, set)
     }
 
-    /// The write that ends a pass: the row is unlocked, `last_processed_at` is the unit's time, and
-    /// the row is due again after `due_in_us` (`None`: at once).
+    /// The write that ends a pass: the row is unlocked, `last_processed_at` is the unit's time, and the row is due
+    /// again after `due_in_us` (`None`: at once).
     pub fn apply(table: &'static str, held: LeaseKey, due_in_us: Option<i64>, set: Values) -> Self {
         let mut all = Self::unlocked(due_in_us);
         all.extend(set);
         Self::new().guard(table, held, all)
     }
 
-    /// The columns of a row that its holder lets go of.
+    /// Columns of a row that its holder unlocks.
     pub fn unlocked(due_in_us: Option<i64>) -> Values {
         vec![
             ("lock_token", Val::Null),
@@ -101,7 +101,7 @@ impl Unit {
         self
     }
 
-    /// Touches exactly one row, or the whole unit is `Stale { at: Some(position) }`.
+    /// Adds a statement that must affect exactly one row, or the whole unit is `Stale { at: Some(position) }`.
     #[must_use]
     pub fn expect_one(mut self, sql: impl Into<Cow<'static, str>>, params: Vec<Val>) -> Self {
         self.changes.push(Change::Exec { sql: sql.into(), params, expect: Expect::One });
@@ -114,7 +114,7 @@ impl Unit {
         self
     }
 
-    /// More changes, after those already here.
+    /// Appends changes.
     #[must_use]
     pub fn and(mut self, changes: impl IntoIterator<Item = Change>) -> Self {
         self.changes.extend(changes);
@@ -122,12 +122,11 @@ impl Unit {
     }
 }
 
-/// `column = value` in a statement that lets a row go. Somebody who wants a row looked at while it is held
-/// clears its `due_at` (a claim always sets it), and the holder's own idea of when it is due next must not
-/// bury that wish.
+/// `column = value` in a statement that unlocks a row. A process that marks a locked row due clears its `due_at` (a
+/// claim always sets it), and the holder's next due time must not overwrite that.
 pub(super) fn assign(column: &str, value: &str) -> String {
     match column {
-        // Postgres takes a bare parameter beside NULL for text.
+        // Postgres infers the type text for a bare parameter next to NULL.
         "due_at" => format!("due_at = CASE WHEN due_at IS NULL THEN NULL ELSE CAST({value} AS BIGINT) END"),
         _ => format!("{column} = {value}"),
     }
@@ -137,7 +136,7 @@ pub(super) fn assign(column: &str, value: &str) -> String {
 pub enum WriteOutcome {
     /// Committed. `rows` has one entry per `Query` change, in order.
     Done { now: i64, rows: Vec<Vec<Row>> },
-    /// The guard (`None`), or the change at this position, did not match: nothing was kept.
+    /// The guard (`None`), or the change at this position, did not match: nothing was written.
     Stale { at: Option<usize> },
 }
 
@@ -146,7 +145,7 @@ impl WriteOutcome {
         matches!(self, Self::Done { .. })
     }
 
-    /// For writes that cannot be stale unless the code is wrong: the time and the rows.
+    /// Time and rows, for writes that cannot be stale unless the code is wrong.
     pub fn done(self) -> Result<(i64, Vec<Vec<Row>>), DbError> {
         match self {
             Self::Done { now, rows } => Ok((now, rows)),

@@ -10,7 +10,7 @@ use crate::params;
 
 pub(super) const COLUMNS: &str = "u.id, u.name, u.global_role, u.email, u.active, u.ssh_public_key, u.created_at, u.deleted, \
      u.can_use_queue";
-/// How many columns those are.
+/// Number of `COLUMNS`.
 pub(super) const WIDTH: usize = 9;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct User {
     pub ssh_public_key: Option<String>,
     pub created_at: Timestamp,
     pub deleted: bool,
-    /// May ask for containers of the queue.
+    /// True if the user may request containers of the queue.
     pub can_use_queue: bool,
 }
 
@@ -48,7 +48,7 @@ pub fn role(admin: bool) -> &'static str {
     if admin { "admin" } else { "user" }
 }
 
-/// What a new row holds.
+/// Values of a new row.
 #[derive(Debug)]
 pub struct NewUser<'a> {
     pub id: UserId,
@@ -60,7 +60,7 @@ pub struct NewUser<'a> {
     pub ssh_private_key_sealed: Vec<u8>,
 }
 
-/// Conflicts on `users_name_key` when the name is taken.
+/// Conflicts on `users_name_key` if the name is in use.
 pub fn create(new: NewUser<'_>) -> Change {
     Change::Insert {
         table: "users",
@@ -82,7 +82,7 @@ pub async fn by_name(db: &Db, name: &str) -> Result<Option<User>, DbError> {
     db.query_opt(sql, params![name]).await?.map(|row| User::read(&row, 0)).transpose()
 }
 
-/// Whether somebody has this name, in whatever case it is written.
+/// Returns whether a user has this name, ignoring case.
 pub async fn is_name_taken(db: &Db, name: &str) -> Result<bool, DbError> {
     let sql = "SELECT 1 FROM users WHERE lower(name) = lower($1) AND NOT deleted LIMIT 1";
     Ok(db.query_opt(sql, params![name]).await?.is_some())
@@ -96,7 +96,7 @@ pub async fn by_names(db: &Db, names: &[String]) -> Result<Vec<User>, DbError> {
     db.query(sql, params![Val::list(names)]).await?.iter().map(|row| User::read(row, 0)).collect()
 }
 
-/// All there ever were.
+/// Ids of all users, including deleted ones.
 pub async fn ids(db: &Db) -> Result<Vec<UserId>, DbError> {
     db.query("SELECT id FROM users", vec![]).await?.iter().map(|row| row.id(0)).collect()
 }
@@ -108,7 +108,7 @@ pub async fn by_ids(db: &Db, ids: &[UserId]) -> Result<Vec<User>, DbError> {
     db.query(sql, params![Val::list(ids)]).await?.iter().map(|row| User::read(row, 0)).collect()
 }
 
-/// Users by time of creation, and how many there are in all.
+/// Users by time of creation, and their total number.
 pub async fn list(db: &Db, pattern: Option<&str>, page: &Page) -> Result<(Vec<User>, i64), DbError> {
     let all = || {
         let mut filter = Filter::new();
@@ -129,7 +129,7 @@ pub async fn list(db: &Db, pattern: Option<&str>, page: &Page) -> Result<(Vec<Us
     Ok((users, count.map_or(Ok(0), |row| row.int(0))?))
 }
 
-/// How many may use the server now.
+/// Number of users who may use the server now.
 pub async fn count_active(db: &Db) -> Result<i64, DbError> {
     let row =
         db.query_opt("SELECT count(*) FROM users u WHERE u.active AND NOT u.deleted", params![]).await?;
@@ -155,12 +155,12 @@ pub fn update(id: UserId, admin: bool, email: Option<&str>, active: bool) -> Cha
     )
 }
 
-/// Gives or takes the right to ask for containers of the queue.
+/// Grants or revokes the right to request containers of the queue.
 pub fn set_can_use_queue(id: UserId, can: bool) -> Change {
     exec("UPDATE users SET can_use_queue = $2 WHERE id = $1", params![id, can])
 }
 
-/// The row stays for what points to it; the name is free again, memberships and keys are gone.
+/// Deletes a user. The row is kept for references to it; the name is free again, memberships and keys are deleted.
 pub fn delete(id: UserId) -> [Change; 3] {
     [
         exec(
@@ -198,7 +198,7 @@ pub async fn public_keys(db: &Db, user: UserId) -> Result<Vec<PublicKey>, DbErro
     db.query(sql, params![user]).await?.iter().map(read_key).collect()
 }
 
-/// Conflicts on `public_keys_fingerprint_key` when the user has it already.
+/// Conflicts on `public_keys_fingerprint_key` if the user already has the key.
 pub async fn add_public_key(
     db: &Db,
     user: UserId,

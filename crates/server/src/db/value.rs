@@ -1,4 +1,4 @@
-//! Values and rows that mean the same on both databases.
+//! Values and rows with the same meaning on both databases.
 
 use serde::de::DeserializeOwned;
 use uuid::Uuid;
@@ -18,14 +18,14 @@ pub enum Val {
     Real(f64),
     Text(String),
     Bytes(Vec<u8>),
-    /// The database's time, the same for everything one unit writes.
+    /// The database's time, the same for everything that one unit writes.
     Now,
-    /// That time plus so many microseconds.
+    /// `Now` plus so many microseconds.
     NowPlus(i64),
 }
 
 impl Val {
-    /// The placeholders for the database's time become that time.
+    /// Replaces the placeholders for the database's time.
     pub(super) fn at(self, now: i64) -> Self {
         match self {
             Self::Now => Self::Int(now),
@@ -56,7 +56,7 @@ impl Val {
         serde_json::to_string(document).map(Self::Text).map_err(DbError::document)
     }
 
-    /// A list for `IN (SELECT value FROM json_each(CAST($n AS TEXT)))`, which both databases read.
+    /// A list for `IN (SELECT value FROM json_each(CAST($n AS TEXT)))`, which both databases support.
     pub fn list<T: ToString>(items: impl IntoIterator<Item = T>) -> Self {
         let items: Vec<serde_json::Value> =
             items.into_iter().map(|item| serde_json::Value::String(item.to_string())).collect();
@@ -165,7 +165,7 @@ ids!(
     ContainerId
 );
 
-/// One row of an answer. Columns are read by position, in the order of the SELECT.
+/// One row of a result. Columns are read by position, in the order of the SELECT.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row(pub Vec<Val>);
 
@@ -174,7 +174,7 @@ impl Row {
         self.0.get(column).ok_or(DbError::Shape { column, want, have: "no such column" })
     }
 
-    /// The value is looked at only when it is not NULL.
+    /// Reads a value if it is not NULL.
     fn opt<'a, T>(
         &'a self,
         column: usize,
@@ -212,7 +212,7 @@ impl Row {
         self.str(column).map(str::to_owned)
     }
 
-    /// The text itself and not a copy; the column is empty afterwards.
+    /// Moves the text out of the row instead of copying it; the column is empty afterwards.
     pub(super) fn take_opt_text(&mut self, column: usize) -> Result<Option<String>, DbError> {
         if let Some(Val::Text(text)) = self.0.get_mut(column) {
             return Ok(Some(std::mem::take(text)));
@@ -237,7 +237,7 @@ impl Row {
         Self::required(column, "an integer", self.opt_int(column)?)
     }
 
-    /// SQLite has no flags, it answers 0 and 1.
+    /// SQLite has no booleans, it returns 0 and 1.
     pub fn opt_bool(&self, column: usize) -> Result<Option<bool>, DbError> {
         self.opt(column, "a flag", |value| {
             if let Val::Bool(flag) = value {
@@ -294,7 +294,7 @@ impl Row {
         Self::required(column, "an id", self.opt_uuid(column)?)
     }
 
-    /// A typed id, or anything else that is made of a UUID.
+    /// A typed id, or any other type made from a UUID.
     pub fn id<T: From<Uuid>>(&self, column: usize) -> Result<T, DbError> {
         self.uuid(column).map(T::from)
     }

@@ -29,7 +29,7 @@ record! {
         pub volume_id: Option<String>,
         pub provisioning: Option<String>,
         pub delete_asked_at: Option<Timestamp>,
-        /// When a job last took it or let it go.
+        /// Time when a job last claimed or released it.
         pub last_job_processed_at: Option<Timestamp>,
         pub created_at: Timestamp,
         pub last_processed_at: Timestamp,
@@ -56,12 +56,12 @@ record! {
     pub struct VolumeAttachment {
         pub volume_id: VolumeId,
         pub instance_id: InstanceId,
-        /// How it appears on its machine; none until the backend said so. JSON.
+        /// JSON: its device on the instance; `None` until the backend has reported it.
         pub data: Option<String>,
         pub attached_at: Timestamp,
         pub detach_asked_at: Option<Timestamp>,
         pub detach_forced_at: Option<Timestamp>,
-        /// The job that waits for its end.
+        /// Job that waits for the end of the attachment.
         pub ends_for: Option<SubmissionId>,
     }
 }
@@ -78,9 +78,9 @@ statements! {
     ATTACHMENTS = "SELECT {} FROM volume_attachments a WHERE a.volume_id IN \
                    (SELECT value FROM json_each(CAST($1 AS TEXT))) ORDER BY a.volume_id, a.attached_at",
                   VolumeAttachment::columns("a");
-    /// Waits for whoever is about to attach it, so that the next statement sees what they did.
+    /// Waits for a transaction that is attaching the volume, so that the next statement sees its result.
     QUEUE_UP = "UPDATE volumes SET due_at = NULL WHERE id = $1";
-    /// A request that the pipeline reads; refused while the volume is attached.
+    /// A request that the pipeline reads; rejected while the volume is attached.
     ASK_DELETE = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()), due_at = NULL \
                   WHERE id = $1 AND NOT deleted \
                   AND NOT EXISTS (SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1)";
@@ -101,7 +101,7 @@ pub async fn find_by_name(db: &Db, project: ProjectId, name: &str) -> Result<Opt
     db.query_opt(FIND_BY_NAME.as_str(), params![project, name]).await?.map(Volume::read).transpose()
 }
 
-/// Which volumes: newest first unless the page says otherwise, ties by id.
+/// Selection of volumes: newest first unless the page specifies otherwise, ties by id.
 #[derive(Clone, Debug, Default)]
 pub struct Query {
     pub projects: Option<Vec<ProjectId>>,
@@ -133,7 +133,7 @@ pub async fn attachments(db: &Db, volumes: &[VolumeId]) -> Result<Vec<VolumeAtta
         .collect()
 }
 
-/// Those of a project's volumes that have one of these names.
+/// Volumes of a project with one of these names.
 pub async fn find_named(db: &Db, project: ProjectId, names: &[&str]) -> Result<Vec<Volume>, DbError> {
     db.query(NAMED.as_str(), vec![project.into(), Val::list(names)])
         .await?
@@ -146,7 +146,7 @@ pub async fn by_ids(db: &Db, ids: &[VolumeId]) -> Result<Vec<Volume>, DbError> {
     db.query(BY_IDS.as_str(), vec![Val::list(ids)]).await?.into_iter().map(Volume::read).collect()
 }
 
-/// Stores the wish to delete; the volume's pipeline does it. Stale while it is attached.
+/// Stores the request to delete; the volume's pipeline performs it. Stale while the volume is attached.
 pub fn request_delete(id: VolumeId) -> [Change; 2] {
     [exec(&QUEUE_UP, params![id], Expect::Any), exec(&ASK_DELETE, params![id], Expect::One)]
 }

@@ -1,11 +1,12 @@
-//! How deep a JSON text is nested. Documents are taken as they are and read later, so what could not be read then is
-//! refused before anything looks at it.
+//! Nesting depth of JSON texts. Documents are stored as they are and parsed later, so one that could not be parsed then
+//! is rejected before any other processing.
 
-/// Our own documents have a dozen levels. Readers give up at 128, and a document is also read inside of larger ones.
+/// Windlass's documents have a dozen levels. Parsers fail at 128, and a document is also parsed as a part of larger
+/// ones.
 const LEVELS_MAX: usize = 100;
 pub(super) const TOO_DEEP: &str = "nested too deeply: 100 levels are the most";
 
-/// Whether lists and objects of a JSON text contain each other too often. Of a text that is none, anything may be said.
+/// Returns whether lists and objects of a JSON text are nested too deeply. The result for an invalid text is arbitrary.
 pub(super) fn is_too_deep(body: &[u8]) -> bool {
     let (mut levels, mut in_text, mut is_escaped) = (0_usize, false, false);
     for byte in body {
@@ -48,7 +49,7 @@ mod tests {
     proptest! {
         #[test]
         fn fuzz_of_depths(body in prop::collection::vec(any::<u8>(), 0..300)) {
-            // What can be read whole is not refused.
+            // A text that can be parsed is not rejected.
             if serde_json::from_slice::<serde_json::Value>(&body).is_ok() {
                 prop_assert!(!is_too_deep(&body));
             }

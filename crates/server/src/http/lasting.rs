@@ -1,7 +1,7 @@
-//! Answers that last: events over one response, for as long as the caller may hear them.
+//! Responses that stream events, for as long as the caller has the rights to receive them.
 //!
-//! The next event is made when the client has taken the one before, so a slow client costs one event and delays
-//! nobody. A caller who lost their rights is cut off, and a server that stops does not wait for the end.
+//! The next event is created when the client has read the previous one, so a slow client costs one event and delays no
+//! other. The stream of a caller who lost the rights is closed, and a stopping server does not wait for the end.
 
 use std::{convert::Infallible, future::Future};
 
@@ -49,7 +49,7 @@ where
     let mut response = with_body(StatusCode::OK, "text/event-stream", Body::from_stream(frames));
     let headers = response.headers_mut();
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // Some proxies keep an answer back until it is whole.
+    // Some proxies buffer a response until it is complete.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -63,12 +63,12 @@ where
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             let beat = tokio::select! {
-                // What comes after the rights were lost is not told, however much of it is there.
+                // Events after the loss of the rights are not sent, even if they are available.
                 biased;
                 () = self.rights.changed() => {
                     match (self.allowed)().await {
                         Ok(()) => continue,
-                        // A database that does not answer takes nobody's rights away.
+                        // A database that does not answer revokes no rights.
                         Err(Error::Db(_)) => {
                             self.rights.again();
                             continue;
@@ -82,7 +82,7 @@ where
             return match frame(&beat) {
                 Ok(frame) => Some(frame),
                 Err(error) => {
-                    tracing::error!(%error, "encode an event");
+                    tracing::error!(%error, "failed to encode event");
                     None
                 }
             };

@@ -1,6 +1,6 @@
 //! Connections that become streams: bytes between a caller and a port of a job.
 //!
-//! A caller who lost their rights is cut off, and a server that stops does not wait for the end.
+//! The stream of a caller who lost the rights is closed, and a stopping server does not wait for the end.
 
 use std::future::Future;
 
@@ -24,12 +24,12 @@ use crate::{
     stream_rights::StreamRegistration,
 };
 
-/// Streams open at once in this process.
+/// Maximum number of open streams in this process.
 static STREAM_SLOTS: Semaphore = Semaphore::const_new(2048);
-/// How many each user has, of streams and of answers that last.
+/// Number of streams and streaming responses of each user.
 static OPEN_PER_USER: OpenCounts<UserId> = OpenCounts::new();
 
-/// The caller's end of the stream, if they asked for one.
+/// Caller's end of the stream; an error if the request is not an upgrade.
 pub(super) fn require_upgrade(request: &mut Request) -> Result<OnUpgrade> {
     if request.headers().get(header::UPGRADE).is_none_or(|to| to != PORT_PROTOCOL) {
         return Err(Error::refused(format!("ask for it with `Upgrade: {PORT_PROTOCOL}`")));
@@ -37,14 +37,14 @@ pub(super) fn require_upgrade(request: &mut Request) -> Result<OnUpgrade> {
     Ok(hyper::upgrade::on(request))
 }
 
-/// A stream of a user that is open, or an answer that lasts, until it is dropped.
+/// Slot of an open stream or streaming response of a user, held until it is dropped.
 pub(super) struct StreamSlot {
     _opened: OpenGuard<UserId>,
     _shared: Option<SemaphorePermit<'static>>,
 }
 
 impl StreamSlot {
-    /// A place for a stream, if this server and this user have one left.
+    /// Acquires a slot for a stream, if the server and the user have one left.
     pub(super) fn for_stream(app: &App, user: UserId) -> Result<Self> {
         let place = Self::for_response(app, user)?;
         let shared =
@@ -52,7 +52,7 @@ impl StreamSlot {
         Ok(Self { _shared: Some(shared), ..place })
     }
 
-    /// The same for an answer, which takes no more than its connection.
+    /// Acquires a slot for a streaming response, which needs only its connection.
     pub(super) fn for_response(app: &App, user: UserId) -> Result<Self> {
         let limit = app.settings().limits.streams;
         let opened = OPEN_PER_USER.open(user, limit).ok_or(Error::StreamLimit { limit })?;
@@ -85,7 +85,7 @@ where
                 rights.changed().await;
                 match allowed().await {
                     Ok(()) => {}
-                    // A database that does not answer takes nobody's rights away.
+                    // A database that does not answer revokes no rights.
                     Err(Error::Db(_)) => rights.again(),
                     Err(_) => return,
                 }
@@ -93,7 +93,7 @@ where
         };
         tokio::select! {
             carried = carried => if let Err(error) = carried {
-                tracing::debug!(%error, "carry bytes to a port");
+                tracing::debug!(%error, "failed to relay stream to port");
             },
             () = denied => {}
             () = app.closed() => {}

@@ -1,7 +1,7 @@
-//! What jobs use: sampled while they run, shown as series, and judged by the utilization policy.
+//! Resource usage of jobs: sampled while they run, shown as series, and evaluated by the utilization policy.
 //!
-//! A sample is taken every [`SAMPLE_INTERVAL`]. Of a job that runs, the last hour is kept; what is there when it ends stays for
-//! a week.
+//! A sample is taken every [`SAMPLE_INTERVAL`]. For a running job the last hour is kept; the samples that exist when it
+//! ends are kept for a week.
 
 pub mod prometheus;
 pub mod sampler;
@@ -23,12 +23,13 @@ use crate::db::{Db, DbError, job_metrics as rows};
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEP_RUNNING: Span = Span::hours(1);
 pub const KEEP_FINISHED: Span = Span::days(7);
-/// GPUs of one job that are looked at.
+/// Maximum number of sampled GPUs per job.
 const GPUS_MAX: usize = 64;
-/// Samples of one window: an hour of them, and as many again for replicas that asked at the same moment.
+/// Maximum number of samples of one window: an hour of them, and as many again for replicas that sampled at the same
+/// time.
 const WINDOW_SAMPLES_MAX: i64 = 720;
 
-/// What a host says, as it is kept. A host may say anything: what cannot be is cut to what can.
+/// Converts a host's report to a sample. The host may report anything: values are clamped to the possible range.
 fn sample(said: &Metrics) -> rows::Sample {
     let gpus: Vec<(i64, i64)> = said
         .gpus
@@ -46,12 +47,12 @@ fn sample(said: &Metrics) -> rows::Sample {
     }
 }
 
-/// Bytes of memory and percent of each GPU.
+/// Memory in bytes and utilization in percent of each GPU.
 fn gpus(text: &str) -> Vec<(i64, i64)> {
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// Whether a GPU of the job was below `percent_min` for the whole window that ends now.
+/// Returns whether a GPU of the job was below `percent_min` for the whole window that ends now.
 pub async fn is_gpu_idle(
     db: &Db,
     job: SubmissionId,
@@ -59,7 +60,7 @@ pub async fn is_gpu_idle(
     window: Span,
     now: Timestamp,
 ) -> Result<bool, DbError> {
-    // A moment more, so that a sample on the very start counts.
+    // One microsecond more, so that a sample exactly at the start counts.
     let start = Timestamp((now - window).0 - 1);
     let samples: Vec<utilization::Sample> = rows::recent(db, job, Some(start), None, WINDOW_SAMPLES_MAX)
         .await?

@@ -1,7 +1,7 @@
-//! The last samples of running jobs, as text for Prometheus.
+//! Last samples of running jobs, as text for Prometheus.
 //!
-//! Names of projects and runs are labels here. The number of series is bounded: only jobs that run have any, and only
-//! so many of them.
+//! Names of projects and runs are labels here. The number of series is limited: only running jobs have any, and only up
+//! to a maximum number of jobs.
 
 use std::fmt::Write as _;
 
@@ -10,12 +10,12 @@ use windlass_model::time::Span;
 use super::gpus;
 use crate::db::{Db, DbError, job_metrics as rows};
 
-/// Jobs that have series.
+/// Maximum number of jobs with series.
 const JOBS_MAX: usize = 5_000;
-/// An older sample says nothing about now.
+/// Maximum age of a sample that describes the present.
 const SAMPLE_AGE_MAX: Span = Span::mins(1);
 
-/// Each with the number of its GPU, where it is one's.
+/// Values, each with the index of its GPU if it belongs to one.
 type Values = Vec<(Option<usize>, f64)>;
 
 struct Series {
@@ -60,7 +60,7 @@ const SERIES: &[Series] = &[
     },
 ];
 
-/// Everything, without the end mark.
+/// All series, without the end mark.
 pub async fn text(db: &Db) -> Result<String, DbError> {
     Ok(write(&rows::list_active(db, SAMPLE_AGE_MAX, JOBS_MAX).await?))
 }
@@ -92,7 +92,7 @@ fn write(jobs: &[rows::ActiveSample]) -> String {
     out
 }
 
-/// The value of a label, with what would end it escaped.
+/// Value of a label, with special characters escaped.
 struct Label<'a>(&'a str);
 
 impl std::fmt::Display for Label<'_> {

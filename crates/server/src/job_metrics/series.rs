@@ -1,4 +1,4 @@
-//! Samples as the series that clients draw.
+//! Conversion of samples to the series that clients plot.
 
 use serde_json::Value;
 use windlass_api::metrics::{JobMetrics, Metric};
@@ -7,7 +7,7 @@ use windlass_model::time::Timestamp;
 use super::gpus;
 use crate::db::{job_metrics::Sample, jobs::Job};
 
-/// What the job was given.
+/// Resources that the job has.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct JobResources {
     cpus: Option<i64>,
@@ -16,7 +16,7 @@ struct JobResources {
 }
 
 impl JobResources {
-    /// A job may have a part of its instance; what it has is in its own document then.
+    /// Resources of a job. If it has only a part of its instance, they are in the job's own document.
     fn of(job: &Job) -> Self {
         let read = |text: &Option<String>| -> Option<Value> { serde_json::from_str(text.as_deref()?).ok() };
         let runtime = read(&job.runtime).unwrap_or_default();
@@ -32,7 +32,7 @@ impl JobResources {
     }
 }
 
-/// Newest first. Each point needs the sample before it, so there is one point fewer than samples.
+/// Builds the series, newest first. Each point needs the previous sample, so there is one point fewer than samples.
 pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
     let points: Vec<(&Sample, &Sample)> = samples.iter().zip(samples.iter().skip(1)).collect();
     if points.is_empty() {
@@ -50,7 +50,7 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
     add("memory_working_set_bytes".into(), of(|sample| sample.working_set_bytes));
     let given = JobResources::of(job);
     let read: Vec<Vec<(i64, i64)>> = points.iter().map(|(point, _)| gpus(&point.gpus)).collect();
-    // A GPU that was not seen for a moment has no value to draw: only those that always were are shown.
+    // A GPU missing from a sample has no value to plot: only GPUs that are in all samples are shown.
     let count = read.iter().map(Vec::len).min().unwrap_or(0);
     let constants = [
         ("cpus_detected_num", given.cpus),
@@ -70,7 +70,8 @@ pub fn series(job: &Job, samples: &[Sample]) -> JobMetrics {
     JobMetrics { metrics }
 }
 
-/// Of one processor: a job that keeps four busy is at 400. By the host's clock, which may jump: then nothing is known.
+/// Percent of one processor: a job that uses four fully is at 400. Based on the host's clock, which may jump: then the
+/// result is 0.
 fn cpu_percent(point: &Sample, before: &Sample) -> i64 {
     let took = point.host_at.0.saturating_sub(before.host_at.0);
     let used = point.cpu_us.saturating_sub(before.cpu_us);
@@ -98,7 +99,7 @@ mod tests {
     fn use_of_processors_is_of_the_time_between_two_samples() {
         assert_eq!(cpu_percent(&at(20_000_000, 15_000_000), &at(10_000_000, 5_000_000)), 100);
         assert_eq!(cpu_percent(&at(20_000_000, 45_000_000), &at(10_000_000, 5_000_000)), 400);
-        // A clock that jumped, a counter that began again.
+        // A clock that jumped, a counter that restarted.
         assert_eq!(cpu_percent(&at(10, 15), &at(20, 5)), 0);
         assert_eq!(cpu_percent(&at(20, 5), &at(10, 15)), 0);
         assert_eq!(cpu_percent(&at(i64::MAX, i64::MAX), &at(0, 0)), 100);

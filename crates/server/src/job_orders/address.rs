@@ -1,17 +1,17 @@
-//! Where the other nodes of a run find a machine.
+//! Addresses at which the other nodes of a run reach an instance.
 
 use serde::Deserialize;
 
 use crate::db::instances::Instance;
 
-/// What is needed of the stored `MachineAddresses`; the rest is its backend's.
+/// Required part of the stored `MachineAddresses`; the rest belongs to its backend.
 #[derive(Default, Deserialize)]
 struct MachineAddresses {
     internal_ip: Option<String>,
     hostname: Option<String>,
 }
 
-/// The private address, else the public one. `None` until the machine has any.
+/// Private address, else the public one. `None` until the instance has one.
 pub fn from_machine(machine: Option<&str>, hostname: Option<&str>) -> Option<String> {
     let machine: MachineAddresses =
         machine.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();

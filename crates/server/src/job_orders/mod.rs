@@ -1,7 +1,7 @@
-//! What the host of a placed job is told: the task for its shim, the start for its runner.
+//! Orders for the host of a placed job: the task for its shim, the start for its runner.
 //!
-//! Builders are pure (`task`, `start`, `shown`); here they are given what the database holds. Secrets are opened
-//! for one call and are in nothing that is stored, logged or shown.
+//! The builders are pure (`task`, `start`, `shown`); this module passes them the contents of the database. Secrets are
+//! opened for one call and are part of nothing that is stored, logged or shown.
 
 pub mod address;
 pub mod names;
@@ -46,13 +46,13 @@ use crate::{
     services,
 };
 
-/// Why there are no orders.
+/// Reason why there are no orders.
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
-    /// The job can never be started as it is: it ends, and this is said.
+    /// The job can never be started as it is: it ends with this message.
     #[error(transparent)]
     Unfit(#[from] UnstartableReason),
-    /// Something it needs is on its way.
+    /// Something that the job needs is not ready yet.
     #[error("{said}")]
     NotYet { said: String },
     /// The next pass may succeed.
@@ -60,7 +60,7 @@ pub enum PayloadError {
     Pass(#[from] PassError),
 }
 
-/// What a job lacks. For the people who submitted it.
+/// Reason why a job cannot start, as a message for its user.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnstartableReason {
     #[error(
@@ -116,10 +116,10 @@ impl From<KeyError> for PayloadError {
     }
 }
 
-/// How long commands may take to end where their job sets no limit.
+/// Grace period of commands whose job sets no limit.
 pub const STOP_MAX_SECS: i64 = 24 * 3600;
 
-/// The task of a job for the shim of its instance, and what it runs in, for people.
+/// Task of a job for the shim of its instance, and the description of its execution mode for people.
 pub async fn task(
     hands: &PipelineContext,
     lease: &Lease,
@@ -127,7 +127,7 @@ pub async fn task(
 ) -> Result<(TaskSpec, Option<String>), PayloadError> {
     let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
     let spec = spec_with_secrets(hands, loaded).await?;
-    // How many users there are may have changed since the job was placed.
+    // The number of users may have changed since the job was placed.
     let allowed = ProcessRights::now(&hands.db, hands.local_processes).await?;
     let offer = allowed.on(inventory::offer(instance)?);
     let choice = ImageChoice::of(&spec);
@@ -139,7 +139,7 @@ pub async fn task(
         Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
             return Err(PayloadError::NotYet { said: format!("the job {short}") });
         }
-        // What does not suit the machine after all, its agent refuses.
+        // The agent rejects what the instance cannot run.
         Err(_) => None,
     };
     let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
@@ -163,7 +163,7 @@ pub async fn task(
     Ok((built, runs_in.map(|runs_in| runs_in.to_string())))
 }
 
-/// Everything the runner of a job needs to begin.
+/// Everything that the runner of a job needs to start.
 pub async fn start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
     let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
     let spec = spec_with_secrets(hands, loaded).await?;
@@ -191,7 +191,7 @@ pub async fn start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobSta
     Ok(JobStart { submit, code, archives })
 }
 
-/// The job as a container, where its instance is a place in the queue.
+/// The job as a container, where its instance is a queue.
 pub async fn container_request(
     hands: &PipelineContext,
     loaded: &JobInputs,
@@ -213,7 +213,7 @@ pub async fn container_request(
     })?)
 }
 
-/// Whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
+/// Returns whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
 pub async fn are_addresses_known(hands: &PipelineContext, loaded: &JobInputs) -> Result<bool, PassError> {
     let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
     let awaited = awaited_addresses(&spec);
@@ -269,12 +269,12 @@ async fn spec_with_secrets(hands: &PipelineContext, loaded: &JobInputs) -> Resul
         Err(resolve::Error::MissingSecrets { names }) => {
             Err(UnstartableReason::MissingSecrets { names }.into())
         }
-        // Only what is missing can fail here.
+        // Only a missing secret can fail here.
         Err(resolve::Error::Reference { .. } | resolve::Error::Unset { .. }) => Ok(spec),
     }
 }
 
-/// The secrets of the task of a managed job whose attempt this run is.
+/// Secrets of the managed job's task of which this run is an attempt.
 async fn managed_secrets(
     hands: &PipelineContext,
     job: ManagedJobId,
@@ -292,7 +292,7 @@ async fn managed_secrets(
     Ok(task.map(|task| values.swap_remove(task)).unwrap_or_default())
 }
 
-/// The key of the user whose run it is.
+/// SSH key of the run's user.
 fn user_key(loaded: &JobInputs) -> Result<Option<String>, PassError> {
     #[derive(Deserialize)]
     struct Spec {
@@ -321,12 +321,12 @@ async fn addresses(
     Ok(start::addresses_by_group(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
 }
 
-/// What is stored of the fleet of a job's instance; without private keys.
+/// Stored specification of the fleet of a job's instance; without private keys.
 pub fn fleet_spec(loaded: &JobInputs) -> Result<Option<serde_json::Value>, PassError> {
     loaded.fleet_spec.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
 }
 
-/// How to clone the repository, and what was changed in it.
+/// Credentials for cloning the repository, and its uploaded changes.
 async fn repo(
     hands: &PipelineContext,
     loaded: &JobInputs,

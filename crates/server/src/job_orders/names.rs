@@ -1,4 +1,4 @@
-//! What the tasks of a group call each other, and where they are now.
+//! Names and current addresses of the tasks of a group.
 
 use windlass_api::agent::runner::{GroupHosts, HostName};
 use windlass_model::{managed_job::plan::ManagedJobPlan, sky::HOSTS_FILE};
@@ -10,12 +10,12 @@ use crate::{
     pipelines::PipelineContext,
 };
 
-/// Whether a job asks where the other tasks of its group are.
+/// Returns whether a job needs the addresses of the other tasks of its group.
 pub fn are_wanted(loaded: &JobInputs) -> bool {
     loaded.run.managed_job_id.is_some() && loaded.job.job_spec.contains(HOSTS_FILE)
 }
 
-/// All nodes of the group that have an address; nothing for a job that does not ask.
+/// All nodes of the group that have an address; `None` for a job that does not need them.
 pub async fn for_job(hands: &PipelineContext, loaded: &JobInputs) -> Result<Option<GroupHosts>, PassError> {
     let Some(job) = loaded.run.managed_job_id.filter(|_| are_wanted(loaded)) else { return Ok(None) };
     let Some((plan, members)) = rows::group(&hands.db, job).await? else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! The key with which the nodes of one replica reach each other: drawn for each generation, sealed on each job.
+//! Key with which the nodes of one replica reach each other: generated for each generation, sealed on each job.
 
 use serde::{Deserialize, Serialize};
 use windlass_api::agent::runner::SshKey;
@@ -13,7 +13,7 @@ use crate::{
     ssh_keys::{KeyPairError, generate_key_pair},
 };
 
-/// What is in `jobs.secrets_sealed`.
+/// Content of `jobs.secrets_sealed`.
 #[derive(Serialize, Deserialize)]
 struct SealedNodeKey {
     ssh_key: SshKey,
@@ -38,7 +38,7 @@ impl NodeKey {
         Ok(Self(SshKey { private, public }))
     }
 
-    /// For one job of the replica.
+    /// Seals the key for one job of the replica.
     pub fn seal_for(&self, keys: &Keyring, job: SubmissionId) -> Result<Vec<u8>, NodeKeyError> {
         let plain =
             serde_json::to_vec(&SealedNodeKey { ssh_key: self.0.clone() }).map_err(NodeKeyError::Write)?;
@@ -50,7 +50,7 @@ fn node_key_aad(job: SubmissionId) -> AssociatedData<'static> {
     AssociatedData::row("jobs", "secrets_sealed", job.0)
 }
 
-/// The key of a job, where its replica has several.
+/// Key of a job, if its replica has several.
 pub(super) async fn open(hands: &PipelineContext, job: &Job) -> Result<Option<SshKey>, PayloadError> {
     let Some(sealed) = jobs::secrets(&hands.db, job.id).await? else { return Ok(None) };
     let plain = hands.keys.open_sealed(&node_key_aad(job.id), &sealed)?;

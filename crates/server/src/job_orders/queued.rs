@@ -1,7 +1,7 @@
-//! A job as a container of the queue: what it needs, and one script that is all of it.
+//! A job as a container of the queue: its requirements, and one script that contains everything else.
 //!
-//! The script is a secret mount, because variables and commands may hold secrets; nothing of it is in the container
-//! that people see. Pure.
+//! The script is a secret mount, because variables and commands may contain secrets; none of it is in the container
+//! that users see. Pure.
 
 use std::collections::BTreeMap;
 
@@ -17,25 +17,25 @@ use windlass_model::{
 use super::UnstartableReason;
 use crate::agents::JobStart;
 
-/// Where the script is; below `$WINDLASS_ROOT` where the job is a plain process.
+/// Path of the script; below `$WINDLASS_ROOT` where the job is a plain process.
 const SCRIPT_PATH: &str = "/windlass/job";
 const CODE: &str = "/windlass/code";
 const OUTPUT: &str = "/out";
-/// Files that travel with a container through the queue.
+/// Maximum size of the files that are passed with a container through the queue.
 const FILES_MAX: usize = 8 << 20;
 const BYTES_PER_GB: f64 = (1u64 << 30) as f64;
-/// Of a run, from the highest; a container may have ten times as many.
+/// Highest priority of a run; that of a container is ten times as high.
 const RUN_PRIORITY_MAX: u64 = 100;
 
-/// The variable by which a container says whose job it is.
+/// Variable of a container that names its job.
 pub const JOB_VARIABLE: &str = "WINDLASS_JOB_ID";
 
-/// A request for a container. Holds secrets: never log one.
+/// A request for a container. Contains secrets: never log one.
 #[derive(Clone)]
 pub struct QueueRequest {
     pub submission: SubmissionId,
     pub user: UserId,
-    /// As the queue's API takes it.
+    /// Request in the form of the queue's API.
     pub request: Map<String, Value>,
 }
 
@@ -46,10 +46,10 @@ pub(super) struct Inputs<'a> {
     pub(super) priority: i64,
     pub(super) spec: &'a JobSpec,
     pub(super) start: &'a JobStart,
-    /// The dispatcher, and the partition if there is one.
+    /// Dispatcher, and partition if there is one.
     pub(super) dispatcher: Option<&'a str>,
     pub(super) partition: Option<&'a str>,
-    /// What the chosen nodes have, where that has a name.
+    /// GPU type of the chosen nodes, if it has a name.
     pub(super) gpu_type: Option<String>,
     pub(super) is_spot: bool,
 }
@@ -136,7 +136,7 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
         ("description", json!(description)),
         ("state", json!("Committed")),
         ("priority", json!(priority(inputs.priority))),
-        // Whether it is tried again is decided by its run.
+        // Retries are decided by the run.
         ("container_count_max", json!(1)),
         ("use_existing", json!(false)),
         ("command", json!(["/bin/sh", "-c", run])),
@@ -152,18 +152,18 @@ fn request(inputs: &Inputs<'_>, secrets: Map<String, Value>) -> Map<String, Valu
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// A request names an image, even where plain processes are run.
+/// Image of the request, which is required even for plain processes.
 fn image(spec: &JobSpec) -> &str {
     if spec.image_name.is_empty() { "none" } else { &spec.image_name }
 }
 
-/// One to a thousand, in the order of the runs.
+/// Maps the priority of a run to 1 to 1000, preserving the order.
 fn priority(run: i64) -> u64 {
     let run = u64::try_from(run).unwrap_or(0).min(RUN_PRIORITY_MAX);
     1 + run * (PRIORITY_MAX - 1) / RUN_PRIORITY_MAX
 }
 
-/// Puts the one thing in an archive where its path says, under that name; what was there is gone.
+/// Moves the single entry of an archive to its path, under that name, replacing what was there.
 fn unpack_script(archive: &str, path: &str) -> String {
     let path = path.trim_end_matches('/');
     let above = match path.rsplit_once('/') {
@@ -190,12 +190,12 @@ fn script(submit: &SubmitBody, unpack: &str) -> String {
     if let Some(dir) = &orders.working_dir {
         text.push_str(&format!("mkdir -p {0}\ncd {0}\n", quote_path(dir)));
     }
-    // One log for both: what is written to them in turn is read in turn.
+    // One log for both streams, so that the order of their lines is preserved.
     text.push_str(&format!("export WINDLASS_WORKING_DIR=\"$PWD\"\nset +e\nexec {} 2>&1\n", command(orders)));
     text
 }
 
-/// Absolute paths begin where the container's do.
+/// Quotes a path. Absolute paths begin at the container's root.
 fn quote_path(path: &str) -> String {
     if path.starts_with('/') { format!("\"$root\"{}", quote(path)) } else { quote(path) }
 }
@@ -205,7 +205,7 @@ fn command(orders: &Orders) -> String {
     if words.is_empty() { "true".to_owned() } else { words.join(" ") }
 }
 
-/// What is told of the run, by both names, and then the job's own.
+/// Variables that describe the run, under both prefixes, then the job's own.
 fn variables(submit: &SubmitBody) -> BTreeMap<String, String> {
     let orders = &submit.job_spec;
     let name = submit.run_spec.as_ref().and_then(|spec| spec.run_name.clone()).unwrap_or_default();
@@ -224,7 +224,7 @@ fn variables(submit: &SubmitBody) -> BTreeMap<String, String> {
     told.chain(orders.env.clone()).filter(|(name, _)| is_name(name)).collect()
 }
 
-/// What a shell takes for the name of a variable.
+/// Returns whether a shell accepts this as the name of a variable.
 fn is_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
     !name.is_empty() && name.chars().all(is_letter) && !name.starts_with(|c: char| c.is_ascii_digit())
@@ -271,7 +271,7 @@ mod tests {
         build(&inputs).map(|queued| queued.request)
     }
 
-    /// What the container of a request would write, as a plain process below `root`.
+    /// Runs a request's container as a plain process below `root`, and returns its output.
     fn run(request: &Map<String, Value>, root: &Path) -> String {
         for (path, mount) in request["secret_mounts"].as_object().unwrap() {
             let file = root.join(path.trim_start_matches('/'));

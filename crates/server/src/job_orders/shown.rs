@@ -1,4 +1,4 @@
-//! Where a job runs and how to reach it, in the documents that clients read.
+//! Location and connection details of a job, in the documents that clients read.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,8 @@ use crate::{
 
 const HOST_SSH_PORT: u16 = 22;
 const MIB_PER_GB: f64 = 1024.0;
-/// Own machines of any kind are `remote` for clients: they read no answer that holds a word they do not know.
+/// Backend as clients see it: instances that users own are `remote`, because clients reject a response with a value
+/// that they do not know.
 pub fn client_backend(backend: &str) -> &str {
     let is_own = matches!(backend, "local" | "mock");
     if !is_own && BackendType::ALL.iter().any(|known| known.as_str() == backend) { backend } else { "remote" }
@@ -38,12 +39,12 @@ pub fn client_backend(backend: &str) -> &str {
 pub struct HostLogin {
     pub username: String,
     pub port: u16,
-    /// The host before it, if any.
+    /// Jump host, if any.
     pub proxy: Option<Value>,
 }
 
 impl HostLogin {
-    /// The host's own settings go before those of its fleet. `None`: it is not reached over SSH.
+    /// Account of an instance; its own settings override those of its fleet. `None`: it is not reached over SSH.
     pub fn of(instance: &Instance, fleet_spec: Option<&Value>) -> Option<Self> {
         if instance.backend.as_deref() != Some("remote") {
             return None;
@@ -70,14 +71,14 @@ impl HostLogin {
     }
 }
 
-/// What clients call the runtime data of a job.
+/// Runtime data of a job, as clients name it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RuntimeData {
     pub network_mode: NetworkMode,
-    /// Null where the job has the whole machine.
+    /// Null where the job has the whole instance.
     pub cpu: Option<f64>,
     pub gpu: Option<i64>,
-    /// GB.
+    /// In GB.
     pub memory: Option<f64>,
     /// Port in the container, port on the host. Null until the container runs.
     pub ports: Option<BTreeMap<u16, u16>>,
@@ -93,14 +94,13 @@ pub struct RuntimeData {
     pub container_name: Option<String>,
     #[serde(default)]
     pub gpus_ids: Vec<String>,
-    /// What it runs in, for people: `a container of image debian:12`, `a plain process, confined (user
-    /// of its own)`.
+    /// Execution mode for people, such as `a container of image debian:12` or `a plain process, confined`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runs_in: Option<String>,
 }
 
 impl RuntimeData {
-    /// What is known of a job as soon as it has its instance.
+    /// Data that is known as soon as a job has its instance.
     pub fn placed(job: &Job, spec: &JobSpec, instance: &Instance) -> Result<Self, PassError> {
         let offer = inventory::offer(instance)?;
         let blocks = u32::try_from(job.blocks).unwrap_or_default();
@@ -132,7 +132,7 @@ impl RuntimeData {
         })
     }
 
-    /// What the shim says of its task.
+    /// Adds the shim's report about the task.
     pub fn seen(&mut self, task: &TaskInfo) {
         if let Some(ports) = &task.ports {
             self.ports = Some(ports.iter().map(|port| (port.container, port.host)).collect());
@@ -145,14 +145,15 @@ impl RuntimeData {
         }
     }
 
-    /// What the runner says of the job it took.
+    /// Adds the runner's report about the job.
     pub fn started(&mut self, started: &JobStarted) {
         self.working_dir = Some(started.working_dir.clone());
         self.username = Some(started.username.clone());
     }
 }
 
-/// What a placed job will run in. Whether a plain process is confined where it need not be, is known with its task.
+/// Execution mode of a placed job. Whether a plain process is confined where it need not be is known only with its
+/// task.
 fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
     let image = ImageChoice::of(spec)?;
     match image.on(offer.host.runtimes.as_ref()).ok()? {
@@ -161,7 +162,7 @@ fn runs_in(spec: &JobSpec, offer: &Offer) -> Option<String> {
     }
 }
 
-/// A part of an instance gets ports of its own; several nodes always have the whole one.
+/// A part of an instance gets separate ports; several nodes always have the whole instance.
 pub(super) fn network(whole: bool, jobs_per_replica: u32) -> NetworkMode {
     if whole || jobs_per_replica > 1 { NetworkMode::Host } else { NetworkMode::Bridge }
 }
@@ -174,10 +175,10 @@ fn instance_type(instance: &Instance) -> Value {
     })
 }
 
-/// What clients call the provisioning data of a job: the machine, and the way there.
+/// Provisioning data of a job, as clients name it: the instance, and how to connect to it.
 pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Option<&RuntimeData>) -> Value {
     let own_port = runtime.and_then(|runtime| runtime.ports.as_ref()).and_then(|ports| ports.get(&SSH_PORT));
-    // On this very machine nothing stands before the task's own SSH server.
+    // On the server's machine the task's own SSH server is reached directly.
     let is_here = instance.backend.as_deref() == Some("local");
     let (username, port) = match login {
         Some(login) => (login.username.as_str(), login.port),
@@ -205,7 +206,7 @@ pub fn provisioning(instance: &Instance, login: Option<&HostLogin>, runtime: Opt
     })
 }
 
-/// How people come in: the SSH command once they are attached, and the link that opens their editor.
+/// Connection details for users: the SSH command once they are attached, and the link that opens their editor.
 pub fn connection(
     run_name: &str,
     job: &Job,

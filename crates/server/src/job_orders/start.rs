@@ -1,4 +1,4 @@
-//! What the runner of a job is told, from what is stored.
+//! Request that starts the runner of a job, built from stored data.
 
 use std::collections::BTreeMap;
 
@@ -20,28 +20,28 @@ use crate::{
     pass_error::PassError,
 };
 
-/// The variable that tells a service where to listen.
+/// Variable with the port on which a service listens.
 const PORT_VARIABLE: &str = "PORT";
 
 pub(super) struct Inputs<'a> {
     pub(super) run: &'a Run,
     pub(super) job: &'a Job,
-    /// With its secrets.
+    /// With secrets filled in.
     pub(super) spec: JobSpec,
     pub(super) project_name: Option<&'a str>,
-    /// Below the job's own.
+    /// Overridden by the job's own.
     pub(super) fleet_env: BTreeMap<String, String>,
-    /// All nodes of the replica, this one included, in order.
+    /// All nodes of the replica, including this one, in order.
     pub(super) nodes: &'a [JobNode],
-    /// What the commands may name.
+    /// Addresses that the commands may name.
     pub(super) addresses: &'a BTreeMap<(u32, u32), String>,
     pub(super) key: Option<SshKey>,
     pub(super) repo_credentials: Option<RepoCredentials>,
-    /// Bytes of output an hour; `None`: any number.
+    /// Bytes of output per hour; `None`: no limit.
     pub(super) log_quota_hour: Option<u64>,
 }
 
-/// The parts of a run specification that a runner knows.
+/// Parts of a run specification that a runner knows.
 #[derive(Deserialize)]
 struct StoredRunSpec {
     repo_id: Option<String>,
@@ -56,7 +56,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
     let stored: StoredRunSpec = serde_json::from_str(&run.spec).map_err(PassError::document)?;
     let is_dev = stored.configuration["type"] == "dev-environment";
     let mut configuration = stored.configuration;
-    // The runner needs none of it, and it may hold credentials.
+    // The runner needs nothing else of it, and it may contain credentials.
     if let Some(fields) = configuration.as_object_mut() {
         fields.retain(|name, _| matches!(name.as_str(), "type" | "name"));
     }
@@ -76,7 +76,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> Result<SubmitBody, PassError> {
         job_spec: build_orders(inputs, spec, is_dev),
         job_submission: JobSubmission { id: job.id.to_string() },
         cluster_info: Some(cluster(inputs.nodes, &inputs.spec.requirements.resources)?),
-        // They are in the variables that name them, and nowhere else.
+        // They are only in the variables that name them.
         secrets: BTreeMap::new(),
         repo_credentials: inputs.repo_credentials.clone(),
         log_quota_hour: inputs.log_quota_hour,
@@ -109,7 +109,7 @@ fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
         env,
         single_branch: spec.single_branch.unwrap_or(true),
         max_duration: spec.max_duration,
-        // Without a limit, the runner would have one of its own.
+        // Without a limit, the runner would apply its default.
         stop_duration: Some(spec.stop_duration.unwrap_or(STOP_MAX_SECS)),
         ssh_key: inputs.key.clone(),
         working_dir: spec.working_dir.clone(),
@@ -122,12 +122,12 @@ fn build_orders(inputs: &Inputs<'_>, spec: &JobSpec, is_dev: bool) -> Orders {
             .map(|file| FileArchive { id: file.id.to_string(), path: file.path.clone() })
             .collect(),
         python: spec.python.clone(),
-        // People work in a dev environment; the output of anything else is for a log.
+        // Users work in a dev environment; all other output goes to a log.
         tty: Some(is_dev),
     }
 }
 
-/// A shell that is called interactive complains about every terminal it does not get.
+/// Removes `-i`: an interactive shell without a terminal prints warnings.
 fn without_terminal(argv: &mut Vec<String>) {
     if let [_, interactive, command, _] = &argv[..]
         && interactive == "-i"
@@ -137,12 +137,12 @@ fn without_terminal(argv: &mut Vec<String>) {
     }
 }
 
-/// What a client sent; one that no runner knows is left out, and then nothing is cloned.
+/// Repository data that the client sent; a kind that runners do not know is left out, and then nothing is cloned.
 fn repo_data(sent: &Value) -> Option<RepoData> {
     serde_json::from_value(sent.clone()).ok()
 }
 
-/// The nodes of a replica with their addresses and devices.
+/// Nodes of a replica with their addresses and devices.
 pub(super) fn cluster(nodes: &[JobNode], wanted: &ResourcesSpec) -> Result<ClusterInfo, PassError> {
     let mut info = ClusterInfo::default();
     let mut gpus = Vec::with_capacity(nodes.len());
@@ -198,7 +198,7 @@ pub(super) fn variables(env: &Value) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// The address of a repository that needs no credentials.
+/// Address of a repository that needs no credentials.
 pub(super) fn public_repo(run_spec: &str) -> Option<RepoCredentials> {
     let spec: Value = serde_json::from_str(run_spec).ok()?;
     let url = spec["configuration"]["repos"][0]["url"].as_str()?;

@@ -1,4 +1,4 @@
-//! The task specification of a submission, from what is stored.
+//! Task specification of a submission, built from stored data.
 
 use windlass_api::agent::shim::{self, ProcessIsolation, TaskSpec};
 use windlass_model::{
@@ -23,24 +23,24 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 pub(super) struct Inputs<'a> {
     pub(super) job: &'a Job,
-    /// With its secrets.
+    /// With secrets filled in.
     pub(super) spec: &'a JobSpec,
-    /// What its instance has, and may do.
+    /// Resources and runtimes of its instance.
     pub(super) offer: &'a Offer,
-    /// `None`: what the job says; the agent refuses what it cannot run.
+    /// `None`: as the job specifies; the agent rejects what it cannot run.
     pub(super) runs_in: Option<ExecutionMode<'a>>,
-    /// Its network volumes, attached.
+    /// Network volumes of the job, attached.
     pub(super) mounts: TaskMounts,
     pub(super) user_key: Option<&'a str>,
     pub(super) project_key: Option<&'a str>,
-    /// The account on the host, where it is reached over SSH.
+    /// Account on the host, if it is reached over SSH.
     pub(super) login: Option<&'a HostLogin>,
 }
 
 pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
     let Inputs { job, spec, offer, .. } = inputs;
     let blocks = u32::try_from(job.blocks).unwrap_or_default();
-    // It gets devices of its blocks, as many as it asked for, and no others.
+    // The job gets devices of its blocks, as many as requested, and no others.
     let part = share(&offer.host, blocks, offer.total_blocks);
     let whole = blocks >= offer.total_blocks;
     let several = spec.jobs_per_replica > 1;
@@ -54,7 +54,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
         registry_username: auth(|auth| &auth.username),
         registry_password: auth(|auth| &auth.password),
         image_name: image_name(spec, inputs.runs_in),
-        // The runner becomes the user of the job; until then it prepares what only root may.
+        // The runner switches to the user of the job; before that it performs the steps that need root.
         container_user: "root".to_owned(),
         privileged: spec.privileged,
         gpu: granted_gpus(&part, &spec.requirements.resources).into(),
@@ -76,7 +76,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
             .collect(),
         app_ports: app_ports(spec),
         pids: 0,
-        // The least of it chose the machine; the most is what the job may have of it.
+        // The minimum selected the instance; the maximum is the limit of the job.
         disk: spec.requirements.resources.disk.as_ref().and_then(|disk| disk.size.max).map_or(0, gigabytes),
         cluster: several,
         process_isolation: process_isolation(inputs.runs_in),
@@ -84,7 +84,7 @@ pub(super) fn build(inputs: &Inputs<'_>) -> TaskSpec {
     }
 }
 
-/// The image that the agent is told: `none` for a plain process.
+/// Image as sent to the agent: `none` for a plain process.
 fn image_name(spec: &JobSpec, runs_in: Option<ExecutionMode<'_>>) -> String {
     let asked = if spec.image_name.is_empty() { PLAIN_PROCESS_IMAGE } else { &spec.image_name };
     runs_in.map_or(asked, ExecutionMode::image_name).to_owned()
@@ -103,7 +103,7 @@ fn process_isolation(runs_in: Option<ExecutionMode<'_>>) -> ProcessIsolation {
     }
 }
 
-/// Variables that no client has put in.
+/// Substitutes variables that no client has filled in.
 fn with_variables(text: &str, spec: &JobSpec) -> String {
     let resolve = |reference: &Reference| match reference {
         Reference::Named { namespace, name } if namespace == "env" => {
@@ -114,15 +114,15 @@ fn with_variables(text: &str, spec: &JobSpec) -> String {
     interpolate::substitute(text, DollarEscape::Keep, resolve).unwrap_or_else(|_| text.to_owned())
 }
 
-/// Whose account on the host lets the user pass to the container, and the key. A host that is not reached over SSH has
-/// no such account.
+/// Account on the host through which the user reaches the container, and the user's key. A host that is not reached
+/// over SSH has no such account.
 fn host_keys(inputs: &Inputs<'_>) -> Option<(String, String)> {
     let login = inputs.login?;
     let key = inputs.user_key.map(str::trim).filter(|key| !key.is_empty())?;
     Some((login.username.clone(), key.to_owned()))
 }
 
-/// Where the program of a service listens, and what tasks and dev environments open.
+/// Ports of the service's program, and of the applications of tasks and dev environments.
 fn app_ports(spec: &JobSpec) -> Vec<u16> {
     let mut ports: Vec<u16> =
         spec.service_port.into_iter().chain(spec.app_specs.iter().map(|app| app.port)).collect();

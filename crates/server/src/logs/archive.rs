@@ -1,7 +1,7 @@
-//! The log store of this process: what is kept, who copies at the moment, and who waits for more.
+//! The log store of this process, with its open logs: those that are being copied or followed.
 //!
-//! A log is *open* here while somebody copies or follows it; nothing is remembered of any other. Whoever follows is
-//! told of every append made through here. Appends of other replicas are seen by looking.
+//! Nothing is kept in memory for any other log. Followers are notified of every append made through this process.
+//! Appends of other replicas are found by polling.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -29,23 +29,23 @@ pub struct NotifyingLogStore {
 type OpenLogTable = Mutex<HashMap<Log, Arc<OpenLogState>>>;
 
 struct OpenLogState {
-    /// One copy of a log at a time; the others wait for it.
+    /// Allows one copy of a log at a time; the others wait for it.
     copying: tokio::sync::Mutex<()>,
-    /// Somebody heard of more since the last look.
+    /// True if growth was reported since the last read of the host.
     heard: AtomicBool,
     news: watch::Sender<LogStatus>,
 }
 
-/// What is known of an open log.
+/// State of an open log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogStatus {
-    /// Where the log ended when it was last appended to, or looked at.
+    /// End of the log when it was last appended to or polled.
     pub end: u64,
-    /// The job is over: nothing is added any more.
+    /// Result of the job, once it has ended: nothing is appended any more.
     pub over: Option<JobResult>,
 }
 
-/// How a job ended.
+/// Result of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobResult {
     pub status: &'static str,
@@ -53,7 +53,7 @@ pub struct JobResult {
     pub termination_reason: Option<String>,
 }
 
-/// An open log. It is closed with the last of them.
+/// Handle of an open log. The log is closed when the last handle is dropped.
 pub(super) struct OpenLog {
     log: Log,
     state: Arc<OpenLogState>,
@@ -71,18 +71,18 @@ impl NotifyingLogStore {
         Self { store, open: Arc::default() }
     }
 
-    /// How many logs somebody copies or follows here.
+    /// Number of logs that this process copies or follows.
     pub fn open_log_count(&self) -> usize {
         self.open.lock().len()
     }
 
-    /// Tells of this log from now on.
+    /// Subscribes to changes of a log.
     pub fn follow(&self, log: &Log) -> LogSubscription {
         let open = self.open(log);
         LogSubscription { news: open.state.news.subscribe(), _open: open }
     }
 
-    /// The logs that somebody follows and whose end is not known.
+    /// The logs that are followed and whose job has not ended.
     pub(super) fn followed(&self) -> Vec<Log> {
         let table = self.open.lock();
         let waited =
@@ -103,7 +103,7 @@ impl NotifyingLogStore {
         OpenLog { log: *log, state: Arc::clone(state), table: Arc::clone(&self.open) }
     }
 
-    /// Tells whoever follows where the log ends.
+    /// Notifies followers of the end of the log.
     pub(super) fn tell(&self, log: &Log, end: u64) {
         if let Some(state) = self.open.lock().get(log) {
             state.news.send_if_modified(|news| {
@@ -114,7 +114,7 @@ impl NotifyingLogStore {
         }
     }
 
-    /// Tells whoever follows that nothing more will come.
+    /// Notifies followers that the job has ended and nothing more is appended.
     pub(super) fn publish_job_result(&self, log: &Log, over: JobResult) {
         if let Some(state) = self.open.lock().get(log) {
             state.news.send_if_modified(|news| news.over.replace(over).is_none());
@@ -127,12 +127,12 @@ impl OpenLog {
         self.state.copying.lock().await
     }
 
-    /// Whether this is the first to hear of more since the last look.
+    /// Records that the log grew. Returns whether this is the first report since the last read of the host.
     pub(super) fn mark_grown(&self) -> bool {
         !self.state.heard.swap(true, Ordering::SeqCst)
     }
 
-    /// Whoever hears of more from now on needs another look.
+    /// Makes the next report of growth start another copy.
     pub(super) fn clear_grown(&self) {
         self.state.heard.store(false, Ordering::SeqCst);
     }
@@ -141,7 +141,7 @@ impl OpenLog {
 impl Drop for OpenLog {
     fn drop(&mut self) {
         let mut table = self.table.lock();
-        // The table's and this one; nobody can get another while the table is locked.
+        // Two references: the table's and this one. No other can be created while the table is locked.
         if let Entry::Occupied(entry) = table.entry(self.log)
             && Arc::ptr_eq(entry.get(), &self.state)
             && Arc::strong_count(&self.state) == 2
@@ -151,21 +151,21 @@ impl Drop for OpenLog {
     }
 }
 
-/// Hears of one log.
+/// A subscription to one log.
 pub struct LogSubscription {
     news: watch::Receiver<LogStatus>,
     _open: OpenLog,
 }
 
 impl LogSubscription {
-    /// What is known now; [`Follow::changed`] waits for more than this.
+    /// The present state; [`Follow::changed`] waits for a later one.
     pub fn news(&mut self) -> LogStatus {
         self.news.borrow_and_update().clone()
     }
 
     pub async fn changed(&mut self) {
         if self.news.changed().await.is_err() {
-            // The sender lives as long as this.
+            // The sender lives as long as this subscription.
             std::future::pending::<()>().await;
         }
     }

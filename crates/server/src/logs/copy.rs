@@ -1,8 +1,8 @@
-//! From a host's spool into the store.
+//! Copies logs from the spool of a host into the store.
 //!
-//! A copy begins where the store ends, so it may be broken off anywhere and made again by anybody. Hosts are not
-//! believed: what a call reads, how long it takes and how much of a log is kept are bounded by us, and a host that
-//! promises bytes and brings none ends the call.
+//! A copy begins where the store ends, so it may be interrupted at any point and repeated by any replica. Hosts are not
+//! trusted: the server limits how much a call reads, how long it takes and how much of a log is stored, and a call ends
+//! when the host announces bytes and does not deliver them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,31 +16,31 @@ use crate::{
     db::Db,
 };
 
-/// Bytes asked of a host at once, and so the longest piece of a log.
+/// Maximum number of bytes requested from a host at once, and so the maximum length of a piece.
 pub const CHUNK_BYTES_MAX: usize = 256 * 1024;
-/// Bytes one call copies at most.
+/// Maximum number of bytes that one call copies.
 pub const CALL_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Time one call may take; a read that has begun is finished.
+/// Maximum duration of one call; a read in progress is finished.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(5);
-/// Bytes that are kept of one log.
+/// Maximum number of bytes stored of one log.
 pub const LOG_BYTES_MAX: u64 = 8 * 1024 * 1024 * 1024;
-/// Copies that are made at once because hosts told of more output.
+/// Maximum number of concurrent copies that hosts' reports of new output start.
 const COPIES_MAX: usize = 256;
-/// Looks after which a copy gives its place to others, though its host still has more.
+/// Number of calls after which a copy releases its permit, even if its host has more.
 const ROUNDS_MAX: usize = 64;
-/// How often one call goes back because the store does not end where it did.
+/// Maximum number of times that one call restarts because the end of the log in the store changed.
 const GAPS_MAX: usize = 3;
 
-/// What is written behind the last byte that is kept of a log that is too long.
+/// Appended to a log that was truncated.
 pub const TRUNCATION_NOTICE: &[u8] = b"\nwindlass: this log is too long, the rest was not kept\n";
 
 #[derive(Clone, Copy, Debug)]
 pub struct CopyLimits {
-    /// Of one call.
+    /// Per call.
     pub bytes: u64,
-    /// Of one call.
+    /// Per call.
     pub time: Duration,
-    /// Of one log.
+    /// Per log.
     pub kept: u64,
 }
 
@@ -50,14 +50,14 @@ impl Default for CopyLimits {
     }
 }
 
-/// How far the store is.
+/// Progress of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyProgress {
-    /// Where the log ends in the store.
+    /// End of the log in the store.
     pub end: u64,
-    /// All there will ever be is in the store, and survives a power cut.
+    /// True if the log is complete in the store and survives a power cut.
     pub complete: bool,
-    /// The host has more at this moment: a bound of the call was reached, or the host did not bring what it has.
+    /// True if the host has more: the call reached a limit, or the host did not deliver what it announced.
     pub more: bool,
 }
 
@@ -69,8 +69,8 @@ pub enum CopyError {
     Store(#[from] LogError),
 }
 
-/// Copies what the host has beyond the end of the store. A copy of the same log that is under way in this process
-/// is waited for first. `now` stands beside the bytes for those who look by time.
+/// Copies what the host has beyond the end of the store. Waits first for a copy of the same log by this process. `now`
+/// is stored as the time of the bytes, for queries by time.
 pub async fn catch_up(
     archive: &NotifyingLogStore,
     agents: &dyn AgentApi,
@@ -81,7 +81,7 @@ pub async fn catch_up(
 ) -> Result<CopyProgress, CopyError> {
     let open = archive.open(log);
     let _alone = open.copying().await;
-    // What is heard of before the first read is seen by it.
+    // The first read covers all growth that was reported before it.
     open.clear_grown();
     let began = Instant::now();
     let first = archive.end(log).await?;
@@ -109,14 +109,14 @@ pub async fn catch_up(
         match archive.append(log, end, now.0, bytes).await {
             Ok(grown) => end = grown,
             Err(LogError::Gap { end: theirs, .. }) if gaps < GAPS_MAX => {
-                // Somebody removed the log meanwhile.
+                // Another process removed the log meanwhile.
                 (end, gaps) = (theirs, gaps + 1);
                 continue;
             }
             Err(error) => return Err(error.into()),
         }
         if end >= part.end {
-            // Whatever comes after this answer is told, or found by the next call.
+            // Later output is reported by the host, or found by the next call.
             return finish_if_complete(archive, agents, call, log, &part, end).await;
         }
         if end.saturating_sub(first) >= limits.bytes || began.elapsed() >= limits.time {
@@ -125,7 +125,7 @@ pub async fn catch_up(
     }
 }
 
-/// All that the host had is here.
+/// Finishes the copy if the host reports that the log is complete.
 async fn finish_if_complete(
     archive: &NotifyingLogStore,
     agents: &dyn AgentApi,
@@ -140,7 +140,7 @@ async fn finish_if_complete(
     Ok(CopyProgress { end, complete: false, more: false })
 }
 
-/// All is here. A runner that waits for that need wait no longer; one that does not hear it goes by itself.
+/// Finishes a complete copy. A runner that waits for the acknowledgement may exit; without one it exits by itself.
 async fn finish_copy(
     archive: &NotifyingLogStore,
     agents: &dyn AgentApi,
@@ -153,7 +153,7 @@ async fn finish_copy(
     Ok(CopyProgress { end, complete: true, more: false })
 }
 
-/// Copies because hosts told of more output: one copy per log at a time, and a bounded number in all.
+/// Copies logs when hosts report new output: one copy per log at a time, and a limited number in total.
 #[derive(Clone)]
 pub struct LogCopier {
     archive: Arc<NotifyingLogStore>,
@@ -166,8 +166,8 @@ impl LogCopier {
         Self { archive, db, places: Arc::new(Semaphore::new(COPIES_MAX)) }
     }
 
-    /// A host told that a log grew. Returns at once; a copy that has not begun its look yet serves this one too.
-    /// What fails here is made good by the passes over the job.
+    /// Starts a copy of a log that grew, and returns at once. A copy that has not begun to read yet covers this report
+    /// too. The passes over the job repeat a copy that fails here.
     pub fn heard(&self, agents: &Arc<dyn AgentApi>, call: CallContext, log: Log) {
         let open = self.archive.open(&log);
         if !open.mark_grown() {
@@ -177,8 +177,8 @@ impl LogCopier {
         tokio::spawn(async move {
             let Ok(_place) = copier.places.acquire().await else { return };
             if let Err(error) = copier.copy(&*agents, call, &log).await {
-                tracing::debug!(submission = %log.submission, %error, "copy a log");
-                // It may have failed before its look: later news must not rely on it.
+                tracing::debug!(submission = %log.submission, %error, "failed to copy log");
+                // The copy may have failed before its first read, so later reports must not rely on it.
                 open.clear_grown();
             }
         });
@@ -187,7 +187,7 @@ impl LogCopier {
     async fn copy(&self, agents: &dyn AgentApi, call: CallContext, log: &Log) -> Result<(), CopyError> {
         let mut before = None;
         for _ in 0..ROUNDS_MAX {
-            // A log whose times are a little off is better than one that is late.
+            // A log with slightly wrong times is better than a late one.
             let now = self.db.now().await.unwrap_or_default();
             let progress = catch_up(&self.archive, agents, call, log, now, CopyLimits::default()).await?;
             if !progress.more || before == Some(progress.end) {

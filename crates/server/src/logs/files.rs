@@ -1,8 +1,8 @@
 //! Logs as files below the data directory.
 //!
 //! `PROJECT/RUN/SUBMISSION/STREAM.log` holds the bytes, `STREAM.idx` a record of [`RECORD_BYTES`] bytes for each piece:
-//! offset, time, length, and a check sum over these and the bytes. A piece at the tail counts if its check sum holds,
-//! so whatever a crash cut off or a power cut left blank was never there, and its writer brings it again.
+//! offset, time, length, and a checksum of these and the bytes. A piece at the tail is valid only if its checksum
+//! matches, so what a crash truncated or a power cut left blank is ignored, and its writer sends it again.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,7 +17,7 @@ use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
 use crate::secrets::create_private_dirs;
 
 const RECORD_BYTES: u64 = 24;
-/// What one read of the index holds.
+/// Number of records per read of the index.
 const RECORDS_AT_ONCE: usize = 1024;
 
 #[derive(Debug)]
@@ -80,7 +80,7 @@ impl LogStore for FileLogStore {
     }
 }
 
-/// Why a piece of file work did not succeed; the submission is added outside.
+/// Errors of file operations; the caller adds the submission.
 enum FileError {
     Io(io::Error),
     Gap { offset: u64, end: u64 },
@@ -110,7 +110,7 @@ fn run_blocking<T: Send + 'static>(
 
 fn append(base: &Path, offset: u64, at: i64, bytes: &[u8]) -> Result<u64, FileError> {
     let open = LogFiles::write(base)?;
-    // Another replica may have lost its lock a moment ago and still be writing the same bytes.
+    // Another replica may have lost its lease a moment ago and still be writing the same bytes.
     open.index.lock()?;
     let (end, records) = open.end()?;
     if offset > end {
@@ -119,14 +119,14 @@ fn append(base: &Path, offset: u64, at: i64, bytes: &[u8]) -> Result<u64, FileEr
     let known = usize::try_from(end - offset).unwrap_or(usize::MAX);
     let Some(fresh) = bytes.get(known..).filter(|fresh| !fresh.is_empty()) else { return Ok(end) };
     open.bytes.write_all_at(fresh, end)?;
-    // A record is read back with a length of 32 bits.
+    // A record stores the length in 32 bits.
     let len = u32::try_from(fresh.len()).map_err(|_| io::Error::from(ErrorKind::InvalidInput))?;
-    // Clocks of hosts jump. Looking up by time needs times that never go back.
+    // Clocks of hosts jump, but a search by time needs times that never decrease.
     let at = match records.checked_sub(1) {
         Some(last) => at.max(open.record(last)?.at),
         None => at,
     };
-    // Records behind the last good one would come to life again after the next.
+    // Otherwise invalid records after the last valid one would become valid again after the next append.
     open.index.set_len(records * RECORD_BYTES)?;
     let record = IndexRecord::new(end, at, len, fresh);
     open.index.write_all_at(&record.encode(), records * RECORD_BYTES)?;
@@ -153,7 +153,7 @@ impl LogFiles {
         Ok(Self { bytes: open("log")?, index: open("idx")? })
     }
 
-    /// `None`: nobody has written this log.
+    /// Returns `None` if the log does not exist.
     fn read(base: &Path) -> io::Result<Option<Self>> {
         let open = |extension: &str| match File::open(base.with_extension(extension)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -162,10 +162,10 @@ impl LogFiles {
         Ok(open("log")?.zip(open("idx")?).map(|(bytes, index)| Self { bytes, index }))
     }
 
-    /// Where the log ends, and how many records say so.
+    /// End of the log, and the number of valid records.
     fn end(&self) -> io::Result<(u64, u64)> {
         let (mut records, held) = (self.index.metadata()?.len() / RECORD_BYTES, self.bytes.metadata()?.len());
-        // Records at the tail that are torn, or whose bytes never came, do not count.
+        // Records at the tail that are torn, or whose bytes are missing, do not count.
         while let Some(last) = records.checked_sub(1) {
             let record = self.record(last)?;
             if record.end() <= held && self.piece(&record).is_ok() {
@@ -186,7 +186,7 @@ impl LogFiles {
         self.records(at, 1)?.pop().ok_or_else(|| ErrorKind::UnexpectedEof.into())
     }
 
-    /// The first of `count` records for which `before` no longer holds.
+    /// Index of the first of `count` records for which `before` is false.
     fn seek(&self, count: u64, before: impl Fn(&IndexRecord) -> bool) -> io::Result<u64> {
         let (mut low, mut high) = (0, count);
         while low < high {

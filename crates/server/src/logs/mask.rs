@@ -1,8 +1,8 @@
-//! Values of secrets in logs, on their way to readers: each byte of one is an asterisk.
+//! Masks the values of secrets in logs when they are read: each byte becomes an asterisk.
 //!
-//! The store has what the job wrote. A masked text is as long as it was, so offsets stay right. A value that lies across
-//! the border of what is read is found by looking at the bytes before and after it. At the end of a log that still
-//! grows, the beginning of a value is kept back for a moment, until what follows is known.
+//! The store has what the job wrote. A masked text has the same length, so offsets stay valid. A value that crosses the
+//! border of the range is found by reading the bytes before and after it. At the end of a log that still grows, a
+//! possible beginning of a value is held back briefly, until the bytes after it are known.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,28 +17,30 @@ use crate::{
     secrets::{AssociatedData, Keyring},
 };
 
-/// Shorter values are words: to hide them would hide the log.
+/// Shorter values are common words: masking them would make the log unreadable.
 const BYTES_MIN: usize = 6;
-/// Of values with several lines, lines that are as long are hidden by themselves too: a log may have them indented.
+/// Of values with several lines, lines of at least this length are also masked individually, because a log may indent
+/// them.
 const LINE_BYTES_MIN: usize = 16;
-/// The beginning of a value that is hidden at the end of a log, if it is half of it: less may be any word.
+/// Minimum length of the beginning of a value that is masked at the end of a log, if it is at least half of the value:
+/// anything shorter may be a common word.
 const PARTIAL_BYTES_MIN: usize = 4;
-/// How long the secrets of a project are believed to be what they were.
+/// Time for which the secrets of a project are cached.
 const MASK_TTL: Duration = Duration::from_secs(2);
 const PROJECTS_MAX: usize = 1000;
 const CHUNKS_MAX: usize = 4096;
 
-/// Finds values.
+/// Finds and masks values.
 #[derive(Debug)]
 pub struct Mask {
     values: Vec<Vec<u8>>,
     finder: AhoCorasick,
-    /// The longest of them.
+    /// Length of the longest value.
     len_max: usize,
 }
 
 impl Mask {
-    /// `None` when there is nothing to hide.
+    /// Returns `None` if there is nothing to mask.
     pub fn new<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let mut values: Vec<Vec<u8>> = Vec::new();
         for secret in secrets {
@@ -54,12 +56,12 @@ impl Mask {
         values.sort_unstable();
         values.dedup();
         let len_max = values.iter().map(Vec::len).max()?;
-        // Only more patterns than memory holds could fail.
+        // Fails only if the patterns do not fit into memory.
         let finder = AhoCorasick::new(&values).ok()?;
         Some(Self { values, finder, len_max })
     }
 
-    /// Hides every value in `text`.
+    /// Masks every value in `text`.
     pub fn apply(&self, text: &mut [u8]) {
         let found: Vec<_> = self.finder.find_overlapping_iter(&*text).map(|found| found.range()).collect();
         for range in found {
@@ -72,7 +74,7 @@ impl Mask {
         self.values.iter().map(|value| (begun(value, text), value.len())).max().unwrap_or_default()
     }
 
-    /// Whether the first bytes of `text` may be the rest of a value.
+    /// Returns whether the first bytes of `text` may be the rest of a value.
     fn may_continue_value(&self, text: &[u8]) -> bool {
         let ends = |value: &Vec<u8>| {
             (1..value.len()).any(|at| {
@@ -83,7 +85,7 @@ impl Mask {
         !text.is_empty() && self.values.iter().any(ends)
     }
 
-    /// Reads pieces with values hidden, those that reach beyond the range included.
+    /// Reads pieces and masks values in them, including values that extend beyond the range.
     pub async fn read(
         &self,
         store: &dyn LogStore,
@@ -99,7 +101,7 @@ impl Mask {
         let (begin, end) = (pieces[*first].offset, pieces[*last].end());
         let mut text: Vec<u8> = Vec::new();
         for at in &order {
-            // Pieces lie side by side; were there a gap, nothing would be found across it.
+            // Pieces are contiguous; across a gap no value would be found.
             let from = usize::try_from(pieces[*at].offset - begin).unwrap_or(usize::MAX);
             text.resize(from.max(text.len()), 0);
             text.extend_from_slice(&pieces[*at].bytes);
@@ -117,7 +119,7 @@ impl Mask {
             let after = bytes(store, log, end, end + around).await?;
             whole.extend_from_slice(&after);
             let (len, of) = self.begun(&whole);
-            // More follows than any value is long, or the log ends within this one.
+            // Either more bytes follow than any value is long, or the log ends within this value.
             begun = PartialValue { len, of, left: len.saturating_sub(after.len()) };
         }
         self.apply(&mut whole);
@@ -131,17 +133,17 @@ impl Mask {
     }
 }
 
-/// The beginning of a value with which a log ends for now.
+/// A beginning of a value at the present end of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PartialValue {
     len: usize,
-    /// How long the value is.
+    /// Length of the value.
     of: usize,
-    /// How much of the beginning is in what was read.
+    /// Number of bytes of the beginning that are in the requested range.
     left: usize,
 }
 
-/// Pieces without the values of secrets.
+/// Pieces with masked values.
 #[derive(Debug)]
 pub struct MaskedChunks {
     pub pieces: Vec<LogChunk>,
@@ -149,7 +151,7 @@ pub struct MaskedChunks {
 }
 
 impl MaskedChunks {
-    /// Takes away what may be the beginning of a value, for those who can be told it later. Pieces are in order.
+    /// Removes a possible beginning of a value, for readers that can receive it later. The pieces must be in order.
     pub fn hold_back_partial(&mut self) {
         let mut left = self.begun.left;
         while left > 0
@@ -164,7 +166,8 @@ impl MaskedChunks {
         }
     }
 
-    /// Hides half a value and more, for those who cannot: they ask by time.
+    /// Masks the beginning of a value if it is at least half of it, for readers that query by time and cannot receive
+    /// it later.
     pub fn hide(&mut self) {
         let PartialValue { len, of, mut left } = self.begun;
         if len < PARTIAL_BYTES_MIN || 2 * len < of {
@@ -180,13 +183,13 @@ impl MaskedChunks {
     }
 }
 
-/// How many bytes at the end of `text` are the beginning of the value.
+/// Number of bytes at the end of `text` that are the beginning of the value.
 fn begun(value: &[u8], text: &[u8]) -> usize {
     let most = text.len().min(value.len() - 1);
     (1..=most).rev().find(|len| text.ends_with(&value[..*len])).unwrap_or(0)
 }
 
-/// What the log has from one offset up to another.
+/// Reads the bytes of a log between two offsets.
 async fn bytes(store: &dyn LogStore, log: &Log, from: u64, to: u64) -> Result<Vec<u8>, LogError> {
     let mut found = Vec::new();
     loop {
@@ -219,7 +222,7 @@ struct CachedMask {
     mask: Option<Arc<Mask>>,
 }
 
-/// The masks of all projects. Cheap to clone.
+/// Cache of the masks of all projects. Cheap to clone.
 #[derive(Clone)]
 pub struct MaskCache(Arc<Inner>);
 
@@ -235,7 +238,7 @@ impl MaskCache {
         Self(Arc::new(Inner { db, keys, is_on, known: Mutex::default() }))
     }
 
-    /// What is to be hidden in the logs of a project. Who cannot find out is shown nothing.
+    /// Returns the mask for the logs of a project. If it cannot be determined, the read fails and shows nothing.
     pub async fn of(&self, log: &Log) -> Result<Option<Arc<Mask>>, LogError> {
         let inner = &self.0;
         if !inner.is_on {
@@ -300,7 +303,7 @@ mod tests {
         assert!(Mask::new(["short", ""]).is_none());
     }
 
-    /// `MASK_MB=50 cargo nextest run … a_log_is_masked_in_linear_time --no-capture` says how fast.
+    /// `MASK_MB=50 cargo nextest run … a_log_is_masked_in_linear_time --no-capture` prints the duration.
     #[test]
     fn a_log_is_masked_in_linear_time() {
         let megabytes: usize = std::env::var("MASK_MB").ok().and_then(|text| text.parse().ok()).unwrap_or(2);
@@ -312,7 +315,7 @@ mod tests {
         let at = text.len() / 2 / (64 * 1024) * (64 * 1024) + 100;
         text[at..at + values[7].len()].copy_from_slice(values[7].as_bytes());
         let began = Instant::now();
-        // As readers read it.
+        // In pieces, as readers do.
         for piece in text.chunks_mut(64 * 1024) {
             mask.apply(piece);
             std::hint::black_box(mask.begun(piece));

@@ -1,8 +1,8 @@
-//! What jobs wrote, kept after their hosts forgot it.
+//! Logs of jobs, stored independently of their hosts.
 //!
-//! A log is bytes by offset. To append is idempotent: bytes that are already there are left out, a gap is refused,
-//! so whoever reads from an agent may start again from [`Store::end`] at any time and from any replica. Times stand
-//! beside the bytes, because dstack's clients ask by time.
+//! A log is bytes by offset. Appending is idempotent: bytes that are already stored are skipped, and a gap is refused,
+//! so a copy from an agent may restart from [`Store::end`] at any time and from any replica. Times are stored beside
+//! the bytes, because dstack's clients query by time.
 
 pub mod archive;
 pub mod copy;
@@ -19,7 +19,7 @@ use std::{io, time::Duration};
 use futures_util::future::BoxFuture;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
-/// One log: a stream of one submission.
+/// Identifies a log: one stream of one submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Log {
     pub project: ProjectId,
@@ -30,9 +30,9 @@ pub struct Log {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LogSource {
-    /// The job's own output.
+    /// Output of the job.
     Job,
-    /// What the runner said about it.
+    /// Messages of the runner about the job.
     Runner,
 }
 
@@ -45,7 +45,7 @@ impl LogSource {
     }
 }
 
-/// Bytes that came together.
+/// Bytes that were appended together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogChunk {
     pub offset: u64,
@@ -55,17 +55,17 @@ pub struct LogChunk {
 }
 
 impl LogChunk {
-    /// The offset after its last byte.
+    /// Offset after the last byte.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.len() as u64
     }
 }
 
-/// Which pieces are wanted: in order, newest first if `descending`, and no more than the two bounds.
+/// Selects pieces in order, newest first if `descending`, limited by `pieces_max` and `bytes_max`.
 #[derive(Clone, Copy, Debug)]
 pub struct LogRange {
-    /// The first byte, be it in the middle of a piece; descending, the offset before which to begin. `None`: from
-    /// the respective end.
+    /// Offset of the first byte, which may be in the middle of a piece; if descending, the offset before which to
+    /// begin. `None` means from the respective end.
     pub from: Option<u64>,
     /// Exclusive.
     pub after: Option<i64>,
@@ -73,12 +73,12 @@ pub struct LogRange {
     pub until: Option<i64>,
     pub descending: bool,
     pub pieces_max: usize,
-    /// The first piece is given even when it is longer, ascending only this much of it (and one byte at least).
+    /// The first piece is returned even if it is longer: if ascending, only this much of it (and at least one byte).
     pub bytes_max: usize,
 }
 
 impl LogRange {
-    /// The first piece of an ascending answer, as far as it was asked for.
+    /// Cuts the first piece of an ascending result to the requested range.
     pub(crate) fn cut(&self, piece: &mut LogChunk) {
         if self.descending {
             return;
@@ -100,40 +100,40 @@ pub enum LogError {
         #[source]
         source: io::Error,
     },
-    /// The writer must go back to `end`.
+    /// The writer must continue from `end`.
     #[error("append at {offset}, but the log ends at {end}")]
     Gap { offset: u64, end: u64 },
 }
 
 pub type LogFuture<'a, T> = BoxFuture<'a, Result<T, LogError>>;
 
-/// Where logs are kept.
+/// Storage of logs.
 pub trait LogStore: Send + Sync + 'static {
-    /// Adds bytes that came at `at`, and says where the log ends now.
+    /// Appends bytes that were received at `at`, and returns the new end of the log.
     fn append<'a>(&'a self, log: &'a Log, offset: u64, at: i64, bytes: &'a [u8]) -> LogFuture<'a, u64>;
 
-    /// The offset after the last byte; 0 for a log nobody has written.
+    /// Offset after the last byte; 0 for a log that does not exist.
     fn end<'a>(&'a self, log: &'a Log) -> LogFuture<'a, u64>;
 
     fn read<'a>(&'a self, log: &'a Log, range: LogRange) -> LogFuture<'a, Vec<LogChunk>>;
 
-    /// Returns when everything appended so far survives a power cut.
+    /// Completes when everything appended so far survives a power cut.
     fn sync<'a>(&'a self, log: &'a Log) -> LogFuture<'a, ()>;
 
-    /// Forgets all logs of a run.
+    /// Removes all logs of a run.
     fn remove(&self, project: ProjectId, run: RunId) -> LogFuture<'_, ()>;
 
-    /// How often it may be asked whether other processes appended.
+    /// Minimum interval for checking whether other processes appended.
     fn look_every(&self) -> Duration {
         Duration::from_millis(500)
     }
 
-    /// Writes down everything that was gathered in memory: the process is about to end.
+    /// Writes everything that is buffered in memory, before the process ends.
     fn settle(&self) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Whether it can be used at all; asked once, at the start.
+    /// Checks that the store is usable; called once, at the start.
     fn check(&self) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })
     }

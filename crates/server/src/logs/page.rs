@@ -1,4 +1,4 @@
-//! A page of a log as clients ask for it: by time, with a token to go on.
+//! Pages of a log as clients request them: by time, with a token for the next page.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use windlass_api::logs::{LogEvent, Page, PollRequest};
@@ -6,15 +6,15 @@ use windlass_model::{terminal_codes::CodeStripper, time::Timestamp};
 
 use super::{Log, LogChunk, LogError, LogRange, LogStore, mask::Mask};
 
-/// Raw bytes of one page; base64 makes them a third longer.
+/// Maximum number of raw bytes of one page; base64 makes them a third longer.
 const BYTES_MAX: usize = 2 << 20;
 
-/// A token that this server did not give out.
+/// A token that this server did not issue.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read next_token `{0}`")]
 pub struct InvalidPageToken(pub String);
 
-/// What the request asks for.
+/// Converts a request to a range.
 pub fn range(asked: &PollRequest) -> Result<LogRange, InvalidPageToken> {
     let from = asked
         .next_token
@@ -30,7 +30,7 @@ pub fn range(asked: &PollRequest) -> Result<LogRange, InvalidPageToken> {
     })
 }
 
-/// With values of secrets hidden, where there is a mask.
+/// Reads a page, and masks the values of secrets if there is a mask.
 pub async fn read_page(
     store: &dyn LogStore,
     log: &Log,
@@ -45,7 +45,7 @@ pub async fn read_page(
         }
         None => store.read(log, range).await?,
     };
-    // The token is where the next page begins; whether anything is there is seen by looking.
+    // The token is the offset of the next page; another read determines whether that page has content.
     let next = match pieces.last() {
         Some(last) if range.descending => Some(last.offset),
         Some(last) => Some(last.offset + last.bytes.len() as u64),
@@ -62,7 +62,7 @@ pub async fn read_page(
     Ok(Page { logs: pieces.into_iter().map(event).collect(), external_url: None, next_token })
 }
 
-/// The same without terminal codes. A code that two pieces share is known only where they come in order.
+/// Removes terminal codes from a page. A code that spans two pieces is recognised only if they are in ascending order.
 pub fn strip_terminal_codes(page: Page, descending: bool) -> Page {
     let mut stripper = CodeStripper::default();
     let strip = |mut event: LogEvent| {

@@ -1,4 +1,4 @@
-//! Where logs are kept, as people write it: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
+//! Location of logs, as users configure it: `files`, `dir:PATH` or `s3://BUCKET/PREFIX?endpoint=URL&region=NAME`.
 
 use std::{io, path::PathBuf, str::FromStr, sync::Arc};
 
@@ -14,13 +14,13 @@ use super::{
 
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// Files are for one server; the others for any number of them.
+/// `Files` supports one server; the others support any number.
 #[derive(Clone, Debug, Default)]
 pub enum LogLocation {
     /// In the data directory.
     #[default]
     Files,
-    /// A directory that all servers see.
+    /// A directory that all servers share.
     Dir(PathBuf),
     S3(s3::S3Location),
 }
@@ -95,13 +95,14 @@ impl FromStr for LogLocation {
     }
 }
 
-/// What needs no escape anywhere.
+/// Returns whether a byte needs no escape in any context.
 fn is_unescaped(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-_./".contains(&byte)
 }
 
 impl LogLocation {
-    /// `files` is where files go; who asks an object store is taken from the environment, as its own tools do.
+    /// Opens the store. `files` is the directory for logs as files; credentials for an object store come from the
+    /// environment, as with its own tools.
     pub fn open(&self, files: PathBuf) -> Result<Arc<dyn LogStore>, LogLocationError> {
         Ok(match self {
             Self::Files => Arc::new(FileLogStore::new(files)),

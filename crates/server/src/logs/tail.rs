@@ -1,8 +1,8 @@
-//! Readers that follow a log until its job is over.
+//! Readers that follow a log until its job ends.
 //!
-//! A reader reads from the store at its own pace and sleeps when it has caught up. What wakes it is an append in
-//! this process, or the one look per process at all followed logs together: at the ends of their jobs, and at what
-//! other replicas appended. So readers cost nothing while nothing happens, however many there are.
+//! A reader reads from the store at its own pace and sleeps when it has caught up. It is woken by an append in this
+//! process, or by the one poll per process that checks all followed logs together: for ended jobs, and for appends by
+//! other replicas. So idle readers cost nothing, however many there are.
 
 use std::{
     collections::VecDeque,
@@ -27,23 +27,23 @@ use super::{
 };
 use crate::db::{Db, jobs};
 
-/// Readers of one process.
+/// Maximum number of readers per process.
 const READERS_MAX: usize = 10_000;
-/// What a reader takes from the store at once, and so what a slow one costs.
+/// Maximum size of one read from the store, and so the memory that a slow reader costs.
 const READ_BYTES_MAX: usize = 64 * 1024;
 const READ_CHUNKS_MAX: usize = 256;
-/// A reader without news says this often that it lives.
+/// Interval of keep-alive events while there is nothing new.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// Followed logs are looked at this often, or when a job ended.
+/// Interval at which followed logs are polled, besides when a job ends.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// The least time between two looks, so that many ends of jobs are one look.
+/// Minimum time between two polls, so that many ends of jobs cause one poll.
 const POLL_DEBOUNCE: Duration = Duration::from_millis(10);
-/// A failing store is tried again this often while somebody waits.
+/// Delay between retries of a failing store while a reader waits.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const RETRIES_MAX: usize = 5;
-/// How long what may be the beginning of a secret is kept back.
+/// Maximum time for which a possible beginning of a secret is held back.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(2);
-/// What is hinted when a job has ended.
+/// Hint that is sent when a job has ended.
 const JOB_ENDED_HINT: &str = "runs";
 
 /// Cheap to clone.
@@ -59,7 +59,7 @@ struct Inner {
     is_looking: AtomicBool,
 }
 
-/// Where a reader begins, and whether it waits for more.
+/// Position at which a reader begins, and whether it waits for more.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadStart {
     pub offset: u64,
@@ -74,7 +74,7 @@ impl LogReaders {
         Self(Arc::new(Inner { db, archive, hints, masks, places, is_looking: AtomicBool::new(false) }))
     }
 
-    /// `None`: there are too many readers already.
+    /// Creates a reader; `None` if there are too many already.
     pub fn read(&self, log: Log, start: ReadStart) -> Option<LogReader> {
         let place = Arc::clone(&self.0.places).try_acquire_owned().ok()?;
         let follow = self.0.archive.follow(&log);
@@ -91,7 +91,7 @@ impl LogReaders {
         })
     }
 
-    /// Makes sure that somebody looks.
+    /// Starts the polling task if it is not running.
     fn ensure_polling(&self) {
         if self.0.is_looking.swap(true, Ordering::SeqCst) {
             return;
@@ -106,7 +106,7 @@ impl LogReaders {
                 let followed = tails.0.archive.followed();
                 if followed.is_empty() {
                     tails.0.is_looking.store(false, Ordering::SeqCst);
-                    // One who came in between found somebody looking.
+                    // A reader created in between saw the flag set and started no task.
                     if tails.0.archive.followed().is_empty()
                         || tails.0.is_looking.swap(true, Ordering::SeqCst)
                     {
@@ -120,7 +120,7 @@ impl LogReaders {
                 if store_too {
                     looked = Some(began);
                 }
-                // A slow store is not asked all the time.
+                // A slow store is polled less often.
                 pause = POLL_INTERVAL.max(began.elapsed() * 4);
             }
         });
@@ -131,7 +131,7 @@ impl LogReaders {
         let ended = match jobs::list_ended(&self.0.db, &ids).await {
             Ok(ended) => ended,
             Err(error) => {
-                tracing::debug!(%error, "look which jobs ended");
+                tracing::debug!(%error, "failed to list ended jobs");
                 Vec::new()
             }
         };
@@ -153,32 +153,32 @@ fn over(job: jobs::SubmissionEnd) -> JobResult {
     }
 }
 
-/// One who reads a log from a place on.
+/// Reads a log from an offset on.
 pub struct LogReader {
     tails: LogReaders,
     log: Log,
     start: ReadStart,
     follow: LogSubscription,
     ready: VecDeque<LogChunk>,
-    /// Whether the job was looked at.
+    /// True once the job was checked for having ended.
     known: bool,
-    /// What may be the beginning of a secret is kept back: not for ever.
+    /// True if a possible beginning of a secret is to be held back; false for one read after `HOLD_TIMEOUT`.
     holds: bool,
     _place: OwnedSemaphorePermit,
 }
 
-/// What a reader comes to.
+/// Result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadEvent {
     Piece(LogChunk),
     /// Nothing new for a while.
     Quiet,
-    /// Nothing more will come: all was read.
+    /// Everything was read, and nothing more is appended.
     End(JobResult),
 }
 
 impl LogReader {
-    /// The next byte that is wanted.
+    /// Offset of the next byte to read.
     pub fn offset(&self) -> u64 {
         self.start.offset
     }
@@ -193,7 +193,7 @@ impl LogReader {
             if !self.known {
                 self.check_already_ended().await;
             }
-            // What is known before the read is all in it.
+            // The read includes everything that was known before it.
             let news = self.follow.news();
             let range = LogRange {
                 from: Some(self.start.offset),
@@ -225,7 +225,7 @@ impl LogReader {
                 continue;
             }
             if !was_empty {
-                // The next bytes say what it is. If none come, it is shown.
+                // The next bytes show whether it is a secret. If none arrive, it is shown.
                 self.holds = timeout(HOLD_TIMEOUT, self.follow.changed()).await.is_ok();
                 continue;
             }
@@ -241,7 +241,7 @@ impl LogReader {
         }
     }
 
-    /// Whether the job was over before anybody followed.
+    /// Checks whether the job ended before this reader followed the log.
     async fn check_already_ended(&mut self) {
         if let Ok(ended) = jobs::list_ended(&self.tails.0.db, &[self.log.submission]).await {
             self.known = true;
@@ -251,7 +251,7 @@ impl LogReader {
         }
     }
 
-    /// How the job is, for one who does not wait for its end.
+    /// The present state of the job, for a reader that does not wait for its end.
     async fn current_job_result(&self) -> JobResult {
         let job = jobs::find(&self.tails.0.db, self.log.submission).await.ok().flatten();
         let status = job.as_ref().map_or(Status::Running, |job| job.status).as_str();
@@ -260,13 +260,13 @@ impl LogReader {
         JobResult { status, exit_status, termination_reason }
     }
 
-    /// A store may fail for a moment. `None`: it went on failing; who reads comes back later.
+    /// Retries a store that fails briefly. Returns `None` if it keeps failing; the client reconnects later.
     pub async fn next_with_retries(&mut self) -> Option<ReadEvent> {
         for _ in 0..RETRIES_MAX {
             match self.next().await {
                 Ok(turn) => return Some(turn),
                 Err(error) => {
-                    tracing::warn!(submission = %self.log.submission, %error, "read a log for a stream");
+                    tracing::warn!(submission = %self.log.submission, %error, "failed to read log for a stream");
                     sleep(RETRY_DELAY).await;
                 }
             }

@@ -1,11 +1,11 @@
-//! Pipeline `fleets`: as many instances as a fleet asks for.
+//! Pipeline `fleets`: as many instances as a fleet requests.
 //!
 //! Claims   fleets in Submitted, Active, Terminating.
 //! Owns     fleets.status, fleets.status_message, fleets.finished, fleets.deleted, fleets.deleted_at,
 //!          fleets.consolidation_attempt, fleets.last_consolidated_at.
-//! Wakes    on hint (applied, deleted, an instance came or went), else every 30 s.
-//! Why not  lock the instances? A fleet never changes one: it asks for an end (`termination_asked_at`), or
-//!          adds a row whose number is unique, and the pipeline of instances does the rest.
+//! Wakes    on hint (applied, deleted, an instance was added or removed), else every 30 s.
+//! Why not  lock the instances? A fleet never changes one: it requests its end (`termination_asked_at`), or
+//!          adds a row whose number is unique, and the `instances` pipeline does the rest.
 
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
@@ -50,9 +50,9 @@ pub(crate) struct Row {
 
 pub(crate) struct FleetPassPlan {
     plan: Plan,
-    /// What each new instance may become.
+    /// Offers from which the new instances may be created.
     offers: Vec<Offer>,
-    /// Why there are none.
+    /// The reason why there are none.
     said: Option<String>,
 }
 
@@ -72,7 +72,7 @@ impl Pipeline for FleetsPipeline {
         Ok(Some(Row { loaded, shape }))
     }
 
-    /// Backends are asked only where something is to be made.
+    /// Backends are queried only if instances are to be created.
     async fn observe(&self, _lease: &Lease, _row: &Row) -> Result<(), PassError> {
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Pipeline for FleetsPipeline {
         next.offers = seen.for_fleet(&row.shape);
         next.offers.truncate(OFFERS_MAX);
         if next.offers.is_empty() {
-            // Nothing to try is no try.
+            // Without an offer this is not counted as an attempt.
             next.said = Some(describe_no_offers(&seen, &row.shape, all.offers.len() > seen.offers.len()));
             next.plan.create.clear();
             let fleet = &row.loaded.fleet;
@@ -144,7 +144,7 @@ impl Pipeline for FleetsPipeline {
         match written {
             Ok(WriteOutcome::Done { .. }) => Ok(ApplyOutcome::Written { due_in_us, wake }),
             Ok(WriteOutcome::Stale { .. }) => Ok(ApplyOutcome::LeaseLost),
-            // A job's placeholder took the number in the same moment: look again.
+            // A job's placeholder used the number at the same moment: repeat the pass.
             Err(error) if error.is_conflict_on("instances_num_key") => Ok(ApplyOutcome::RelatedBusy),
             Err(error) => Err(error.into()),
         }
@@ -152,7 +152,7 @@ impl Pipeline for FleetsPipeline {
 }
 
 impl FleetsPipeline {
-    /// One more instance, to be made from the first of the offers that is granted.
+    /// Adds one instance, to be created from the first offer that is granted.
     fn member(&self, lease: &Lease, row: &Row, num: u32, offers: &[Offer]) -> Result<Vec<Change>, PassError> {
         let (db, fleet) = (&self.hands.db, &row.loaded.fleet);
         let id = InstanceId(db.new_id()?);
@@ -182,7 +182,7 @@ impl FleetsPipeline {
     }
 }
 
-/// An instance that is to be made from one of these offers; where it belongs is left to the caller.
+/// A new instance to be created from one of these offers; the caller sets its project and fleet.
 pub(super) fn new_instance(
     id: InstanceId,
     offers: &[Offer],
@@ -215,7 +215,7 @@ pub(super) fn new_instance(
     })
 }
 
-/// Why there is nothing to make.
+/// Explains why there are no offers.
 fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: bool) -> String {
     let mut said = vec!["no backend offers what the fleet asks for".to_owned()];
     said.extend(seen.silent.iter().cloned());
@@ -239,7 +239,7 @@ fn describe_no_offers(seen: &OfferSnapshot, shape: &ParsedFleetSpec, left_out: b
     said.join("; ")
 }
 
-/// Where the fleet stands, for people: nothing while all is well.
+/// Status message of the fleet for users; none while everything is as requested.
 fn said(row: &Row, next: &FleetPassPlan) -> Option<String> {
     let mut said: Vec<String> = next.plan.note.iter().chain(&next.said).cloned().collect();
     if next.said.is_some() {
@@ -257,7 +257,7 @@ fn said(row: &Row, next: &FleetPassPlan) -> Option<String> {
         said.push(format!("the last one failed: {last}"));
     }
     if said.is_empty() && short {
-        // A wait between two tries: what was said last still holds.
+        // Between two attempts the last message still applies.
         return row.loaded.fleet.status_message.clone();
     }
     (!said.is_empty()).then(|| said.join("; "))
@@ -280,7 +280,7 @@ fn view(row: &Row) -> brain::FleetView {
 }
 
 fn of_member(member: &Instance, shape: &ParsedFleetSpec) -> FleetMember {
-    // By what its backend promised, not by what it turned out to have: a replacement would be no other.
+    // Compares the offer of the backend, not the actual resources: a replacement would have the same.
     let offered = OfferAttempts::of(member).and_then(|tries| tries.current().cloned());
     FleetMember {
         id: member.id,

@@ -1,4 +1,4 @@
-//! Pipeline `instances`: a host from wish to waste, and that only living jobs are on it.
+//! Pipeline `instances`: the lifecycle of an instance from request to deletion; also removes orphaned tasks.
 //!
 //! Claims   instances in Pending, Provisioning, Idle, Busy, Terminating.
 //! Owns     instances.status, instances.status_message, instances.provisioning, instances.instance_type,
@@ -7,8 +7,8 @@
 //!          instances.unreachable_since, instances.health, instances.health_message, instances.seen_at,
 //!          instances.started_at, instances.termination_reason, instances.termination_message,
 //!          instances.termination_deadline_at, instances.finished, instances.finished_at.
-//! Wakes    on hint (wanted, to be ended, blocks freed, an agent's news), else every 7 s; while starting sooner.
-//! Why not  let placement turn an instance busy? Blocks are what placement takes; the word follows from
+//! Wakes    on hint (requested, to be ended, blocks freed, an agent's event), else every 7 s; sooner while starting.
+//! Why not  let placement mark an instance busy? Placement claims blocks; the status follows from
 //!          them, and one pipeline writes it.
 
 mod create;
@@ -53,10 +53,10 @@ pub(crate) const QUEUE: Queue = Queue {
     statuses: &["pending", "provisioning", "idle", "busy", "terminating"],
 };
 
-/// How often a host is asked whose container engine is away.
+/// Interval at which a host without a working container engine is polled.
 const ENGINE_POLL: Span = Span::secs(5);
 
-/// SSH hosts are given by their users; every other backend makes machines.
+/// Users provide SSH hosts; every other backend creates machines.
 const SSH_BACKEND: &str = "remote";
 
 pub(crate) struct Row {
@@ -80,18 +80,18 @@ impl Row {
     }
 }
 
-/// What the world answered, what was learned of it, and what on the host should not be there.
+/// Results of a pass: what agents and backends reported, and the orphaned tasks on the host.
 #[derive(Default)]
 pub(crate) struct InstanceFindings {
     machine: Option<BackendInstance>,
     news: Option<HostReport>,
     /// The offers, with the one that was granted.
     granted: Option<OfferAttempts>,
-    /// The offers, with the one that is asked for.
+    /// The offers, with the one that is being requested.
     tries: Option<OfferAttempts>,
     total_blocks: Option<i64>,
     strays: Vec<OrphanTask>,
-    /// Nobody was asked: the last answer counts until then.
+    /// Set if no query was made: the last response is valid until then.
     answered_until: Option<Timestamp>,
 }
 
@@ -149,7 +149,7 @@ impl Pipeline for InstancesPipeline {
         match row.instance.status {
             Status::Provisioning => Ok(self.observe_starting(row).await),
             Status::Idle | Status::Busy => self.observe_ready(row).await,
-            // Nothing to look at: what is done shows how it is.
+            // Nothing to observe: the actions of the pass return the state.
             Status::Pending | Status::Terminating | Status::Terminated => {
                 Ok(InstanceReport::from_observation(InstanceObservation::NotAsked))
             }
@@ -187,14 +187,14 @@ impl Pipeline for InstancesPipeline {
     ) -> Result<ApplyOutcome, PassError> {
         let InstancePassPlan { mut plan, learned } = next;
         if learned.machine.is_some() && plan.change.is_none() {
-            // How to reach it is known now: the next pass does.
+            // The address of the agent is known now, so the next pass can call it.
             plan.due = Timestamp(lease.now());
         }
         if let Some(until) = learned.answered_until {
             plan.due = plan.due.min(until);
         }
         if engine_away(stored_type(&row.instance).as_ref()).is_some() {
-            // Jobs wait for it.
+            // Jobs wait for the engine.
             plan.due = plan.due.min(Timestamp(lease.now()) + ENGINE_POLL);
         }
         let due_in_us = Some(due_in(lease, plan.due));
@@ -208,7 +208,7 @@ impl Pipeline for InstancesPipeline {
         }
         Ok(match written {
             WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
-            // A job came in the same moment.
+            // A job was placed on it at the same moment.
             WriteOutcome::Stale { at: Some(_) } if ends_idle => ApplyOutcome::RelatedBusy,
             WriteOutcome::Stale { .. } => ApplyOutcome::LeaseLost,
         })
@@ -216,12 +216,13 @@ impl Pipeline for InstancesPipeline {
 }
 
 impl InstancesPipeline {
-    /// How long an answer of a host counts.
+    /// Time for which a response of a host is valid.
     fn poll(&self, row: &Row) -> Span {
         if self.0.agents.hears(row.instance.id) { brain::POLL_WITH_EVENTS } else { brain::POLL_INTERVAL }
     }
 
-    /// One that exists and is not ready: its agent is asked, and its backend where that is silent.
+    /// Observes an instance that exists and is not ready: queries its agent, and its backend if the agent does not
+    /// answer.
     async fn observe_starting(&self, row: &Row) -> InstanceReport {
         let reachable = row.machine.as_ref().is_none_or(|machine| machine.reach.is_some());
         if reachable && let Ok(news) = self.0.agents.host(row.instance.id).await {
@@ -234,7 +235,7 @@ impl InstancesPipeline {
         self.query_backend(row).await
     }
 
-    /// One that was ready: how it is, and which tasks are on it.
+    /// Observes a ready instance: its health, and its tasks.
     async fn observe_ready(&self, row: &Row) -> Result<InstanceReport, PassError> {
         let id = row.instance.id;
         match try_join(self.0.agents.tasks(id), self.0.agents.host(id)).await {
@@ -253,13 +254,13 @@ impl InstancesPipeline {
                 })
             }
             Err(error) => {
-                tracing::debug!(instance = %id, %error, "does not answer");
+                tracing::debug!(instance = %id, %error, "instance did not answer");
                 Ok(self.query_backend(row).await)
             }
         }
     }
 
-    /// The machine as it is after its agent was replaced by the one it should have. Its tasks go on meanwhile.
+    /// Updates an outdated agent and returns the changed machine. Its tasks keep running meanwhile.
     async fn update_agent(&self, row: &Row) -> Option<BackendInstance> {
         let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
         if !backend.is_outdated(machine).await {
@@ -269,13 +270,13 @@ impl InstancesPipeline {
             Ok(InstanceState::Running(found)) => (found != *machine).then_some(found),
             Ok(InstanceState::Starting(_) | InstanceState::Gone { .. } | InstanceState::Unknown) => None,
             Err(error) => {
-                tracing::debug!(instance = %row.instance.id, %error, "not brought up to date");
+                tracing::debug!(instance = %row.instance.id, %error, "failed to update the agent");
                 None
             }
         }
     }
 
-    /// Its agent is silent. The backend knows whether there is anything to wait for.
+    /// Queries the backend about an instance whose agent does not answer, to determine whether it still exists.
     async fn query_backend(&self, row: &Row) -> InstanceReport {
         let learned = |machine: BackendInstance| InstanceFindings {
             machine: (row.machine.as_ref() != Some(&machine)).then_some(machine),
@@ -298,14 +299,14 @@ impl InstancesPipeline {
                 InstanceReport::from_observation(InstanceObservation::Untrusted { said: error.to_string() })
             }
             Some(Err(error)) => {
-                tracing::debug!(instance = %row.instance.id, %error, "not found");
+                tracing::debug!(instance = %row.instance.id, %error, "failed to query the backend");
                 InstanceReport::from_observation(InstanceObservation::Silent)
             }
             None => InstanceReport::from_observation(InstanceObservation::Silent),
         }
     }
 
-    /// What a dead job left on the host goes before the host is called reachable again.
+    /// Removes the tasks of ended jobs before the host is marked reachable again.
     async fn remove_strays(&self, lease: &Lease, row: &Row, next: &mut InstancePassPlan) {
         for stray in &next.learned.strays {
             let call = CallContext {
@@ -314,7 +315,7 @@ impl InstancesPipeline {
                 epoch: stray.epoch,
             };
             if let Err(error) = agents::discard(&*self.0.agents, call, "terminated_by_server").await {
-                tracing::debug!(instance = %row.instance.id, stray = %stray.submission, %error, "not removed yet");
+                tracing::debug!(instance = %row.instance.id, stray = %stray.submission, %error, "failed to remove an orphaned task");
                 next.plan = brain::decide(&view(row), &InstanceObservation::Silent, Timestamp(lease.now()));
                 return;
             }
@@ -322,7 +323,7 @@ impl InstancesPipeline {
     }
 }
 
-/// Whether the fleet has a word in what becomes of it now.
+/// Returns whether the decision needs the state of the fleet.
 fn asks_fleet(instance: &Instance) -> bool {
     match instance.status {
         Status::Pending | Status::Provisioning | Status::Terminating => true,
@@ -332,7 +333,7 @@ fn asks_fleet(instance: &Instance) -> bool {
     }
 }
 
-/// What the pass writes.
+/// Builds the changes that the pass writes.
 fn moved(
     lease: &Lease,
     row: &Row,
@@ -367,7 +368,7 @@ fn moved(
         let why = pipeline_cause(event::Pipeline::Instance, lease, "note", note);
         moved.event = Some(event::Event::note(event::Entity::Instance, instance.id, why));
     } else if plan.unreachable_since.is_some() || !is_ready(instance.status) {
-        // What was said last still holds.
+        // The last message still applies.
         message = instance.status_message.clone();
     }
     if instance.unreachable && plan.unreachable_since.is_none() && is_ready(instance.status) {
@@ -390,7 +391,7 @@ fn is_ready(status: Status) -> bool {
     }
 }
 
-/// The columns that go with a new status; the answer is what to say of it from now on.
+/// Adds the columns that change with the status, and returns the new status message.
 fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut InstanceUpdate) -> Option<String> {
     let instance = &row.instance;
     moved.pokes_fleet = true;
@@ -427,7 +428,7 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut InstanceUp
                 return None;
             }
             moved.is_over = true;
-            // One that never came to be is shown until something takes its place; its job says why as well.
+            // An instance that was never created is shown until another replaces it; its job shows the reason as well.
             let hidden = instance.status != Status::Pending || instance.made_for.is_some();
             moved.set.extend([
                 ("finished", true.into()),
@@ -440,7 +441,7 @@ fn status(row: &Row, plan: &Plan, to: Status, said: &str, moved: &mut InstanceUp
     }
 }
 
-/// How it is, for one that is watched.
+/// Adds the columns of the health of a ready instance.
 fn health_columns(instance: &Instance, plan: &Plan, learned: &InstanceFindings, set: &mut Values) {
     let becomes_ready = plan.change.as_ref().is_some_and(|change| {
         matches!(change.event, instance::Event::ReadyIdle | instance::Event::ReadyBusy)
@@ -464,7 +465,7 @@ fn health_columns(instance: &Instance, plan: &Plan, learned: &InstanceFindings, 
     }
 }
 
-/// What was learned of the machine.
+/// Columns of what was learned about the machine.
 fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, PassError> {
     let (instance, mut set) = (&row.instance, Values::new());
     if let Some(tries) = &learned.tries {
@@ -491,7 +492,7 @@ fn machine_columns(row: &Row, learned: &InstanceFindings) -> Result<Values, Pass
     let machine = learned.machine.as_ref();
     if let Some(machine) = machine {
         set.push(("provisioning", Val::json(machine)?));
-        // An SSH host goes by the name that its fleet has for it.
+        // An SSH host keeps the name that its fleet has for it.
         if !row.is_ssh() {
             set.push(("hostname", machine.hostname.clone().or_else(|| instance.hostname.clone()).into()));
         }
@@ -528,7 +529,7 @@ fn stored_type(instance: &Instance) -> Option<Value> {
     instance.instance_type.as_deref().and_then(|text| serde_json::from_str(text).ok())
 }
 
-/// What to say when the container engine of the host went away, or is back.
+/// Message when the container engine of the host stops responding, or responds again.
 fn engine_note(instance: &Instance, set: &Values) -> Option<String> {
     let (_, Val::Text(kind)) = set.iter().find(|(column, _)| *column == "instance_type")? else {
         return None;
@@ -543,7 +544,7 @@ fn engine_note(instance: &Instance, set: &Values) -> Option<String> {
     }
 }
 
-/// What a host is called whose type nobody named.
+/// Type of an instance for which none was reported.
 fn name_of(row: &Row) -> String {
     if row.is_ssh() {
         return "ssh".to_owned();
@@ -552,7 +553,7 @@ fn name_of(row: &Row) -> String {
     offer.map(|offer| offer.instance_type).unwrap_or_default()
 }
 
-/// Idle or busy, by the blocks in use.
+/// Event that follows from the number of blocks in use.
 fn occupancy_event(row: &Instance) -> Option<instance::Event> {
     match (row.status, row.busy_blocks > 0) {
         (Status::Idle, true) => Some(instance::Event::JobAssigned),

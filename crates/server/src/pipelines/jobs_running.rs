@@ -1,12 +1,12 @@
-//! Pipeline `jobs_running`: from a placed job to its last word.
+//! Pipeline `jobs_running`: a placed job until it ends.
 //!
 //! Claims   jobs in Provisioning, Pulling, Running.
 //! Owns     jobs.status (from there), jobs.pulling_at, jobs.running_at, jobs.disconnected_at,
 //!          jobs.status_message, jobs.runtime, jobs.provisioning, jobs.connection_info,
 //!          jobs.pull_progress, jobs.inactive_since, jobs.seen_at, jobs.run_deadline_at, jobs.gate.
-//! Wakes    on hint, else every 5 to 10 s, every 2 min while the host's events come; a silent agent is given
+//! Wakes    on hint, else every 5 to 10 s, every 2 min while the host's events arrive; a silent agent has
 //!          2 min, or `lost_after`.
-//! Why not  push from the agent alone? The server must survive forgetting; polling is the one path
+//! Why not  push from the agent alone? The server must survive the loss of its memory; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
 
 mod look;
@@ -62,7 +62,7 @@ pub(crate) struct Row {
     job: brain::RunningJobView,
 }
 
-/// What was seen, unless somebody asked for the end: then there is nothing to look at.
+/// The observation, or the requested end: then there is nothing to observe.
 pub(crate) enum JobReport {
     Asked(job::Ending),
     Seen(Box<RunningJobObservation>, Box<JobFindings>),
@@ -73,9 +73,9 @@ pub(crate) enum JobPassPlan {
     Continue(Box<JobPassState>),
 }
 
-/// What becomes of a job in one pass.
+/// The changes of a job in one pass.
 pub(crate) struct JobPassState {
-    /// Made on the way, each of them done.
+    /// Changes earlier in this pass, each of them completed.
     before: Vec<Change<job::Event>>,
     plan: Plan,
     learned: JobFindings,
@@ -123,8 +123,8 @@ impl Pipeline for JobsRunningPipeline {
         }
     }
 
-    /// Does what is planned. A task that a host took may be further by the time it has answered: the pass goes on
-    /// from there instead of coming round again.
+    /// Performs the plan. A task that a host accepted may have advanced by the time of the response: the pass continues
+    /// from there instead of waiting for the next one.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut JobPassPlan) -> Result<(), PassError> {
         let (JobPassPlan::Continue(way), Some(call)) = (next, call(lease, &row.loaded)) else {
             return Ok(());
@@ -203,16 +203,16 @@ impl Pipeline for JobsRunningPipeline {
     }
 }
 
-/// What came of one thing that was to be done.
+/// Result of one action.
 enum ActionOutcome {
     Completed,
     NotYet(String),
-    /// It never will be: the job ends.
+    /// The action can never succeed: the job ends.
     Impossible(Box<Plan>),
 }
 
 impl JobsRunningPipeline {
-    /// Asks whoever can know how a job is that stands where `job` says.
+    /// Queries the agents about a job in the state of `job`.
     async fn look(
         &self,
         lease: &Lease,
@@ -247,14 +247,14 @@ impl JobsRunningPipeline {
             learned.no_connections = pulled.no_connections;
         }
         if job.status == job::Status::Running && !brain::has_ended(&seen.runner) {
-            // What the runner wrote is read from the host's disk, where it outlives the runner: the shim knows
-            // whether the task still lives.
+            // The runner's output is read from the host's disk, where it outlives the runner; only the shim knows
+            // whether the task is still alive.
             seen.shim = self.shim(call, learned).await;
         }
         Ok(seen)
     }
 
-    /// Does what the plan says; a plan that cannot be carried out becomes another one.
+    /// Performs the actions of the plan. A plan that cannot be performed is replaced by another.
     async fn perform_actions(
         &self,
         lease: &Lease,
@@ -275,7 +275,7 @@ impl JobsRunningPipeline {
             };
             match done {
                 ActionOutcome::Completed => {}
-                // Not done, so the change that rests on it is not made; the next pass sees for itself.
+                // The action failed, so the change that depends on it is not made; the next pass observes again.
                 ActionOutcome::NotYet(said) => {
                     way.plan = brain::postpone(job, "its host", Timestamp(lease.now()));
                     way.learned.waits = Some(said);
@@ -290,8 +290,8 @@ impl JobsRunningPipeline {
         Ok(())
     }
 
-    /// A task of a group that runs, or begins to, is told where the others are. Told again with each pass: so it hears
-    /// of those that moved, and of what a call before did not bring.
+    /// Sends the hosts of the other tasks to a task of a group that runs or starts. Repeated in each pass, so that the
+    /// task learns of hosts that changed and a failed call is made up for.
     async fn send_peer_hosts(
         &self,
         row: &Row,
@@ -301,24 +301,25 @@ impl JobsRunningPipeline {
         let JobPassState { plan, learned, .. } = way;
         let begins = plan.actions.contains(&Action::SubmitJob) && plan.change.is_some();
         let runs = row.loaded.job.status == job::Status::Running && plan.ending.is_none();
-        // Who does not answer is not asked twice.
+        // An agent that does not answer is not called twice in a pass.
         if !(begins || runs && learned.answered) {
             return Ok(());
         }
         let Some(hosts) = names::for_job(&self.0, &row.loaded).await? else { return Ok(()) };
         if let Err(error) = self.0.agents.tell_hosts(call, &hosts).await {
-            tracing::debug!(job = %row.loaded.job.id, %error, "tell the names of a group");
+            tracing::debug!(job = %row.loaded.job.id, %error, "failed to send the hosts of a group");
         }
         Ok(())
     }
 
-    /// Connections and processors that idle are not told: they are asked for.
+    /// Returns whether the agent's events suffice. Open connections and idle GPUs are not reported by events, so they
+    /// are polled.
     fn is_told(&self, row: &Row) -> bool {
         let asks = row.utilization.is_some() || row.job.inactivity_duration.is_some();
         !asks && row.loaded.job.instance_id.is_some_and(|instance| self.0.agents.hears(instance))
     }
 
-    /// A window counts from the start of the commands on.
+    /// Returns whether the GPUs were idle for the whole window, which begins no earlier than the commands.
     async fn is_gpu_idle(&self, lease: &Lease, row: &Row) -> Result<bool, PassError> {
         let (Some(policy), Some(since)) = (row.utilization, row.job.running_since) else { return Ok(false) };
         let (window, now) = (Span::secs(policy.time_window), Timestamp(lease.now()));
@@ -386,17 +387,17 @@ impl JobsRunningPipeline {
         }
     }
 
-    /// A log that does not come now is copied by a later pass, at the latest by the one that drains it.
+    /// Copies new log output. If that fails, a later pass copies it, at the latest the one that drains the log.
     async fn pull_logs(&self, lease: &Lease, row: &Row, call: CallContext) {
         let log = job_log(&row.loaded.job, LogSource::Job);
         let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
         if let Err(error) = copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
-            tracing::debug!(job = %row.loaded.job.id, %error, "copy a log");
+            tracing::debug!(job = %row.loaded.job.id, %error, "failed to copy log");
         }
     }
 }
 
-/// Whether jobs there are containers of the queue.
+/// Returns whether jobs on this instance are containers of the queue.
 fn is_queue_instance(instance: &Instance) -> bool {
     instance.backend.as_deref() == Some(queue_backend::NAME)
 }
@@ -433,7 +434,7 @@ fn order_outcome(error: PayloadError, now: Timestamp) -> Result<ActionOutcome, P
     }
 }
 
-/// The planted bug: nobody but `jobs_terminating` may do this.
+/// The planted bug: only `jobs_terminating` may do this.
 fn finish_too_early(set: &mut Values, event: Option<&mut event::Event>, ending: &job::Ending) {
     let status = ending.final_status().status();
     set.retain(|(column, _)| *column != "status");
@@ -444,7 +445,7 @@ fn finish_too_early(set: &mut Values, event: Option<&mut event::Event>, ending: 
     }
 }
 
-/// Each column once, as it was said last: a pass may move through several statuses.
+/// Keeps the last value of each column: a pass may move through several statuses.
 fn dedup_columns(set: Values) -> Values {
     let mut words = Values::with_capacity(set.len());
     for (column, value) in set {
@@ -454,7 +455,7 @@ fn dedup_columns(set: Values) -> Values {
     words
 }
 
-/// The columns that a new status brings along.
+/// Columns that change with the status.
 fn status_columns(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)> {
     if from == to {
         return Vec::new();
@@ -462,7 +463,7 @@ fn status_columns(from: job::Status, to: job::Status) -> Vec<(&'static str, Val)
     match to {
         job::Status::Pulling => vec![("status", to.into()), ("pulling_at", Val::Now)],
         job::Status::Running => vec![("status", to.into()), ("running_at", Val::Now)],
-        // An end sets its own status and time.
+        // An ending sets its own status and time.
         job::Status::Terminating => Vec::new(),
         job::Status::Submitted
         | job::Status::Provisioning
@@ -478,7 +479,6 @@ pub(super) fn call(lease: &Lease, loaded: &JobInputs) -> Option<CallContext> {
     Some(CallContext { instance, submission: loaded.job.id, epoch: lease.epoch })
 }
 
-/// One of a job's logs.
 pub(super) fn job_log(job: &Job, stream: LogSource) -> Log {
     Log { project: job.project_id, run: job.run_id, submission: job.id, stream }
 }

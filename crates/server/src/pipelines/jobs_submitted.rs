@@ -1,14 +1,14 @@
-//! Pipeline `jobs_submitted`: the whole queue at once, onto the whole inventory.
+//! Pipeline `jobs_submitted`: places the whole queue onto the whole inventory.
 //!
 //! Claims   jobs in Submitted.
 //! Owns     jobs.instance_id, jobs.instance_assigned, jobs.blocks, jobs.fleet_id, jobs.provisioned_at,
 //!          jobs.shortfalls, runs.fleet_id.
 //! Wakes    on hint (a job was submitted, blocks were freed, an instance was granted), else every 4 s.
 //! Shares   instances.busy_blocks with `jobs_terminating`: both add, neither sets.
-//! Why not  lock the instances? A seat is taken by one conditional update (`busy + n <= total`): two
-//!          replicas that place at once cannot take the same blocks, and nobody waits for a lock.
+//! Why not  lock the instances? Blocks are claimed by one conditional update (`busy + n <= total`): two
+//!          replicas that place at once cannot claim the same blocks, and neither waits for a lock.
 //! Why not  create instances here? A backend may take minutes, and the queue would wait with it. A row is
-//!          added, with the offers to be tried; `instances` tries them, and the job hears how it went.
+//!          added with the offers to try; `instances` tries them, and the job reads the result.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -62,13 +62,13 @@ pub(super) struct JobsSubmittedPipeline {
 
 pub(crate) const QUEUE: Queue = Queue { pipeline: "jobs_submitted", table: "jobs", statuses: &["submitted"] };
 
-/// The nodes of one replica, the leases that hold them, and who is asked first.
+/// The nodes of one replica, and the leases on them.
 struct LeasedReplica {
     run: RunId,
     num: i64,
     project: ProjectId,
     nodes: Vec<Job>,
-    /// Of the nodes, in their order.
+    /// Specifications of the nodes, in the same order.
     specs: Vec<JobSpec>,
     leases: BTreeMap<Uuid, Lease>,
 }
@@ -113,8 +113,8 @@ impl BatchPipeline for JobsSubmittedPipeline {
 }
 
 impl JobsSubmittedPipeline {
-    /// Puts the nodes of each replica together. A claim that brought only some of them (another replica took
-    /// the rest) puts them back: all nodes become due at the same moment, and one claim takes what is due.
+    /// Groups nodes by replica. If a claim returned only some nodes of a replica (another server claimed the rest),
+    /// they are released: all nodes become due at the same moment, and one claim returns everything that is due.
     async fn group_replicas(
         &self,
         jobs: Vec<Job>,
@@ -176,7 +176,7 @@ impl JobsSubmittedPipeline {
         let placements = place(&queue, &inventory, Timestamp(now));
         let by_place: BTreeMap<(RunId, i64), &LeasedReplica> =
             replicas.iter().map(|replica| ((replica.run, replica.num), replica)).collect();
-        // All at once, so that the database commits them together.
+        // Concurrently, so that the database commits them together.
         let written = placements.iter().filter_map(|placement| {
             let replica = *by_place.get(&(placement.run, i64::from(placement.replica_num)))?;
             let run = runs.get(&replica.run)?;
@@ -189,7 +189,7 @@ impl JobsSubmittedPipeline {
         Ok(())
     }
 
-    /// Regions that had no machines for all nodes of a replica when it was tried there a moment ago.
+    /// Regions in which a recent attempt found no capacity for all nodes of a replica.
     async fn full(
         &self,
         replicas: &[LeasedReplica],
@@ -209,7 +209,7 @@ impl JobsSubmittedPipeline {
         Ok(full)
     }
 
-    /// The volumes that the nodes of all of them name.
+    /// Loads the volumes that the nodes of these replicas name.
     async fn volumes(
         &self,
         project: ProjectId,
@@ -220,7 +220,7 @@ impl JobsSubmittedPipeline {
         Ok(VolumeCatalog::of(&self.hands.db, project, &wanted).await?)
     }
 
-    /// What placement says of a replica becomes one unit (a seat for all nodes), or one per node.
+    /// Writes the placement of a replica as one unit for all nodes, or as one unit per node that waits.
     async fn write(
         &self,
         replica: &LeasedReplica,
@@ -276,7 +276,7 @@ impl JobsSubmittedPipeline {
                     let why = serde_json::to_string(&**why).map_err(PassError::document)?;
                     let is_known =
                         job.shortfalls.as_ref() == Some(&why) && job.status_message.as_ref() == Some(message);
-                    // In a long line most have nothing new to say: they go back together, in one statement.
+                    // In a long queue most jobs have no new message: they are released together, in one statement.
                     let applied = if is_known {
                         let due_in = u64::try_from(due_in(lease, due)).unwrap_or_default();
                         ApplyOutcome::Unchanged { due_in: Some(Duration::from_micros(due_in)) }
@@ -301,7 +301,7 @@ impl JobsSubmittedPipeline {
         Ok(outcomes)
     }
 
-    /// Seats all nodes or none.
+    /// Places all nodes or none.
     async fn seat(
         &self,
         site: &PlacementContext<'_>,
@@ -317,7 +317,7 @@ impl JobsSubmittedPipeline {
         };
         let written = match placing::place_replica(&self.hands.db, &into, seated).await {
             Ok(written) => written,
-            // Somebody else took the number of the new instance: look again.
+            // Another writer used the number of the new instance: repeat the pass.
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
             Err(error) => return Err(error.into()),
         };
@@ -328,12 +328,12 @@ impl JobsSubmittedPipeline {
         Ok(match written {
             WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us: None, wake },
             WriteOutcome::Stale { at: None } => ApplyOutcome::LeaseLost,
-            // Somebody else took the blocks, the slot, or one of the nodes: look again.
+            // Another writer claimed the blocks, the slot, or one of the nodes: repeat the pass.
             WriteOutcome::Stale { at: Some(_) } => ApplyOutcome::RelatedBusy,
         })
     }
 
-    /// A row for the instance that is to be made for a job.
+    /// A row for the instance that is to be created for a job.
     fn new_placeholder<'a>(
         &self,
         lease: &Lease,
@@ -346,7 +346,7 @@ impl JobsSubmittedPipeline {
         let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
         let (shape, run) = (fleet_shape::of(fleet), self.hands.shapes.of(site.run)?);
-        // The job sits on its blocks from now on, so whatever is granted must be as many.
+        // The job already holds its blocks, so every offer must provide the same number.
         let alike = offers.iter().filter(|new| new.blocks == first.blocks);
         let offers: Vec<Offer> = alike
             .filter_map(|new| {
@@ -376,7 +376,7 @@ impl JobsSubmittedPipeline {
         }))
     }
 
-    /// A job whose instance is being made hears how that went.
+    /// Observes the creation of a job's instance.
     async fn check_placeholder(
         &self,
         lease: &Lease,
@@ -471,7 +471,7 @@ impl JobsSubmittedPipeline {
     }
 }
 
-/// Where a replica did not fit.
+/// Shortfalls of a replica that was not placed.
 fn rejection_reason(outcome: &PlacementOutcome) -> Option<&RefusalReport> {
     match outcome {
         PlacementOutcome::Placed { .. } => None,
@@ -479,12 +479,13 @@ fn rejection_reason(outcome: &PlacementOutcome) -> Option<&RefusalReport> {
     }
 }
 
-/// The next whole second: a moment that all nodes of a replica agree on without knowing of each other.
+/// The next whole second: a time on which all nodes of a replica agree without coordination.
 fn next_whole_second(after: Timestamp) -> Timestamp {
     Timestamp::from_secs(after.0.div_euclid(1_000_000) + 1)
 }
 
-/// Volumes are attached when the instance is there; placement only has to find one where they can be.
+/// A job without an instance. Volumes are attached when the instance exists; placement only has to find one to which
+/// they can be attached.
 fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
     brain::SubmittedJobView {
         submitted_at: job.submitted_at,
@@ -493,7 +494,7 @@ fn unassigned_view(job: &Job) -> brain::SubmittedJobView {
     }
 }
 
-/// How the making of an instance went, for the job it is made for.
+/// State of the creation of an instance, for the job that requested it.
 fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservation {
     let Some(instance) = instance else {
         return SubmittedJobObservation::Refused { said: "its instance is gone".to_owned() };
@@ -510,7 +511,7 @@ fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservati
     }
 }
 
-/// Where a replica is placed.
+/// Context of the placement of a replica.
 struct PlacementContext<'a> {
     run: &'a Run,
     stock: &'a placing::ProjectInventory,

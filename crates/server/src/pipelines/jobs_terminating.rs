@@ -6,7 +6,7 @@
 //! Wakes    on hint, else every 2 s.
 //! Shares   instances.busy_blocks with `jobs_submitted`: both add, neither sets; jobs.replica_registered with the
 //!          proxy, which sets it while a replica runs.
-//! Why not  free the instance before the container is known gone? The next job would share its devices.
+//! Why not  free the instance before the container is known to be removed? The next job would share its devices.
 
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
@@ -41,7 +41,7 @@ pub(super) struct JobsTerminatingPipeline(pub(super) PipelineContext);
 pub(crate) const QUEUE: Queue =
     Queue { pipeline: "jobs_terminating", table: "jobs", statuses: &["terminating"] };
 
-/// Steps in one pass, at most: each is taken once and the last waits.
+/// Maximum number of steps in one pass: each step is performed once and the last one waits.
 const STEPS_MAX: usize = 8;
 
 pub(crate) struct Row {
@@ -53,7 +53,7 @@ pub(crate) struct Row {
 pub(crate) struct TerminationPassPlan {
     plan: Plan,
     deadline: Option<Timestamp>,
-    /// With its volumes.
+    /// The job with its volumes.
     job: brain::TerminatingJobView,
 }
 
@@ -80,7 +80,7 @@ impl Pipeline for JobsTerminatingPipeline {
         Ok(Some(Row { loaded, job }))
     }
 
-    /// Its volumes; of everything else nothing is known until it is asked for: each step brings its own news.
+    /// Observes the volumes. Everything else is unknown until a step queries it.
     async fn observe(&self, lease: &Lease, row: &Row) -> Result<Vec<VolumeAttachment>, PassError> {
         let JobInputs { job, instance, .. } = &row.loaded;
         if !row.loaded.has_volumes {
@@ -98,8 +98,8 @@ impl Pipeline for JobsTerminatingPipeline {
         }
     }
 
-    /// Takes steps until one has to wait: what a step shows decides the next, so that a job that ended by
-    /// itself is gone in one pass.
+    /// Performs steps until one has to wait: the result of a step decides the next, so that a job that ended by itself
+    /// is finished in one pass.
     async fn act(&self, lease: &Lease, row: &Row, next: &mut TerminationPassPlan) -> Result<(), PassError> {
         let Some(call) = call(lease, &row.loaded) else { return Ok(()) };
         let (mut job, mut seen) = (next.job.clone(), TerminatingJobObservation::NOTHING);
@@ -116,7 +116,7 @@ impl Pipeline for JobsTerminatingPipeline {
                 }
                 TerminationStep::Stop { grace, deadline } => {
                     if let Some(grace) = grace {
-                        // Whether it heard or not, it has until the deadline.
+                        // The deadline applies whether or not the agent received the request.
                         let secs = u64::try_from(grace.as_secs()).unwrap_or_default();
                         let _ = self.0.agents.stop_job(call, secs).await;
                     }
@@ -179,7 +179,7 @@ impl Pipeline for JobsTerminatingPipeline {
 }
 
 impl JobsTerminatingPipeline {
-    /// Copies what is left. The runner's own words come along where they can.
+    /// Copies the rest of the logs: the job's, then the runner's if possible.
     async fn logs(&self, lease: &Lease, row: &Row, call: CallContext) -> brain::LogDrain {
         let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
         let copy = async |stream| {
@@ -192,20 +192,20 @@ impl JobsTerminatingPipeline {
             Err(CopyError::Agent(AgentError::UnknownTask { .. })) => brain::LogDrain::Drained,
             Err(CopyError::Agent(_)) => brain::LogDrain::Silent,
             Err(CopyError::Store(error)) => {
-                tracing::warn!(job = %row.loaded.job.id, %error, "keep the end of a log");
+                tracing::warn!(job = %row.loaded.job.id, %error, "failed to copy the end of a log");
                 brain::LogDrain::More
             }
         };
         if drained == brain::LogDrain::Drained
             && let Err(error) = copy(LogSource::Runner).await
         {
-            tracing::debug!(job = %row.loaded.job.id, %error, "copy the runner's log");
+            tracing::debug!(job = %row.loaded.job.id, %error, "failed to copy the runner's log");
         }
         drained
     }
 
-    /// How a job that was stopped ended: with what, and whether it had to be killed. A job that ended by itself has said
-    /// so before.
+    /// Adds the exit status of a stopped job, and whether it was killed. A job that ended by itself has reported both
+    /// before.
     async fn with_exit_details(&self, ending: job::Ending, call: CallContext) -> job::Ending {
         if ending.exit_status().is_some() {
             return ending;
@@ -218,7 +218,7 @@ impl JobsTerminatingPipeline {
         };
         match (ending.said().map(str::to_owned), last.termination_message) {
             (_, told) if told.is_empty() => ending,
-            // The same words may be why it ends at all.
+            // The same message may be the reason of the ending.
             (Some(said), told) if said.contains(&told) => ending,
             (Some(said), told) => ending.with_message(format!("{said}; {told}")),
             (None, told) => ending.with_message(told),
@@ -270,7 +270,7 @@ impl JobsTerminatingPipeline {
 fn view(loaded: &JobInputs, facts: &JobSpecView, lost_after: Span) -> brain::TerminatingJobView {
     let job = &loaded.job;
     let stored = job.ending().unwrap_or(job::Ending::new(job::TerminationReason::TerminatedByServer));
-    // An abort hurries a stop that is under way; nothing else changes an ending.
+    // An abort replaces a stop in progress; nothing else changes an ending.
     let ending = match job.end_asked() {
         Some(asked)
             if asked.reason() == job::TerminationReason::AbortedByUser

@@ -5,10 +5,11 @@
 //! Owns     managed_jobs.status, managed_jobs.schedule, managed_jobs.claimed, managed_jobs.finished,
 //!          managed_jobs.finished_at, managed_job_tasks.status, managed_job_tasks.schedule,
 //!          managed_job_tasks.record, managed_job_tasks.wants_slot.
-//! Wakes    on hint (a run of it changed, a slot was granted, a cancel was asked), else after 5 to 30 s.
-//! Shares   managed_job_tasks.granted with whoever counts slots: they set it, the pass that takes the slot clears it.
-//! Why not  make the run of an attempt in a step of its own? A run is rows of the same database: it is made, or asked
-//!          to stop, in the unit that writes the record, under the lease. So no attempt is ever made by two.
+//! Wakes    on hint (one of its runs changed, a slot was granted, a cancel was requested), else after 5 to 30 s.
+//! Shares   managed_job_tasks.granted with passes over other jobs: any pass may set it, the pass that uses the slot
+//!          clears it.
+//! Why not  create the run of an attempt in a separate step? A run is rows of the same database: it is created, or
+//!          requested to stop, in the unit that writes the record, under the lease. So no attempt is created twice.
 
 mod launch;
 mod look;
@@ -71,26 +72,26 @@ pub(crate) const QUEUE: Queue = Queue {
 pub(crate) struct Row {
     loaded: ManagedJobInputs,
     plan: ManagedJobPlan,
-    /// Of the tasks, in their order.
+    /// Records of the tasks, in the same order.
     records: Vec<TaskRecord>,
     files: TaskArchives,
     site: ServerContext,
     images: DefaultImages,
 }
 
-/// What was seen of the newest attempt of each task.
+/// Observation of the newest attempt of each task.
 pub(crate) struct AttemptsReport {
     attempts: BTreeMap<usize, AttemptRun>,
     newest_idle: Option<Timestamp>,
-    /// Tasks with a deadline that could have all their nodes on the spot market now.
+    /// Tasks with a deadline for which all nodes are available on the spot market now.
     on_spot: Vec<usize>,
-    /// Of the candidates of tasks that take the cheapest.
+    /// Prices of the candidates of tasks that use the cheapest one.
     prices: BTreeMap<usize, Vec<Option<Price>>>,
     dice: f64,
 }
 
 pub(crate) struct ManagedJobPassPlan {
-    /// As decided on: with the slots that were granted.
+    /// Records on which the decision is based, with the granted slots.
     records: Vec<TaskRecord>,
     moves: Vec<(usize, TaskTransition)>,
     decision: Decision,
@@ -145,7 +146,7 @@ impl Pipeline for ManagedJobsPipeline {
         let mut moves = Vec::new();
         let mut records = row.records.clone();
         for (index, record) in records.iter_mut().enumerate() {
-            // What was read is complete: files and plan came with the row.
+            // The row is complete: it was loaded with its files and its plan.
             if record.schedule == Schedule::Inactive {
                 record.schedule(ScheduleEvent::Submitted);
             }
@@ -173,7 +174,7 @@ impl Pipeline for ManagedJobsPipeline {
         ManagedJobPassPlan { records, moves, decision, attempts: seen.attempts, dice: seen.dice }
     }
 
-    /// What is to be done is rows too, and is written with the rest.
+    /// All effects are rows too, and are written with the rest.
     async fn act(&self, _lease: &Lease, _row: &Row, _next: &mut ManagedJobPassPlan) -> Result<(), PassError> {
         Ok(())
     }
@@ -215,7 +216,7 @@ impl Pipeline for ManagedJobsPipeline {
 }
 
 impl ManagedJobsPipeline {
-    /// Nobody else needs to know what the market has.
+    /// Lists the tasks with a deadline that have spot capacity. No other tasks need offers.
     async fn on_spot(&self, row: &Row) -> Vec<usize> {
         let live = row.plan.tasks.iter().zip(&row.records).enumerate();
         let wanted: Vec<usize> = live
@@ -230,7 +231,7 @@ impl ManagedJobsPipeline {
         wanted.into_iter().filter(is_there).collect()
     }
 
-    /// Asked for only where a launch may follow, and where the file leaves the choice.
+    /// Queries prices only for tasks that may launch and that leave the choice of candidate open.
     async fn prices(&self, row: &Row) -> Result<BTreeMap<usize, Vec<Option<Price>>>, PassError> {
         let launches = |index: &usize| {
             row.plan.tasks[*index].cheapest_first
@@ -273,7 +274,7 @@ impl ManagedJobsPipeline {
             ("claimed", claimed.into()),
         ];
         if is_done {
-            // Nobody needs the secrets after the end.
+            // The secrets are not needed after the end.
             set.extend([("finished", true.into()), ("finished_at", Val::Now), ("secrets_sealed", Val::Null)]);
         }
         let mut wake = Vec::new();
@@ -306,7 +307,7 @@ impl ManagedJobsPipeline {
         Ok(ApplyOutcome::Written { due_in_us, wake })
     }
 
-    /// Gives free slots to those who stand in line for them. True when somebody got one.
+    /// Grants free slots to waiting tasks. Returns whether any was granted.
     async fn grant_slots(&self) -> Result<bool, PassError> {
         let limits = self.hands.job_limits;
         let (line, in_use) = rows::line(&self.hands.db, limits).await?;
@@ -326,10 +327,10 @@ fn cancel(row: &Row) -> Option<CancelRequest> {
     job.cancel_asked_at.map(|_| CancelRequest { graceful: job.cancel_graceful_us.map(Span) })
 }
 
-/// A cancel that lets output be written does so for a time only.
+/// Returns whether the time for a graceful cancel is over.
 fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
     match (graceful, row.loaded.job.cancel_asked_at) {
-        // The job's own runner ends its commands when the time is over; this is for one that does not.
+        // The job's runner ends its commands when the time is over; this covers a runner that does not.
         (Some(patience), Some(asked)) => now >= asked + patience + LOGS_GRACE,
         (_, _) => false,
     }
@@ -338,7 +339,7 @@ fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
 fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Option<Timestamp>) -> TaskView {
     let seen =
         if record.attempt == 0 { AttemptObservation::Nothing } else { look::attempt_observation(attempt) };
-    // A wait begins with the last try, which is no longer ago than its back-off.
+    // A wait begins with the last attempt, at most one back-off before the next.
     let since = record.next_retry_at.map(|at| at - slots::backoff(record.launch_tries, 1.0));
     TaskView {
         record: record.clone(),
@@ -351,7 +352,7 @@ fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Opt
     }
 }
 
-/// A number from 0 to 1 out of a random id: the simulation's ids come from its seed.
+/// Derives a number from 0 to 1 from a random id: the simulation's ids depend on its seed.
 fn dice(id: &uuid::Uuid) -> f64 {
     f64::from(id.as_fields().0) / f64::from(u32::MAX)
 }
@@ -360,13 +361,13 @@ fn holds(granted: bool, record: &TaskRecord) -> bool {
     granted || record.schedule.holds_launch_slot()
 }
 
-/// Whether a launch slot that was held is free again.
+/// Returns whether a launch slot was released.
 fn frees(row: &Row, records: &[TaskRecord]) -> bool {
     let before = row.loaded.tasks.iter().zip(&row.records);
     before.zip(records).any(|((task, old), new)| holds(task.granted, old) && !holds(false, new))
 }
 
-/// Those tasks whose rows change.
+/// The tasks whose rows change.
 fn changed_tasks(row: &Row, records: &[TaskRecord], wants: &[u32]) -> Result<Vec<TaskUpdate>, PassError> {
     let mut written = Vec::new();
     for (index, (task, record)) in row.loaded.tasks.iter().zip(records).enumerate() {
@@ -386,7 +387,7 @@ fn changed_tasks(row: &Row, records: &[TaskRecord], wants: &[u32]) -> Result<Vec
     Ok(written)
 }
 
-/// The slots of the job as a whole are others than before. One pass may complete a submission and launch it.
+/// Events of a change of the job's schedule state. One pass may complete a submission and launch it.
 fn schedule_events(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
     let from = row.loaded.job.schedule;
     let mut path = vec![from];
@@ -406,7 +407,7 @@ fn schedule_events(lease: &Lease, row: &Row, to: Schedule) -> Vec<Event> {
     path.windows(2).filter_map(step).collect()
 }
 
-/// One event for each move. That of a recovery names who caused it.
+/// One event per transition. That of a recovery names its cause.
 fn transition_events(
     lease: &Lease,
     row: &Row,

@@ -1,4 +1,4 @@
-//! The hands: one file per pipeline, each the twin of a brain in `model/src/decide/`.
+//! Controllers: one file per pipeline, with the same name as its decision in `model/src/decide/`.
 
 mod fleets;
 mod instances;
@@ -34,7 +34,7 @@ use crate::{
     secrets::Keyring,
 };
 
-/// What every pipeline works with.
+/// Dependencies of all pipelines.
 #[derive(Clone)]
 pub struct PipelineContext {
     pub db: Db,
@@ -43,27 +43,27 @@ pub struct PipelineContext {
     pub logs: Arc<NotifyingLogStore>,
     pub keys: Arc<Keyring>,
     pub shapes: RunSpecCache,
-    /// How long agents that once answered may be silent before their jobs are lost.
+    /// Silence of an agent after which its jobs are lost.
     pub lost_after: Span,
-    /// The delay of a run's first retry; later ones grow from it.
+    /// Delay of a run's first retry; later delays grow from it.
     pub retry_delay: Span,
-    /// How many managed jobs may launch and live at once.
+    /// Maximum number of managed jobs that launch, and that are alive, at once.
     pub job_limits: SlotLimits,
-    /// Of runs that name no image.
+    /// Images of runs that name none.
     pub images: DefaultImages,
-    /// What plain processes are on this machine.
+    /// Mode of plain processes on this machine.
     pub local_processes: ProcessMode,
-    /// What users can meet.
+    /// Limits for users.
     pub limits: crate::limits::Limits,
 }
 
-/// Whatever pipelines are put into: the engine, or the simulation's watch over it.
+/// Registry of pipelines: the engine, or the simulation that observes it.
 pub trait PipelineRegistry {
     fn add<P: Pipeline>(&mut self, pipeline: P);
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P);
 }
 
-/// The list. A new pipeline is one line here.
+/// The list of all pipelines. A new pipeline is one line here.
 pub fn register_all(hands: &PipelineContext, into: &mut impl PipelineRegistry) {
     let market = OfferCache::new(hands.backends.clone());
     into.add(runs::RunsPipeline(hands.clone()));
@@ -76,14 +76,14 @@ pub fn register_all(hands: &PipelineContext, into: &mut impl PipelineRegistry) {
     into.add(volumes::VolumesPipeline(hands.clone()));
 }
 
-/// The pipelines of a running server, and what carries hints between its replicas.
+/// The pipelines of a running server, and the tasks that exchange hints with other replicas.
 pub struct RunningPipelines {
     engine: Engine<Db>,
     db: Db,
     _hints: JoinSet<()>,
 }
 
-/// Starts them all.
+/// Starts all pipelines.
 pub fn start(
     app: &App,
     agents: Arc<dyn AgentApi>,
@@ -120,26 +120,26 @@ pub fn start(
 }
 
 impl RunningPipelines {
-    /// Finishes what is in work, gives the rest back.
+    /// Finishes the passes in progress and releases all other rows.
     pub async fn stop(self) {
         self.engine.stop(STOP_GRACE).await;
-        // Whoever carries hints to the others ends with this: what was given back is told here.
+        // The task that sends hints to the other replicas ends here, so this wakes them for the released rows.
         if let Err(error) = self.db.notify(Db::EVERYTHING).await {
-            tracing::debug!(%error, "hint the other replicas");
+            tracing::debug!(%error, "failed to send a hint to the other replicas");
         }
     }
 }
 
-/// The pipelines of jobs that are placed, and of instances, for whoever hears of their hosts.
+/// Pipeline of instances, for hints about hosts.
 pub(crate) const INSTANCES_PIPELINE: &str = instances::QUEUE.pipeline;
 
-/// The pipeline that looks at a placed job in this status.
+/// The pipeline that processes a placed job in this status.
 pub(crate) fn pipeline_for_job(status: &str) -> &'static str {
     let ending = jobs_terminating::QUEUE;
     if ending.statuses.contains(&status) { ending.pipeline } else { jobs_running::QUEUE.pipeline }
 }
 
-/// How long passes in work may take when the server stops; an agent's call takes 9 s at most.
+/// Maximum time for passes in progress when the server stops; a call to an agent takes at most 9 s.
 const STOP_GRACE: std::time::Duration = std::time::Duration::from_secs(10);
 
 struct EngineRegistry<'a> {
@@ -153,51 +153,52 @@ impl PipelineRegistry for EngineRegistry<'_> {
     }
 
     fn add_batch<P: BatchPipeline>(&mut self, pipeline: P) {
-        // One look at the queue at a time: two would only compete for the same seats.
+        // One worker: two would compete for the same blocks.
         self.engine.spawn_batch(pipeline, Settings { workers: 1, ..self.settings.clone() });
     }
 }
 
-/// Nobody may have heard what hosts told before this server was there: each is looked at, and listened to from then on.
+/// Marks all hosts as due, because what they reported while no server ran may be lost: each is observed once, and its
+/// events are received from then on.
 async fn mark_all_hosts_due(db: Db, hints: Hints) {
     match crate::db::agents::mark_hosts_due(&db).await {
         Ok(()) => hints.hint(INSTANCES_PIPELINE),
-        Err(error) => tracing::debug!(%error, "have all hosts looked at"),
+        Err(error) => tracing::debug!(%error, "failed to mark all hosts as due"),
     }
 }
 
-/// Hints of other replicas, where the database carries them.
+/// Receives hints of other replicas, where the database carries them.
 async fn receive_hints(db: Db, hints: Hints) {
     let mut news = db.listen();
     loop {
         match news.recv().await {
             Ok(pipeline) if pipeline == Db::EVERYTHING => hints.hint_all_local(),
             Ok(pipeline) => hints.hint_local(&pipeline),
-            // Whatever was missed, everybody looks.
+            // Any hint may have been missed, so all pipelines are woken.
             Err(RecvError::Lagged(_)) => hints.hint_all_local(),
             Err(RecvError::Closed) => return,
         }
     }
 }
 
-/// Hints given here, for the others. One that is lost costs them a moment, nothing else.
+/// Sends local hints to the other replicas. A lost hint only delays them.
 async fn send_hints(db: Db, hints: Hints) {
     let mut outgoing = hints.outgoing();
     loop {
         for pipeline in outgoing.next().await {
             if let Err(error) = db.notify(pipeline).await {
-                tracing::debug!(%error, pipeline, "hint the other replicas");
+                tracing::debug!(%error, pipeline, "failed to send a hint to the other replicas");
             }
         }
     }
 }
 
-/// How long until a row is due, by the database's clock.
+/// Time until a row is due, in microseconds, by the database's clock.
 fn due_in(lease: &Lease, due: Timestamp) -> i64 {
     (due.0 - lease.now()).max(0)
 }
 
-/// What an apply came to when its guard is all that can fail.
+/// Result of an apply in which only the guard can fail.
 fn applied(written: &WriteOutcome, due_in_us: Option<i64>, wake: Vec<&'static str>) -> ApplyOutcome {
     match written {
         WriteOutcome::Done { .. } => ApplyOutcome::Written { due_in_us, wake },
@@ -205,7 +206,7 @@ fn applied(written: &WriteOutcome, due_in_us: Option<i64>, wake: Vec<&'static st
     }
 }
 
-/// Who changes a row, and why, for its event.
+/// Actor and reason of a change, for its event.
 fn pipeline_cause(
     name: event::Pipeline,
     lease: &Lease,

@@ -4,10 +4,10 @@
 //! Owns     runs.status, runs.finished, runs.termination_reason, runs.termination_message,
 //!          runs.retry_count, runs.retry_since, runs.next_triggered_at, runs.finished_at, runs.tracking,
 //!          runs.settled_spec; jobs.end_asked, jobs.end_message.
-//! Wakes    on hint (a job changed, a stop was asked), else after 5 to 10 s; after 5 min where only its jobs can
-//!          change it, who make it due.
-//! Why not  turn jobs terminating here? Their own pipelines may be at work on them: a request on the row
-//!          is honoured by whoever holds it, and no two pipelines write one column.
+//! Wakes    on hint (a job changed, a stop was requested), else after 5 to 10 s; after 5 min where only its jobs can
+//!          change it, which make it due.
+//! Why not  set jobs to terminating here? Their own pipelines may be processing them: a request on the row
+//!          is honoured by the pipeline that holds it, and no two pipelines write one column.
 
 mod service;
 
@@ -57,7 +57,7 @@ pub(crate) const QUEUE: Queue = Queue {
     statuses: &["pending", "submitted", "provisioning", "running", "terminating"],
 };
 
-/// How often it is counted what a service was asked.
+/// Interval at which the requests to a service are counted.
 const SERVICE_POLL_INTERVAL: Span = Span::secs(10);
 
 pub(crate) struct LoadedRun {
@@ -65,16 +65,16 @@ pub(crate) struct LoadedRun {
     jobs: Vec<Job>,
     shape: Arc<ParsedRunSpec>,
     view: RunView,
-    /// What a service needs now; nothing for other runs.
+    /// Desired state of a service; `None` for other runs.
     service: Option<ServiceNeeds>,
-    /// The wait that was stored.
+    /// The stored wait.
     retry: Option<RetryWait>,
 }
 
 impl Pipeline for RunsPipeline {
     type Row = LoadedRun;
     type Observation = ();
-    /// A move that is made on the way, if there is one, and the one that is stored.
+    /// An intermediate transition, if there is one, and the final plan.
     type Plan = (Option<Plan>, Plan);
     type Error = PassError;
 
@@ -92,7 +92,7 @@ impl Pipeline for RunsPipeline {
         Ok(Some(LoadedRun { run, jobs, shape, view, service, retry: tracking.retry }))
     }
 
-    /// Everything a run depends on is in the database.
+    /// Everything on which a run depends is in the database.
     async fn observe(&self, _lease: &Lease, _row: &LoadedRun) -> Result<(), PassError> {
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Pipeline for RunsPipeline {
         let outcome = self.outcome(lease, &row, before.as_ref(), plan, due_in_us)?;
         let mut wake = wake(&outcome);
         if outcome.back.is_some() {
-            // The next look sees the former configuration.
+            // The next pass uses the previous configuration.
             wake.push(QUEUE.pipeline);
         }
         if outcome.pokes_managed {
@@ -136,14 +136,14 @@ impl Pipeline for RunsPipeline {
                 Ok(ApplyOutcome::Written { due_in_us, wake })
             }
             WriteOutcome::Stale { at: None } => Ok(ApplyOutcome::LeaseLost),
-            // A stop was asked while the plan was made: look again.
+            // A stop was requested during this pass: repeat it.
             WriteOutcome::Stale { at: Some(_) } => Ok(ApplyOutcome::RelatedBusy),
         }
     }
 }
 
 impl RunsPipeline {
-    /// Which replicas a service shall have, by what is asked of it, and how its deployment stands.
+    /// Determines the desired replicas of a service from its requests, and the state of its deployment.
     async fn needs(
         &self,
         lease: &Lease,
@@ -199,7 +199,7 @@ impl RunsPipeline {
                 format!("submission {}", submit.submission),
             );
             let mut created = Event::created::<job::JobLifecycle>(new.id, job::Status::Submitted, why);
-            // The epoch is the run's; the submission's own lock has not been taken yet.
+            // The epoch is the run's; the submission has not been claimed yet.
             created.epoch = None;
             events.push((created, new.job_name.clone()));
             submissions.push(new);
@@ -218,7 +218,7 @@ impl RunsPipeline {
         let settles = service.is_some_and(|needs| needs.settles(&row.run));
         let back = service.and_then(ServiceNeeds::rollback_spec).map(str::to_owned);
         let tracking = serde_json::to_string(&tracking).map_err(PassError::document)?;
-        // Of several nodes one may have come further without a change of the run.
+        // With several nodes, one may have advanced without a change of the run.
         let has_news = plan.status != row.run.status || row.jobs.len() > 1;
         let pokes_managed = row.run.managed_job_id.is_some() && has_news;
         Ok(RunUpdate {
@@ -234,7 +234,7 @@ impl RunsPipeline {
         })
     }
 
-    /// `keys` holds what the nodes of each replica of this pass share.
+    /// Builds a submission. `keys` holds the SSH key that the nodes of each replica share in this pass.
     fn submission(
         &self,
         row: &LoadedRun,
@@ -273,7 +273,7 @@ impl RunsPipeline {
     }
 }
 
-/// What is remembered until the next pass.
+/// State that is kept until the next pass.
 fn tracking(row: &LoadedRun, plan: &Plan) -> RunTracking {
     let service = row.service.as_ref();
     RunTracking {
@@ -284,7 +284,8 @@ fn tracking(row: &LoadedRun, plan: &Plan) -> RunTracking {
     }
 }
 
-/// What a pending run is tried again after: the failure is told when it becomes pending, and kept until it is over.
+/// The failure after which a pending run is retried: recorded when it becomes pending, and kept until it leaves that
+/// status.
 fn retry_wait(row: &LoadedRun, plan: &Plan) -> Option<RetryWait> {
     if plan.status != run::Status::Pending || plan.attempt == 0 {
         return None;
@@ -293,7 +294,7 @@ fn retry_wait(row: &LoadedRun, plan: &Plan) -> Option<RetryWait> {
         true => row.retry.as_ref()?.cause.clone(),
         false => plan.why.clone(),
     };
-    // A service is looked at more often than it is tried again.
+    // A service is due more often than it is retried.
     let at = plan.due_at.filter(|_| row.service.is_none());
     Some(RetryWait { failures: plan.attempt, cause, at })
 }
@@ -386,7 +387,7 @@ fn view(
     })
 }
 
-/// A submission that was asked to end is ending, though its own pipeline has not said so yet.
+/// State of a submission. One that was requested to end counts as terminating before its own pipeline sets that status.
 fn state(job: &Job) -> SubmissionState {
     let over = job.status.is_final() || job.status == job::Status::Terminating;
     match job.end_asked().filter(|_| !over) {

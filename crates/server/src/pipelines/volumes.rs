@@ -1,12 +1,12 @@
-//! Pipeline `volumes`: storage made or found, kept, and given back.
+//! Pipeline `volumes`: creates or registers, checks and deletes storage.
 //!
 //! Claims   volumes in Submitted, Provisioning, Active, Failed.
 //! Owns     volumes.status, volumes.finished, volumes.finished_at, volumes.status_message, volumes.volume_id,
 //!          volumes.provisioning, volumes.deleted, volumes.deleted_at.
-//! Wakes    on hint (a volume was made, is to go, was detached), else every 5 s to 1 min.
-//! Shares   volumes.delete_asked_at with the API: both only ask.
-//! Why not  attach here? A job waits for its volumes; whoever holds the job attaches them, so that nothing has to
-//!          be handed over. What is in `volume_attachments` keeps this pipeline from deleting.
+//! Wakes    on hint (a volume was created, is to be deleted, was detached), else every 5 s to 1 min.
+//! Shares   volumes.delete_asked_at with the API: both only request.
+//! Why not  attach here? A job waits for its volumes; the pipeline that holds the job attaches them, so that nothing
+//!          has to be handed over. Rows in `volume_attachments` keep this pipeline from deleting.
 
 use serde_json::{Value, json};
 use windlass_backend::{
@@ -48,7 +48,7 @@ pub(crate) struct Row {
     view: brain::VolumeView,
 }
 
-/// The plan, and what the backend told on the way.
+/// The plan, and the volume that the backend reported.
 pub(crate) struct VolumePassPlan {
     plan: Plan,
     made: Option<BackendVolume>,
@@ -72,7 +72,7 @@ impl Pipeline for VolumesPipeline {
         Ok(Some(Row { loaded, order, backend, view }))
     }
 
-    /// Nothing is known until it is asked for.
+    /// Nothing to observe: the action of the pass queries the backend.
     async fn observe(&self, _lease: &Lease, _row: &Row) -> Result<(), PassError> {
         Ok(())
     }
@@ -93,7 +93,7 @@ impl Pipeline for VolumesPipeline {
         };
         next.plan = brain::decide(&row.view, &seen, Timestamp(lease.now()));
         if next.plan.action.is_some() {
-            // It was asked and said nothing new.
+            // The backend was queried and reported nothing new.
             next.plan.due = next.plan.due.max(Timestamp(lease.now()) + brain::POLL_STARTING);
         }
         Ok(())
@@ -123,7 +123,7 @@ impl Pipeline for VolumesPipeline {
                 .record
                 .or_else(|| clean_up.then(|| event::Event::note(event::Entity::Volume, volume.id, why)));
         } else if let Some(note) = &plan.note {
-            // Said once, however often it is tried.
+            // Recorded once, however often the deletion is retried.
             if volume.status_message.as_deref() != Some(note) {
                 let why = pipeline_cause(event::Pipeline::Volume, lease, "delete", note);
                 record = Some(event::Event::note(event::Entity::Volume, volume.id, why));
@@ -142,7 +142,7 @@ impl Pipeline for VolumesPipeline {
         let moved = VolumeUpdate { set, event: record, due_in_us, clean_up };
         let written = rows::apply(&self.0.db, lease.key(), volume, moved).await?;
         if let WriteOutcome::Stale { at: Some(_) } = written {
-            // A job came for it in this very moment: nobody cleans it up, and the next pass sees why.
+            // A job claimed the volume at the same moment: it is not deleted, and the next pass sees the reason.
             return Ok(ApplyOutcome::Unchanged { due_in: None });
         }
         Ok(applied(&written, due_in_us, vec![]))
@@ -178,8 +178,8 @@ impl VolumesPipeline {
     ) -> Result<(), BackendError> {
         let id = match known {
             Some(id) => id.to_owned(),
-            // Its making may have been asked for by somebody who died before writing it down. The order is
-            // the key, so this finds that one.
+            // A server that died before it stored the id may have created the volume. Creation is idempotent by the
+            // order, so this returns that volume.
             None => match storage.make(&row.order).await {
                 Ok(made) => made.id,
                 Err(BackendError::Refused { .. } | BackendError::HostKeyChanged { .. }) => return Ok(()),
@@ -206,15 +206,15 @@ fn seen(
         Err(error @ (BackendError::Refused { .. } | BackendError::HostKeyChanged { .. })) => {
             VolumeObservation::Broken { said: error.to_string() }
         }
-        // It may have happened or not; the next look asks again, until the time for it is over.
+        // The outcome is unknown; the next pass queries again, until the time limit.
         Err(BackendError::NoCapacity { .. } | BackendError::Unavailable { .. }) => {
             VolumeObservation::NotAsked
         }
     }
 }
 
-/// The backend went out of the server's settings, or never was in them. What nobody ever made is gone when it is asked
-/// to go; what has an id waits for its backend.
+/// Result when the backend is not configured. A volume that was never created counts as deleted when its deletion is
+/// requested; one with an id waits for its backend.
 fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> VolumeObservation {
     let said = format!("backend `{backend}` is not configured, or has no volumes");
     match (action, known) {
@@ -224,7 +224,7 @@ fn missing_backend(backend: &str, action: Action, known: Option<&str>) -> Volume
     }
 }
 
-/// What people read beside the status; one that is fine needs no words.
+/// Message for users beside the status; none for an active volume.
 fn status_message(said: &str, status: volume::Status) -> Option<&str> {
     match status {
         volume::Status::Active => None,
@@ -232,7 +232,7 @@ fn status_message(said: &str, status: volume::Status) -> Option<&str> {
     }
 }
 
-/// As clients know it.
+/// Provisioning data in the format of clients.
 fn provisioning_document(backend: &str, made: &BackendVolume) -> Value {
     json!({
         "backend": backend,

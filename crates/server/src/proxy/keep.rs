@@ -1,8 +1,8 @@
-//! Keeps the routes of this server as the database has them, and tells it what came.
+//! Synchronizes the routes of this server with the database, and reports request counts.
 //!
-//! A look follows each hint, and comes by itself after [`SYNC_INTERVAL`]. Before the first request goes to a replica this proxy
-//! takes a seat at it; when the replica is no longer among the routes and its last request was answered, the seat is
-//! given back. A replica that is to end waits until nobody sits there.
+//! A sync follows each hint, or happens after [`SYNC_INTERVAL`]. Before the first request goes to a replica, this proxy
+//! registers at it; when the replica has left the routes and its last request was answered, the proxy unregisters. A
+//! replica that is to end waits until no proxy is registered at it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,22 +33,22 @@ use crate::{
 };
 
 const SYNC_INTERVAL: Duration = Duration::from_secs(2);
-/// How often this proxy says that it is there, and what came.
+/// Interval at which this proxy reports that it is alive, and its request counts.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
-/// How long requests to a replica that left may last before nobody waits for them.
+/// Maximum time to wait for requests to a replica that left the routes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
-/// The first look of a server may take this long.
+/// Maximum time for the first sync of a server.
 const FIRST_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct RouteSync {
     db: Db,
     hints: Hints,
     routes: Arc<Routes>,
-    /// The name of this proxy: new with each start.
+    /// Id of this proxy, new with each start.
     id: String,
     state: Mutex<SyncState>,
-    /// A request waits for a service that has nobody.
+    /// Notified when a request waits for a service without replicas.
     woken: Notify,
 }
 
@@ -58,7 +58,7 @@ struct SyncState {
     current: Vec<Service>,
     runs: HashMap<String, RunId>,
     seats: HashSet<SubmissionId>,
-    /// What each service had counted when it was last told.
+    /// Counts of each service at the last report.
     told: HashMap<RunId, TrafficTotals>,
     reported: Option<Instant>,
     swept: Option<Instant>,
@@ -82,12 +82,12 @@ impl RouteSync {
         }
     }
 
-    /// The first look. A database that does not answer is asked again later.
+    /// Runs the first sync. If the database does not answer, a later sync retries.
     pub(super) async fn begin(self: &Arc<Self>) {
         match timeout(FIRST_SYNC_TIMEOUT, self.sync_routes()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "read the routes"),
-            Err(_) => tracing::warn!("the database took too long for the routes"),
+            Ok(Err(error)) => tracing::warn!(%error, "failed to read the routes"),
+            Err(_) => tracing::warn!("timed out reading the routes from the database"),
         }
     }
 
@@ -99,20 +99,20 @@ impl RouteSync {
                 _ = timeout(SYNC_INTERVAL, hints.wait()) => false,
             };
             if let Err(error) = self.sync_routes().await {
-                // Whoever is known goes on answering.
-                tracing::debug!(%error, "read the routes");
+                // The known replicas keep receiving requests.
+                tracing::debug!(%error, "failed to read the routes");
             }
             if let Err(error) = self.report(woken).await {
-                tracing::debug!(%error, "tell what services were asked");
+                tracing::debug!(%error, "failed to report the requests of services");
             }
             self.routes.sweep();
         }
     }
 
-    /// Nothing goes through this proxy any more.
+    /// Unregisters this proxy: it forwards no more requests.
     pub(super) async fn end(&self) {
         if let Err(error) = rows::remove_proxy(&self.db, &self.id).await {
-            tracing::debug!(%error, "say that this proxy is gone");
+            tracing::debug!(%error, "failed to unregister this proxy");
         }
     }
 
@@ -147,19 +147,19 @@ impl RouteSync {
         Ok(())
     }
 
-    /// A replica left the routes: its seat is given back when its last request was answered.
+    /// Unregisters at a replica that left the routes, once its last request was answered.
     async fn drain(self: Arc<Self>, replica: Arc<Replica>) {
         let drained = replica.drained(DRAIN_TIMEOUT).await;
         let Ok(job) = replica.id().parse::<SubmissionId>() else { return };
-        tracing::debug!(%job, ?drained, "a replica was drained");
+        tracing::debug!(%job, ?drained, "replica drained");
         self.state.lock().seats.remove(&job);
         match rows::release_seat(&self.db, &self.id, job).await {
             Ok(()) => self.hints.hint(crate::pipelines::pipeline_for_job("terminating")),
-            Err(error) => tracing::debug!(%error, %job, "leave a replica"),
+            Err(error) => tracing::debug!(%error, %job, "failed to unregister at a replica"),
         }
     }
 
-    /// Says that this proxy is there, and what came since it last did.
+    /// Reports that this proxy is alive, and the requests since the last report.
     async fn report(&self, woken: bool) -> Result<(), DbError> {
         let now = Instant::now();
         let (came, asleep) = {

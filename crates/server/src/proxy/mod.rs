@@ -1,8 +1,8 @@
 //! Services through the server's own address: `/proxy/services/PROJECT/RUN/…` and `/proxy/models/PROJECT/…`.
 //!
-//! The data plane is `windlass-gateway`; here is what a server gives it: routes out of the database (`keep`), streams
-//! to replicas (`AgentConnector`), what it knows of tokens (`TokenGatekeeper`), and where records go. Who is ready for requests is found
-//! out beside it (`readiness`).
+//! The data plane is `windlass-gateway`. This module provides what it needs from a server: routes from the database
+//! (`keep`), streams to replicas (`AgentConnector`), authentication (`TokenGatekeeper`), and a destination for records.
+//! Which replicas are ready is determined separately (`readiness`).
 
 mod keep;
 mod readiness;
@@ -49,15 +49,15 @@ use crate::{
     stream_rights::{RIGHTS_POLL_INTERVAL, RightsBasis, StreamRights},
 };
 
-/// Where services and models are found.
+/// Path prefixes of services and models.
 const SERVICES: &str = "/proxy/services";
 const MODELS: &str = "/proxy/models";
-/// Told when the routes may have changed.
+/// Hint that the routes may have changed.
 pub(crate) const ROUTES_HINT: &str = "routes";
 /// A stream through SSH takes longer to open than a socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The proxy of a running server, and what keeps it up to date.
+/// The proxy of a running server, with the tasks that keep it up to date.
 pub(crate) struct ServiceProxy {
     proxy: Arc<Proxy>,
     keeper: Arc<RouteSync>,
@@ -65,7 +65,7 @@ pub(crate) struct ServiceProxy {
 }
 
 impl ServiceProxy {
-    /// With the routes as they are now, so that a server that was restarted knows its services from the first request.
+    /// Starts with the present routes, so that a restarted server knows its services from the first request.
     pub(crate) async fn start(app: &App) -> Self {
         let keeper = Arc::new(RouteSync::new(app));
         keeper.begin().await;
@@ -93,7 +93,7 @@ impl ServiceProxy {
             .with_state(Arc::clone(&self.proxy))
     }
 
-    /// Requests are over: whoever waits for them need not.
+    /// Unregisters the proxy, so that ending replicas need not wait for it.
     pub(crate) async fn stop(self) {
         self.keeper.end().await;
     }
@@ -116,10 +116,10 @@ fn origin(request: &Request) -> ClientConnection {
     ClientConnection::new(SocketAddr::new(peer, 0), encrypted)
 }
 
-/// Streams to ports of jobs, on this machine and over SSH.
+/// Opens streams to ports of jobs, on this machine and over SSH.
 struct AgentConnector(App);
 
-/// How a replica is named in a route.
+/// Target of a replica in a route.
 pub(super) fn target(
     instance: impl std::fmt::Display,
     job: impl std::fmt::Display,
@@ -171,7 +171,7 @@ impl AsyncWrite for PortStream {
     }
 }
 
-/// What the server knows of tokens. Answers are remembered for a second at most, as for the API.
+/// Authenticates tokens against the database. Results are cached for at most one second, as for the API.
 struct TokenGatekeeper(App);
 
 impl Gatekeeper for TokenGatekeeper {
@@ -195,7 +195,7 @@ impl Gatekeeper for TokenGatekeeper {
     }
 }
 
-/// Returns when a token that opened a project does so no longer.
+/// Completes when a token no longer grants access to a project.
 async fn lost(app: &App, authorization: &str, project: &str) {
     let rights = loop {
         match auth::caller(app, Some(authorization)).await {
@@ -208,7 +208,7 @@ async fn lost(app: &App, authorization: &str, project: &str) {
                 };
                 break StreamRights::register(app, ground);
             }
-            // A database that does not answer takes nobody's rights away.
+            // A database that does not answer revokes no rights.
             Err(Error::Db(_)) => tokio::time::sleep(RIGHTS_POLL_INTERVAL).await,
             Err(_) => return,
         }
@@ -229,7 +229,7 @@ async fn check_access(app: &App, authorization: &str, project: &str) -> Result<(
 }
 
 impl TokenGatekeeper {
-    /// Whoever tries tokens here is slowed down as at the API.
+    /// Applies the rate limit of the API to wrong tokens.
     async fn authenticate(&self, token: &str, project: &str, peer: IpAddr) -> Result<(), Error> {
         let app = &self.0;
         let authorization = format!("Bearer {token}");

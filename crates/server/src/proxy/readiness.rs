@@ -1,7 +1,8 @@
-//! Finds out which replicas of services are ready for requests.
+//! Determines which replicas of services are ready for requests.
 //!
-//! Every server looks at all replicas that run. Two that look at once send two probes, which harms nobody, and the
-//! first one's word is kept. It is not part of the passes over a job, so that a slow answer delays no decision about it.
+//! Every server checks all running replicas. Two servers that check at once send two probes, which is harmless, and
+//! the first result is stored. This is not part of the passes over a job, so that a slow response delays no decision
+//! about it.
 //!
 //! Owns     jobs.probes; jobs.replica_registered while a replica runs.
 
@@ -33,22 +34,22 @@ use crate::{
     events::{EventSubject, note},
 };
 
-/// A replica that begins to run is looked at within this time, and at once where a hint says so.
+/// Maximum time until a replica that begins to run is checked; a hint causes an immediate check.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Hints that come within this time are one.
+/// Hints within this time are handled together.
 const HINT_DEBOUNCE: Duration = Duration::from_millis(20);
-/// Replicas that are probed at once.
+/// Maximum number of replicas that are probed concurrently.
 const PROBES_MAX: usize = 256;
-/// Told when a job changed.
+/// Hint that a job changed.
 const JOBS_CHANGED_HINT: &str = "runs";
 
-/// Looks for ever; ends when it is dropped.
+/// Runs until it is dropped.
 pub(super) async fn run(app: App) {
     let hints = app.hints().subscribe(JOBS_CHANGED_HINT);
     let busy = ProbeScheduler { jobs: Arc::default(), places: Arc::new(Semaphore::new(PROBES_MAX)) };
     loop {
         let _ = timeout(POLL_INTERVAL, hints.wait()).await;
-        // Where thousands of jobs come and go, nearly no hint is about a replica.
+        // Where thousands of jobs start and end, hardly any hint is about a replica.
         sleep(HINT_DEBOUNCE).await;
         match rows::running_replicas(app.db()).await {
             Ok(watched) if watched.is_empty() => {}
@@ -58,19 +59,19 @@ pub(super) async fn run(app: App) {
                     busy.probe_if_due(&app, replica, now);
                 }
             }
-            Err(error) => tracing::debug!(%error, "look which replicas are ready"),
+            Err(error) => tracing::debug!(%error, "failed to list the replicas to probe"),
         }
     }
 }
 
-/// Replicas that somebody of this server is looking at.
+/// The replicas that this server is probing.
 struct ProbeScheduler {
     jobs: Arc<Mutex<HashSet<SubmissionId>>>,
     places: Arc<Semaphore>,
 }
 
 impl ProbeScheduler {
-    /// Probes what is due, beside all others. Nothing is due of most.
+    /// Starts the due probes of a replica as a separate task. Most replicas have none.
     fn probe_if_due(&self, app: &App, replica: rows::RunningReplica, now: Timestamp) {
         let Ok(spec) = serde_json::from_str::<JobSpec>(&replica.job_spec) else { return };
         let Some(port) = spec.service_port else { return };
@@ -93,7 +94,7 @@ impl ProbeScheduler {
             if let Ok(_place) = places.acquire().await {
                 let one = ReplicaProber { probes: &spec.probes, port, replica: &replica };
                 if let Err(error) = one.evaluate(&app, states, &due).await {
-                    tracing::debug!(%error, job = %replica.id, "judge a replica");
+                    tracing::debug!(%error, job = %replica.id, "failed to store the readiness of a replica");
                 }
             }
             jobs.lock().remove(&replica.id);
@@ -160,7 +161,7 @@ impl ReplicaProber<'_> {
         }
     }
 
-    /// Nothing of this is followed: a redirect is no success.
+    /// Does not follow redirects: a redirect is not a success.
     async fn send_probe(&self, app: &App, probe: &ProbeSpec) -> Result<StatusCode, String> {
         let agents = app.agents().ok_or("no hosts are connected")?;
         let call = CallContext { instance: self.replica.instance, submission: self.replica.id, epoch: 0 };
@@ -178,7 +179,7 @@ impl ReplicaProber<'_> {
     }
 }
 
-/// One request, and what is answered to it.
+/// Sends one request and returns the status of the response.
 async fn exchange<S>(stream: S, request: Request<Full<Bytes>>) -> Result<StatusCode, String>
 where
     S: AsyncRead + AsyncWrite + Unpin,
@@ -191,7 +192,7 @@ where
         answer = &mut asked => return answer.map_err(|error| error.to_string()),
         ended = connection => ended,
     };
-    // Who answers and hangs up at once has answered.
+    // A replica that responds and closes the connection at once has responded.
     asked.await.map_err(|_| match ended {
         Ok(()) => "it hung up".to_owned(),
         Err(error) => error.to_string(),
@@ -204,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// What a probe gets from a replica that reads its request, writes this, and hangs up.
+    /// Result of a probe against a replica that reads the request, writes `answer` and closes the connection.
     async fn asked(answer: &'static [u8]) -> Result<StatusCode, String> {
         let (ours, mut theirs) = duplex(4096);
         let replica = tokio::spawn(async move {
@@ -220,7 +221,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_answers_and_hangs_up_at_once_has_answered() {
-        // Which of the two is looked at first is left to chance.
+        // The order in which the two are polled is random.
         for _ in 0..64 {
             let got = asked(b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi").await;
             assert_eq!(got, Ok(StatusCode::OK));

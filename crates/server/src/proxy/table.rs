@@ -1,4 +1,4 @@
-//! From rows to routes.
+//! Builds routes from rows.
 
 use std::collections::HashMap;
 
@@ -16,10 +16,10 @@ use crate::{
     run_shape::ParsedRunSpec,
 };
 
-/// How long a request waits for a replica, before it is told to come again.
+/// Maximum time that a request waits for a replica before the client is asked to retry.
 pub(super) const HOLD_TIMEOUT_MS: u64 = 30_000;
 
-/// What was read before: specifications hardly ever change.
+/// Cache of parsed specifications, which rarely change.
 #[derive(Default)]
 pub(super) struct RouteBuilder {
     services: HashMap<RunId, (String, Option<Service>)>,
@@ -27,7 +27,8 @@ pub(super) struct RouteBuilder {
 }
 
 impl RouteBuilder {
-    /// The routes that these rows stand for. What cannot be read has no route, and its run says why.
+    /// Builds the routes of these rows. A service whose specification cannot be read has no route, and its run shows
+    /// why.
     pub(super) fn routes(&mut self, services: &[rows::Service], ready: &[ReadyReplica]) -> Vec<Service> {
         self.services.retain(|run, _| services.iter().any(|service| service.run == *run));
         self.ports.retain(|job, _| ready.iter().any(|replica| replica.id == *job));
@@ -74,7 +75,7 @@ impl RouteBuilder {
                 | Configuration::Volume(_),
             ) => None,
             Err(error) => {
-                tracing::warn!(run = %row.run, %error, "read what a service is");
+                tracing::warn!(run = %row.run, %error, "failed to read the specification of a service");
                 None
             }
         };

@@ -1,4 +1,5 @@
-//! What a gateway is told: services that it publishes, and the way to the hosts of their replicas.
+//! The state that a gateway receives: the services that it publishes, and how to connect to the hosts of their
+//! replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ use crate::{
     services::publishing,
 };
 
-/// Everything that the gateway may know now, and the replicas that it will send requests to.
+/// Builds the present state for a gateway, and lists the replicas to which it will send requests.
 pub(crate) async fn told(
     app: &App,
     gateway: GatewayId,
@@ -47,9 +48,9 @@ pub(crate) async fn told(
         let Some(passes) = passes.as_ref().filter(|_| !sites.contains_key(&name)) else { continue };
         match way(app, passes, replica.instance).await {
             Ok(site) => drop(sites.insert(name, site)),
-            // The gateway finds nobody there and asks another replica.
+            // The gateway cannot connect there and uses another replica.
             Err(why) => {
-                tracing::warn!(instance = %replica.instance, %why, "tell a gateway the way to a host")
+                tracing::warn!(instance = %replica.instance, %why, "failed to build a gateway's connection to a host")
             }
         }
     }
@@ -63,12 +64,13 @@ pub(crate) async fn told(
     Ok((told, ready.iter().map(|replica| replica.id).collect()))
 }
 
-/// A pass is good for one to two of these. Times are rounded, so that what is told changes once in that time.
+/// A pass is valid for one to two of these. Times are rounded, so that the state changes only once per period.
 const PASS_VALIDITY_SECS: i64 = 24 * 3600;
 
-/// What a gateway shows at the doors of hosts. It never has their credential: with that it could run anything there.
+/// Passes with which a gateway authenticates at hosts. It never receives their credentials: with those it could run
+/// anything there.
 struct HostPasses {
-    /// Or why there is none.
+    /// The signer, or the reason why there is none.
     signer: Result<Signer, String>,
     /// Ports of the services' replicas, by host.
     tasks: BTreeMap<InstanceId, BTreeMap<SubmissionId, BTreeSet<u16>>>,
@@ -100,7 +102,7 @@ impl HostPasses {
     }
 }
 
-/// The words say what is missing, and nothing of what is there.
+/// Returns how to connect to a host. Errors name what is missing and contain no data of the host.
 async fn way(app: &App, passes: &HostPasses, instance: InstanceId) -> Result<ReplicaHost, String> {
     let words = |error: &dyn std::error::Error| error.to_string();
     let found = agents::find_machine(app.db(), instance).await.map_err(|error| words(&error))?;

@@ -1,4 +1,4 @@
-//! Which handler answers which operation. Handlers find, authorise, do and answer; nothing else.
+//! Handlers of operations. Handlers look up, authorise, call a service and respond; nothing else.
 
 pub(crate) mod arvados;
 mod costs;
@@ -18,7 +18,7 @@ mod watch;
 
 use crate::http::ApiRoutes;
 
-/// Every handler there is.
+/// All handlers.
 pub fn all_routes() -> ApiRoutes {
     [
         costs::mount,

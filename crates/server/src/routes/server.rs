@@ -1,4 +1,4 @@
-//! The server itself, and what belongs to nobody.
+//! The server itself, and operations outside of projects.
 
 use windlass_api::{
     auth,
@@ -11,7 +11,7 @@ use windlass_engine::status::Snapshot;
 
 use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::watch};
 
-/// The version of the API that clients compare with their own.
+/// API version, which clients compare with their own.
 const API_VERSION: &str = "0.22.5";
 
 pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {

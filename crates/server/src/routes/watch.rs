@@ -1,4 +1,4 @@
-//! Logs, metrics and offers; and lists of what does not exist yet.
+//! Logs, metrics and offers; and empty lists for features that do not exist yet.
 
 use windlass_api::{exports, gpus, logs, metrics, operations::*, server::EmptyRequest, templates};
 

@@ -1,4 +1,4 @@
-//! The first start: an admin, a project, a token. Every later start finds them and changes nothing.
+//! First start: creates an admin, a project and a token. Every later start finds them and changes nothing.
 
 use serde_json::json;
 use windlass_api::error::ApiErrorCode;
@@ -25,13 +25,13 @@ use crate::{
 
 const ADMIN: &str = "admin";
 const PROJECT: &str = "main";
-/// Of the machine that the server runs on.
+/// Fleet of the machine on which the server runs.
 const FLEET: &str = "local";
 
-/// How often another replica, starting at the same moment, may be faster.
+/// Number of times that another replica, starting at the same time, may be faster.
 const ATTEMPTS_MAX: usize = 5;
 
-/// The admin's token when this start made it: shown once.
+/// Returns the admin's token if this start created it: shown once.
 pub async fn ensure(app: &App) -> Result<Option<Token>> {
     for _ in 1..ATTEMPTS_MAX {
         match try_ensure(app).await {
@@ -60,12 +60,12 @@ async fn try_ensure(app: &App) -> Result<Option<Token>> {
     if app.settings().local {
         add_local_fleet(app, id).await?;
     }
-    // Whoever chose the token knows it.
+    // A token that the operator chose is already known to the operator.
     Ok(fresh.filter(|_| !given))
 }
 
-/// This machine as a fleet, so that the first job needs no configuration. Whoever deleted the fleet meant it: it is
-/// made once and never again.
+/// Creates a fleet with this machine, so that the first job needs no configuration. It is created once and never again,
+/// because its deletion was intended.
 async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
     let db = app.db();
     let Some((project, _)) = crate::db::projects::find(db, PROJECT, admin).await? else { return Ok(()) };
@@ -100,14 +100,14 @@ async fn add_local_fleet(app: &App, admin: UserId) -> Result<()> {
     let unit = Unit::new().and([fleets::insert(row), granted]).and(record(db, None, &about, &created)?);
     match db.write(unit).await {
         Ok(written) => written.done().map(drop).map_err(Error::from),
-        // Another replica was faster, or somebody has a fleet of that name.
+        // Another replica was faster, or a fleet of that name exists.
         Err(error) if error.is_conflict_on("fleets_name_key") => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The token that the operator chose works, whatever happened to it; without one, the admin who lost
-/// every token gets a new one.
+/// Makes the token that the operator chose valid, whatever its state; without one, creates a new token for an admin who
+/// has none left.
 async fn ensure_token(app: &App, admin: UserId, chosen: Option<Token>) -> Result<Option<Token>> {
     let token = match chosen {
         Some(token) => token,

@@ -1,4 +1,4 @@
-//! What a project's machines cost.
+//! Costs of a project's instances.
 
 use windlass_api::costs as wire;
 use windlass_model::time::Timestamp;

@@ -1,4 +1,4 @@
-//! Reading what happened.
+//! Reading of events.
 
 use uuid::Uuid;
 use windlass_api::events as wire;
@@ -60,7 +60,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
                 id: asked.prev_id,
                 limit: asked.limit,
                 ascending: asked.ascending,
-                // Events of one unit share their time; their ids say which came first.
+                // Events of one unit share their time; their ids preserve their order.
                 ties: TieOrder::FollowTime,
             },
         },
@@ -69,7 +69,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
     Ok(rows.into_iter().map(shown).collect())
 }
 
-/// The one filter of its kind that was set.
+/// Returns the filter of its kind that is set; more than one is an error.
 fn single_filter<'a>(what: &str, mut set: impl Iterator<Item = &'a Vec<Uuid>>) -> Result<Option<&'a [Uuid]>> {
     let Some(ids) = set.next() else { return Ok(None) };
     if set.next().is_some() {

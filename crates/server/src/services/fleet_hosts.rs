@@ -1,4 +1,4 @@
-//! Hosts of an SSH fleet, as far as they are checked when the fleet is applied: their keys, and whose they are.
+//! Checks of an SSH fleet's hosts when the fleet is applied: their keys, and their owners.
 
 use serde_json::Value;
 use windlass_model::{
@@ -17,7 +17,7 @@ use crate::{
 
 const SSH_PORT: i64 = 22;
 
-/// Refuses private keys that nobody could log in with.
+/// Rejects private keys that cannot be used to log in.
 pub(super) fn check_keys(ssh: &SshConfig) -> Result<()> {
     let of_jump = |jump: Option<&ProxyJump>| {
         jump.map_or(Ok(()), |jump| check_key(&jump.hostname, jump.ssh_key.as_ref()))
@@ -31,12 +31,12 @@ pub(super) fn check_keys(ssh: &SshConfig) -> Result<()> {
     Ok(())
 }
 
-/// Refuses addresses that hosts may not have. What a name means is looked at when it is dialled.
+/// Rejects addresses that hosts may not have. The addresses of a name are checked when the server connects.
 pub(super) fn check_addresses(app: &App, ssh: &SshConfig) -> Result<()> {
     let of_host =
         |host: &Host| host.params().and_then(|own| own.proxy_jump.as_ref()).map(|jump| jump.hostname.clone());
     let shared = ssh.proxy_jump.as_ref().map(|jump| jump.hostname.clone());
-    // What is behind a jump host is dialled from there.
+    // Hosts behind a jump host are reached from there.
     let direct = ssh
         .hosts
         .iter()
@@ -61,7 +61,7 @@ fn check_key(whose: &str, key: Option<&SshKey>) -> Result<()> {
     })
 }
 
-/// Refuses hosts of another fleet: two masters would start two jobs on one GPU.
+/// Rejects hosts of another fleet: both would start jobs on the same GPU.
 pub(super) async fn check_not_taken(
     app: &App,
     project: ProjectId,
@@ -98,7 +98,7 @@ fn port(ssh: &SshConfig, host: &Host) -> i64 {
     own.or(ssh.port).map_or(SSH_PORT, |port| port.0)
 }
 
-/// The host before it: what is called alike behind two of them is not the same.
+/// Jump host of a host: equal names behind two jump hosts are different hosts.
 fn jump<'a>(ssh: &'a SshConfig, host: &'a Host) -> Option<&'a str> {
     let own = host.params().and_then(|own| own.proxy_jump.as_ref());
     own.or(ssh.proxy_jump.as_ref()).map(|jump| jump.hostname.as_str())

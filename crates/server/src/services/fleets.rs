@@ -1,7 +1,7 @@
-//! Fleets: planned, applied, asked to end.
+//! Fleets: plan, apply, request deletion.
 //!
-//! Private keys of SSH fleets come in with the spec, are sealed, and never go out again: `spec` is
-//! what everybody may see, `spec_sealed` is the whole SSH part.
+//! Private keys of SSH fleets are received with the spec, sealed, and never returned: `spec` is what all members may
+//! see, `spec_sealed` is the whole SSH part.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ use crate::{
 
 const LIST_MAX: i64 = 100;
 const NAME_ATTEMPTS_MAX: u8 = 10;
-/// Offers that one answer shows.
+/// Maximum number of offers in one response.
 const OFFERS_MAX: usize = 50;
 
 pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Result<Vec<wire::Fleet>> {
@@ -114,7 +114,7 @@ async fn to_wire(app: &App, rows: Vec<Fleet>) -> Result<Vec<wire::Fleet>> {
         .collect()
 }
 
-/// Backends that clients have no word for are machines of one's own to them.
+/// Shows backends that clients do not know as `remote`.
 fn on_wire(mut spec: Value) -> Value {
     if let Some(backends) = spec["configuration"].get_mut("backends").and_then(Value::as_array_mut) {
         for backend in backends.iter_mut() {
@@ -127,7 +127,7 @@ fn on_wire(mut spec: Value) -> Value {
     spec
 }
 
-/// A fleet spec that a client sent: what may be shown, and what is sealed.
+/// A fleet spec that a client sent: the public part, and the part that is sealed.
 struct FleetSpec {
     open: Value,
     ssh_config: Option<Value>,
@@ -164,7 +164,7 @@ impl FleetSpec {
     }
 }
 
-/// Every `ssh_key.private`, wherever it is.
+/// Removes every `ssh_key.private`, wherever it is.
 fn hide_private_keys(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -195,7 +195,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: &wire::PlanRequest) ->
     if let Some(name) = spec.name() {
         names::check_resource("name", name)?;
         if let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? {
-            // One that is being deleted is made anew, once it is gone.
+            // A fleet that is being deleted is created again, once it is gone.
             if found.termination_asked_at.is_none() && can_update(&found, &spec)?.is_ok() {
                 action = ApplyAction::Update;
             }
@@ -213,7 +213,8 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: &wire::PlanRequest) ->
     Ok(wire::FleetPlan {
         project_name: scope.project.name.clone(),
         user: scope.caller.user.name.clone(),
-        // As it was sent, keys and all, to whoever sent it: dstack's clients apply what they find here.
+        // As it was sent, including keys, because it is returned to its sender: dstack's clients apply what they
+        // receive here.
         spec: asked.spec.clone(),
         effective_spec: Some(Document::new(&spec.open)?),
         current_resource: current,
@@ -224,7 +225,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: &wire::PlanRequest) ->
     })
 }
 
-/// The inner result says whether the change can be made in place.
+/// Checks an update. The inner result shows whether the change can be made in place.
 fn can_update(found: &Fleet, spec: &FleetSpec) -> Result<Result<(), diff::ForbiddenChange>> {
     let stored: Value = serde_json::from_str(&found.spec)?;
     Ok(diff::diff_fleet(&stored["configuration"], &spec.open["configuration"]).map(|_| ()))
@@ -313,7 +314,7 @@ async fn update(
     let live: Vec<_> = members.iter().filter(|member| !member.finished).collect();
     let mut unit = Unit::new().and([fleets::set_spec(found.id, &spec.open.to_string(), sealed)]);
     if spec.ssh_config.is_some() {
-        // Those that never came to be have had their say; each host is tried once more.
+        // Ended instances are hidden, so that each host that failed before is tried once more.
         unit = unit.and([instances::hide_finished(found.id)]);
         let gone =
             live.iter().filter(|member| member.hostname.as_deref().is_none_or(|name| !wanted.contains(name)));
@@ -435,12 +436,12 @@ fn new_host(
     Ok(changes)
 }
 
-/// Stores the wish to end, for all of them or none.
+/// Stores the request to delete, for all of them or none.
 pub async fn delete(app: &App, scope: &ProjectScope, asked: &wire::DeleteRequest) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();
     for name in asked.names.iter().collect::<BTreeSet<_>>() {
-        // One that is gone is as it should be.
+        // A deleted fleet is not an error.
         let Some(found) = fleets::find_by_name(app.db(), scope.project.id, name).await? else { continue };
         require_ownership::<DeleteFleets>(scope, &found)?;
         let about =
@@ -465,18 +466,18 @@ pub async fn delete(app: &App, scope: &ProjectScope, asked: &wire::DeleteRequest
     }
 }
 
-/// To end a fleet takes no right to manage SSH fleets: no host is added by it.
+/// Checks ownership. Deleting a fleet does not need the right to manage SSH fleets, because it adds no host.
 fn require_ownership<O: Operation>(scope: &ProjectScope, found: &Fleet) -> Result<()> {
     scope.require_ownership::<O>(found.user_id, &format!("fleet `{}`", found.name))
 }
 
-/// Stores the wish that single instances end, for all of them or none.
+/// Stores the request to end single instances, for all of them or none.
 pub async fn delete_instances(
     app: &App,
     scope: &ProjectScope,
     asked: &wire::DeleteInstancesRequest,
 ) -> Result<()> {
-    // What is gone with its fleet is as it should be.
+    // Instances of a deleted fleet are not an error.
     let found = fleets::find_by_name(app.db(), scope.project.id, &asked.name).await?;
     let Some(found) = found else { return Ok(()) };
     require_ownership::<DeleteFleetInstances>(scope, &found)?;

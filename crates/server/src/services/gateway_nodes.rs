@@ -1,4 +1,4 @@
-//! What the processes of gateways ask and tell.
+//! Requests and reports of gateway processes.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -28,15 +28,15 @@ use crate::{
     pipelines, proxy,
 };
 
-/// A look follows each hint, and comes by itself after this.
+/// Routes are read after each hint, and at this interval.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// What one report may name.
+/// Maximum sizes in one report.
 const TRAFFIC_ENTRIES_MAX: usize = 10_000;
 const RELEASED_SEATS_MAX: usize = 10_000;
 const ADDRESS_MAX: usize = 255;
 
-/// A process cannot take the name of another gateway's, or of a server.
+/// Id of a gateway's process. A process cannot use the id of another gateway's process, or of a server.
 fn proxy_id(gateway: GatewayId, node: uuid::Uuid) -> String {
     format!("{gateway}/{node}")
 }
@@ -50,7 +50,8 @@ fn check_address(address: Option<&str>) -> Result<Option<&str>> {
     }
 }
 
-/// The routes, once they are others than those the process has. It takes its seats before it is told of a replica.
+/// Returns the routes, once they differ from those that the process has. The seats are recorded before the process
+/// receives a replica.
 pub async fn routes(
     app: &App,
     gateway: GatewayId,
@@ -88,7 +89,7 @@ pub async fn routes(
     }
 }
 
-/// The gateway is in service once all its processes are there.
+/// Marks the gateway as in service once all its processes are connected.
 async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
     let Some(found) = gateways::find(app.db(), id).await? else { return Ok(()) };
     let mut steps = match found.status {
@@ -113,7 +114,7 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
             reason: "processes".into(),
             message: format!("{present} of {wanted} processes of the gateway are there"),
         };
-        // Both steps are allowed from where they are taken.
+        // Cannot fail: both transitions are allowed from these statuses.
         let Ok(moved) = event::transition::<gateway::GatewayLifecycle>(id.0, status, step, because) else {
             break;
         };
@@ -124,12 +125,12 @@ async fn mark_in_service(app: &App, id: GatewayId) -> Result<()> {
         status = moved.status;
     }
     match app.db().write(unit).await? {
-        // Another process came at the same moment and told of it.
+        // Another process connected at the same time and recorded it.
         WriteOutcome::Done { .. } | WriteOutcome::Stale { .. } => Ok(()),
     }
 }
 
-/// How many processes a gateway is to have.
+/// Number of processes that a gateway should have.
 pub(super) fn replicas(gateway: &Gateway) -> usize {
     let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
     configuration["replicas"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(1)
@@ -144,7 +145,7 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
     rows::record_gateway_node(app.db(), seen, &id, &[]).await?;
     let (mut came, mut asleep) = (Vec::new(), Vec::new());
     for one in &report.came {
-        // Others' services are no business of this gateway.
+        // Reports about services of other gateways are ignored.
         let Some(run) = rows::find_published_run(app.db(), gateway, &one.project, &one.run).await? else {
             continue;
         };
@@ -171,13 +172,13 @@ pub async fn report(app: &App, gateway: GatewayId, report: wire::GatewayReport) 
     Ok(())
 }
 
-/// Only for the project of the gateway: it is no place to try tokens for others.
+/// Only for the project of the gateway: tokens of other projects must not be tested here.
 pub async fn check(
     app: &App,
     gateway: GatewayId,
     asked: wire::TokenCheckRequest,
 ) -> Result<wire::TokenCheck> {
-    // Whoever guesses through a gateway is slowed down like an address.
+    // Guesses through a gateway are rate-limited like those from one address.
     let place = IpAddr::V6(Ipv6Addr::from(gateway.0.as_u128()));
     let known = auth::is_server_token(app, &asked.token, place).await?;
     let refused = Ok(wire::TokenCheck { allowed: false, known });

@@ -1,4 +1,4 @@
-//! Gateways: planned, applied, asked to end.
+//! Gateways: plan, apply, delete.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ use crate::{
 };
 
 const NAME_ATTEMPTS_MAX: u8 = 10;
-/// What may change while a gateway lives.
+/// Fields that may change while a gateway exists.
 const MUTABLE_FIELDS: [&str; 3] = ["domain", "default", "replicas"];
 
 fn absent() -> Error {
@@ -113,7 +113,7 @@ fn parse(document: &Document) -> Result<Value> {
     }
 }
 
-/// The first field that cannot change in place.
+/// First field that cannot change in place.
 fn immutable_change(old: &Value, new: &Value) -> Option<String> {
     let empty = serde_json::Map::new();
     let (old, new) = (old.as_object().unwrap_or(&empty), new.as_object().unwrap_or(&empty));
@@ -173,7 +173,7 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: &wire::ApplyRequest) 
     read(app, scope, &found.name).await
 }
 
-/// True asks to be the default; nothing said takes the place if it is free.
+/// `true` makes it the default; if unset, it becomes the default if there is none.
 fn default_change(scope: &ProjectScope, id: GatewayId, configuration: &Value) -> Option<Change> {
     match configuration["default"].as_bool() {
         Some(true) => Some(projects::set_default_gateway(scope.project.id, id)),
@@ -265,8 +265,8 @@ async fn write(
     }
 }
 
-/// Nothing has to be given back: its processes learn that it is gone, and serve nobody any more. One that does not exist
-/// or is in use refuses the request before anything is done.
+/// Deletes gateways. No resources need to be released: the processes find that their gateway is deleted, and stop
+/// serving. If one does not exist or is in use, the request is rejected as a whole.
 pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     let mut found = Vec::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
@@ -285,7 +285,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
     Ok(())
 }
 
-/// A new token for the processes of a gateway; the old one dies at once.
+/// Creates a new token for the processes of a gateway; the old one becomes invalid at once.
 pub async fn create_token(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::GatewayToken> {
     let found = gateways::find_by_name(app.db(), scope.project.id, name).await?.ok_or_else(absent)?;
     let token = Token::draw()?;

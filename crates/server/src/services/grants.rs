@@ -1,7 +1,7 @@
-//! Which backends of the server a project may use: global admins grant them.
+//! Grants of the server's backends to projects, made by global admins.
 //!
-//! A fleet or a volume that names another backend is refused. Where a fleet names none, placement leaves out the offers
-//! of backends that its project was not granted.
+//! A fleet or a volume that names another backend is rejected. Where a fleet names none, placement leaves out the
+//! offers of backends that are not granted to its project.
 
 use windlass_api::{backends::GrantRequest, projects as wire};
 use windlass_backend::remote;
@@ -22,12 +22,12 @@ use crate::{
     events::{EventSubject, note},
 };
 
-/// Hosts of SSH fleets come with their fleet: to bring them is a right of members, not a grant.
+/// Hosts of SSH fleets are part of their fleet: adding them is a right of members, not a grant.
 fn needs_grant(backend: &str) -> bool {
     backend != remote::NAME
 }
 
-/// Refuses backends that the project was not granted.
+/// Rejects backends that are not granted to the project.
 pub(crate) async fn check<'a>(
     app: &App,
     scope: &ProjectScope,
@@ -49,7 +49,7 @@ pub(crate) async fn check<'a>(
     }
 }
 
-/// The grants of the first project: everything that the server has when the project is made.
+/// Grants of the first project: all backends that the server has when the project is created.
 pub(crate) fn first_grants(app: &App, project: ProjectId) -> Result<Vec<Change>, DbError> {
     let names = app.backends().all().map(|backend| backend.name()).filter(|name| needs_grant(name));
     names.map(|name| grant_change(app, project, name)).collect()

@@ -1,4 +1,4 @@
-//! Instances: shown, and asked to end through their fleets.
+//! Instances: list and show. They are ended through their fleets.
 
 use std::collections::HashMap;
 
@@ -54,7 +54,7 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
 
 pub async fn read(app: &App, scope: &ProjectScope, asked: &wire::ReadRequest) -> Result<wire::Instance> {
     let found = instances::find(app.db(), InstanceId(asked.id)).await?;
-    // The project of the row decides, not the one that the caller names.
+    // The project of the row counts, not the one that the caller names.
     let found = found.filter(|row| row.project_id == scope.project.id).ok_or_else(absent)?;
     shown(app, vec![found]).await?.pop().ok_or_else(absent)
 }
@@ -74,11 +74,11 @@ pub async fn health_checks(
     if !known.iter().any(|instance| instance.instance_num == asked.instance_num) {
         return Err(absent());
     }
-    // Past checks are not kept yet; the latest is part of the instance.
+    // Past checks are not stored yet; the latest is part of the instance.
     Ok(wire::HealthChecks { health_checks: Vec::new() })
 }
 
-/// With the names of projects, fleets and jobs: three queries for any number of instances.
+/// Adds the names of projects, fleets and jobs: three queries for any number of instances.
 pub(super) async fn shown(app: &App, rows: Vec<Instance>) -> Result<Vec<wire::Instance>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
     let project_ids: Vec<ProjectId> = rows.iter().map(|row| row.project_id).collect();

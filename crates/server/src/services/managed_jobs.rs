@@ -1,7 +1,7 @@
-//! Managed jobs: launched from a file, listed, cancelled.
+//! Managed jobs: launch from a file, list, cancel.
 //!
-//! The API never moves a job: it makes rows, writes wishes into columns that no pipeline writes, and hints the
-//! pipeline that reads them.
+//! The API never changes the status of a job: it inserts rows, stores requests in columns that no pipeline writes, and
+//! hints the pipeline that reads them.
 
 mod make;
 mod show;
@@ -44,7 +44,7 @@ const NAME_MAX: usize = 120;
 const LIST_MAX: i64 = 1000;
 const LIST_DEFAULT: i64 = 100;
 const IDS_MAX: usize = 10_000;
-/// How long a graceful cancel waits for output that nobody bounded.
+/// Time for which a graceful cancel waits for output if no limit is set.
 const GRACEFUL_DEFAULT: Span = Span::hours(1);
 
 /// A request that can be launched.
@@ -53,12 +53,12 @@ struct LaunchPlan {
     name: String,
     copies: u32,
     files: TaskArchives,
-    /// Of each task in turn.
+    /// One entry per task.
     secrets: Vec<TaskSecrets>,
     warnings: Vec<String>,
 }
 
-/// Reads a request, and refuses whatever can never become a run.
+/// Reads a request, and rejects one that can never become a run.
 async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
     let LaunchableJob { mut plan, secrets, warnings } = read(&asked)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
@@ -84,7 +84,7 @@ async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequ
     Ok(LaunchPlan { plan, name, copies, files, secrets, warnings })
 }
 
-/// Says what would be refused, and what would have no effect.
+/// Checks what would be rejected, and what would have no effect.
 pub async fn check_only(
     app: &App,
     scope: &ProjectScope,
@@ -94,7 +94,7 @@ pub async fn check_only(
     Ok(wire::LaunchResponse { jobs: Vec::new(), warnings })
 }
 
-/// Launches as many jobs as were asked for, all or none.
+/// Launches the requested number of jobs, all or none.
 pub async fn launch(
     app: &App,
     scope: &ProjectScope,
@@ -137,12 +137,12 @@ pub async fn launch(
     Ok(wire::LaunchResponse { jobs, warnings })
 }
 
-/// What the request asks, for telling a repeat from another request under the same key.
+/// Hash of the request, for distinguishing a repeat from another request with the same key.
 fn request_hash(asked: &wire::LaunchRequest) -> Result<String> {
     Ok(hex::encode(Sha256::digest(serde_json::to_vec(asked)?)))
 }
 
-/// The first job that this very request made before.
+/// First job that the same request created before.
 async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Option<JobWithTasks>> {
     let Some(key) = &scope.idempotency_key else { return Ok(None) };
     let found = rows::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
@@ -198,7 +198,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
     Ok(job)
 }
 
-/// Understands where each candidate wants to run. One that can run nowhere is left out, unless it is the last.
+/// Resolves the location of each candidate. One that can run nowhere is left out, unless it is the last.
 fn map_infra(plan: &mut ManagedJobPlan, site: &ServerContext, warnings: &mut Vec<String>) -> Result<()> {
     let mut warn = |text: String| {
         if !warnings.contains(&text) {
@@ -247,7 +247,7 @@ fn job_name(name: String) -> Result<String> {
     Err(Error::field("name", format!("must be 1 to {NAME_MAX} letters, digits, `-`, `_` and `.`")))
 }
 
-/// The archives of the tasks, which must be the caller's.
+/// Archives of the tasks, which must belong to the caller.
 async fn files(
     app: &App,
     scope: &ProjectScope,
@@ -262,7 +262,7 @@ async fn files(
         let archive = FileArchive { id: file.archive_id, path: file.path };
         files.0.entry(file.task).or_default().push(archive);
     }
-    // What is put at a path replaces what is there: the directory comes before the files in it.
+    // Unpacking to a path replaces what is there: the directory comes before the files in it.
     files.0.values_mut().for_each(|archives| archives.sort_by_key(|archive| archive.path != WORKDIR));
     if !repos::owns_archives(app.db(), scope.caller.user.id, &files.ids()).await? {
         return Err(Error::absent("File archive"));
@@ -270,7 +270,7 @@ async fn files(
     Ok(files)
 }
 
-/// What can never become a run is refused now, with the same words as by `windlass apply`.
+/// Rejects what can never become a run, with the same messages as `windlass apply`.
 async fn check(
     app: &App,
     scope: &ProjectScope,
@@ -346,7 +346,7 @@ pub async fn read_one(app: &App, scope: &ProjectScope, number: i64) -> Result<wi
     show::jobs(app, vec![found], true).await?.pop().ok_or_else(|| Error::absent("Managed job"))
 }
 
-/// Stores the wish to end of all that are meant, in one statement.
+/// Stores the request to cancel for all selected jobs, in one statement.
 pub async fn cancel(
     app: &App,
     scope: &ProjectScope,
@@ -367,7 +367,7 @@ pub async fn cancel(
         return Err(Error::field("graceful_timeout", "must not be negative"));
     }
     let user = &scope.caller.user;
-    // Those who look after the project may end what others began.
+    // Managers of the project may cancel jobs of other users.
     let manages = scope.role() >= Some(ProjectRole::Manager);
     if asked.all_users && !manages {
         return Err(Error::denied());

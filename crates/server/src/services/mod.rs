@@ -1,4 +1,4 @@
-//! What the server does when asked. Knows no HTTP; asks `db` for everything stored.
+//! Operations of the server, independent of HTTP. All stored data is accessed through `db`.
 
 pub mod boot;
 pub mod costs;
@@ -23,21 +23,21 @@ pub mod users;
 pub mod volumes;
 pub mod watch;
 
-/// A file that somebody sent. Its name is what they say, nothing more.
+/// An uploaded file. Its name is chosen by the client.
 #[derive(Debug)]
 pub struct Upload {
     pub name: String,
     pub content: Vec<u8>,
 }
 
-/// What goes over an answer that lasts.
+/// Item of a streaming response.
 #[derive(Debug)]
 pub enum SseEvent<T> {
-    /// Whoever comes back after it names its `id`.
+    /// A client that reconnects afterwards sends its `id`.
     Event { id: u64, name: &'static str, data: T },
-    /// Nothing happened for a while.
+    /// Keepalive after a while without events.
     Alive,
 }
 
-/// An answer that lasts. It ends by itself, with its caller's rights, or with the server.
+/// Stream of a response. It ends by itself, when the caller loses the rights, or with the server.
 pub type SseStream<T> = futures_util::stream::BoxStream<'static, SseEvent<T>>;

@@ -1,23 +1,23 @@
-//! Which names are allowed, and names for runs that were given none.
+//! Validation of names, and generated names for runs that have none.
 
 use crate::error::{Error, Result};
 
-/// Users: letters, digits, `-` and `_`, at most 60.
+/// Checks the name of a user: letters, digits, `-` and `_`, at most 60.
 pub fn check_user(name: &str) -> Result<()> {
     check_word("username", name, 60)
 }
 
-/// Projects: letters, digits, `-` and `_`, at most 50.
+/// Checks the name of a project: letters, digits, `-` and `_`, at most 50.
 pub fn check_project(name: &str) -> Result<()> {
     check_word("project_name", name, 50)
 }
 
-/// Secrets: letters, digits, `-` and `_`, at most 200.
+/// Checks the name of a secret: letters, digits, `-` and `_`, at most 200.
 pub fn check_secret(name: &str) -> Result<()> {
     check_word("name", name, 200)
 }
 
-/// Tokens: letters, digits, `-` and `_`, at most 60.
+/// Checks the name of a token: letters, digits, `-` and `_`, at most 60.
 pub fn check_token(name: &str) -> Result<()> {
     check_word("name", name, 60)
 }
@@ -31,7 +31,7 @@ fn check_word(field: &str, name: &str, len_max: usize) -> Result<()> {
     Err(invalid_name(field, &rule))
 }
 
-/// Runs, fleets, volumes, gateways: `[a-z][a-z0-9-]{1,40}`.
+/// Checks the name of a run, fleet, volume or gateway: `[a-z][a-z0-9-]{1,40}`.
 pub fn check_resource(field: &str, name: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let starts = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
@@ -42,7 +42,7 @@ pub fn check_resource(field: &str, name: &str) -> Result<()> {
     Err(invalid_name(field, rule))
 }
 
-/// SHA-256 in hexadecimal: how uploads are named.
+/// Checks the name of an upload: SHA-256 in hexadecimal.
 pub fn check_hash(field: &str, text: &str) -> Result<()> {
     let allowed = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     if has_only(text, 64, allowed) && text.len() == 64 {
@@ -51,12 +51,12 @@ pub fn check_hash(field: &str, text: &str) -> Result<()> {
     Err(invalid_name(field, "64 hexadecimal digits are expected"))
 }
 
-/// The name itself is not repeated: it may hold anything.
+/// Error for an invalid name. The name itself is not repeated: it may contain anything.
 fn invalid_name(field: &str, rule: &str) -> Error {
     Error::refused(format!("invalid {field}: {rule}"))
 }
 
-/// Names are typed into command lines: one that starts with a dash would be read as an option there.
+/// Names are typed into command lines: one that starts with a dash would be parsed as an option there.
 fn has_only(name: &str, len_max: usize, allowed: impl Fn(u8) -> bool) -> bool {
     (1..=len_max).contains(&name.len()) && !name.starts_with('-') && name.bytes().all(allowed)
 }
@@ -79,7 +79,7 @@ const ANIMALS: [&str; 64] = [
     "tapir", "toad", "wren", "yak",
 ];
 
-/// `<adjective>-<animal>-<n>`; `n` grows with the attempts, when names are taken.
+/// Generates `<adjective>-<animal>-<n>`; `n` grows with the attempts, if names are in use.
 pub fn generate(attempt: u8) -> Result<String, getrandom::Error> {
     let mut bits = [0_u8; 4];
     getrandom::fill(&mut bits)?;

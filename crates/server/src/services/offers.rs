@@ -1,4 +1,4 @@
-//! What a project's own instances, and the backends its fleets may use, offer to a job.
+//! Offers to a job: from a project's own instances, and from the backends that its fleets may use.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -37,7 +37,7 @@ use crate::{
     run_shape::ParsedRunSpec,
 };
 
-/// Everything a job of a project may be put on, as placement sees it.
+/// Everything on which a job of a project may be placed, as placement sees it.
 pub(crate) struct OfferSupply {
     project: ProjectId,
     inventory: Inventory,
@@ -70,7 +70,7 @@ fn supply_error(error: PassError) -> Error {
     Error::refused(format!("what the project has cannot be read: {error}"))
 }
 
-/// What a job asks for, and in which fleets.
+/// Requirements of a job, and its fleets.
 struct OfferQuery<'a> {
     needs: InstanceNeeds,
     fleets: Option<Vec<String>>,
@@ -79,7 +79,7 @@ struct OfferQuery<'a> {
 }
 
 impl OfferQuery<'_> {
-    /// Nodes of several stay together: only cluster fleets have places for them.
+    /// Returns whether the job may use the fleet. Multi-node jobs must stay together: only cluster fleets accept them.
     fn can_use(&self, fleet: &FleetSnapshot) -> bool {
         let named = self.fleets.as_ref().is_none_or(|names| names.contains(&fleet.name));
         named && (fleet.cluster || !self.needs.whole)
@@ -105,7 +105,7 @@ impl OfferQuery<'_> {
         Some(to_wire(&instance.offer, availability.to_owned(), blocks, total))
     }
 
-    /// One that a fleet would make. The first fleet that would do stands for all.
+    /// Offer of an instance that a fleet would create. The first suitable fleet represents all.
     fn new_offer(&self, offer: &Offer) -> Option<wire::Offer> {
         if self.creation == InstanceCreation::Reuse || self.needs.instances.is_some() {
             return None;
@@ -128,7 +128,7 @@ fn has_room(fleet: &FleetSnapshot) -> bool {
     fleet.creates && fleet.nodes_max.is_none_or(|max| has < max)
 }
 
-/// The availability, as the wire spells it.
+/// Availability as serialized.
 fn word(offer: &Offer) -> String {
     json!(offer.availability).as_str().unwrap_or("unknown").to_owned()
 }
@@ -173,14 +173,14 @@ fn asked<'a>(supply: &'a OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> O
     OfferQuery { needs: shape.needs_of(job), fleets, creation, inventory: &supply.inventory }
 }
 
-/// Those that fit the job: idle ones first, then by price.
+/// Offers that fit the job: idle instances first, then by price.
 pub(crate) fn for_job(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<wire::Offer> {
     let (inventory, asked) = (&supply.inventory, asked(supply, shape, job));
     let existing = inventory.instances.iter().filter_map(|instance| asked.existing(instance));
     sort_offers(existing.chain(inventory.offers.iter().filter_map(|offer| asked.new_offer(offer))).collect())
 }
 
-/// The lowest price of those that fit the job and could be had now.
+/// Lowest price of the offers that fit the job and are available now.
 pub(crate) fn cheapest(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Option<Price> {
     let word = |availability: Availability| json!(availability).as_str().map(str::to_owned);
     let known = [Availability::Idle, Availability::Available, Availability::Unknown].map(word);
@@ -189,7 +189,7 @@ pub(crate) fn cheapest(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpe
     open.map(|offer| Price::dollars(offer.price)).min()
 }
 
-/// What backends would make for a fleet with these limits.
+/// Instances that backends would create for a fleet with these limits.
 pub(crate) fn for_fleet(offers: &[Offer], limits: &InstanceNeeds, split: blocks::Blocks) -> Vec<wire::Offer> {
     let fits = offers.iter().filter(|offer| fit(offer, limits).is_ok());
     let divided = fits.filter_map(|offer| {
@@ -209,7 +209,7 @@ fn sort_offers(mut offers: Vec<wire::Offer>) -> Vec<wire::Offer> {
     offers
 }
 
-/// Why the jobs of one replica would not start at once: every reason, nearest miss first. `None`: they would.
+/// Reasons why the jobs of one replica would not start at once, all of them, nearest miss first. `None`: they would.
 pub(crate) fn wait_reasons(
     supply: &OfferSupply,
     shape: &ParsedRunSpec,
@@ -241,7 +241,7 @@ pub(crate) fn wait_reasons(
     }
 }
 
-/// What there is that does not fit the job, and every reason: nearest miss first, alike ones together.
+/// Offers that do not fit the job, with all reasons: nearest miss first, equal ones grouped.
 pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> RefusalReport {
     let inventory = &supply.inventory;
     let asked = asked(supply, shape, job);
@@ -254,7 +254,7 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
         Some(known) => known.count += 1,
         None => refusals.push(Refusal { place, count: 1, shortfalls: short }),
     };
-    // The machine that is offered is the one that is there, and has said its own.
+    // The offer of the local backend is the existing instance, which has reported its own resources.
     let has_local = inventory.instances.iter().any(|instance| instance.offer.backend == LOCAL_BACKEND);
     for instance in inventory.instances.iter().filter(|instance| instance.readiness == Readiness::Ready) {
         let Some(fleet) = inventory.fleets.iter().find(|fleet| fleet.id == instance.fleet) else { continue };
@@ -263,7 +263,7 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
         }
     }
     if shape.creation() != InstanceCreation::Reuse && inventory.fleets.iter().any(has_room) {
-        // What a fleet would make of an offer may fit where the whole of it does not.
+        // A part of an offer that a fleet would create may fit where the whole does not.
         let unfit = |offer: &&Offer| {
             !(has_local && offer.backend == LOCAL_BACKEND) && asked.new_offer(offer).is_none()
         };
@@ -279,7 +279,7 @@ pub(crate) fn rejected_offers(supply: &OfferSupply, shape: &ParsedRunSpec, job: 
     RefusalReport { refusals, left_out, for_good: false }
 }
 
-/// What the job would run in, on the machines that fit it; on any machine, where none does.
+/// Execution modes of the job on the instances that fit it; on any instance, if none does.
 pub(crate) fn runs_in(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec) -> Vec<String> {
     let Some(image) = ImageChoice::of(job) else { return Vec::new() };
     let needs = shape.needs_of(job);
@@ -300,7 +300,7 @@ pub(crate) fn runs_in(supply: &OfferSupply, shape: &ParsedRunSpec, job: &JobSpec
     known.iter().map(ToString::to_string).collect()
 }
 
-/// What GPUs are grouped by, beside what they are.
+/// Properties by which GPUs are grouped, besides their type.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct GpuGrouping {
     pub(crate) backend: bool,
@@ -309,7 +309,7 @@ pub(crate) struct GpuGrouping {
 }
 
 impl GpuGrouping {
-    /// A region means something only within its backend.
+    /// Parses the grouping. A region is meaningful only within its backend.
     pub(crate) fn read(words: &[String]) -> Result<Self> {
         let mut by = Self::default();
         for word in words {
@@ -328,7 +328,7 @@ impl GpuGrouping {
     }
 }
 
-/// The same offers, by what GPU they have; the cheapest GPU first.
+/// The same offers, grouped by GPU; the cheapest GPU first.
 pub(crate) fn by_gpu(offers: &[wire::Offer], by: GpuGrouping) -> Vec<Value> {
     let mut groups = BTreeMap::<(String, i64, String, [String; 3]), Vec<&wire::Offer>>::new();
     for offer in offers {

@@ -1,4 +1,4 @@
-//! The SSH key of each project: its containers let it in, and nobody but the server has its private half.
+//! SSH key of each project: its containers accept it, and only the server has its private half.
 
 use windlass_model::id::ProjectId;
 
@@ -10,21 +10,21 @@ use crate::{
     ssh_keys::generate_key_pair,
 };
 
-/// Projects that get a key in one write.
+/// Maximum number of projects that get a key in one write.
 const BATCH_MAX: i64 = 100;
 
 fn key_aad(project: ProjectId) -> AssociatedData<'static> {
     AssociatedData::row("projects", "ssh_private_key_sealed", project.0)
 }
 
-/// A fresh key for a project that has none; one that has keeps its own.
+/// Generates a key for a project that has none; an existing key is kept.
 pub(super) fn draw(app: &App, id: ProjectId, name: &str) -> Result<Change> {
     let (public, private) = generate_key_pair(name)?;
     let sealed = app.keys().seal(&key_aad(id), private.as_bytes())?;
     Ok(projects::set_first_key(id, &public, sealed))
 }
 
-/// Projects that are older than their keys get one.
+/// Generates keys for projects that were created before projects had keys.
 pub async fn ensure(app: &App) -> Result<()> {
     loop {
         let bare = projects::list_without_key(app.db(), BATCH_MAX).await?;
@@ -36,7 +36,7 @@ pub async fn ensure(app: &App) -> Result<()> {
     }
 }
 
-/// The private half, in OpenSSH's format. `None`: there is no such project.
+/// Private half, in OpenSSH's format. `None`: there is no such project.
 pub async fn open(app: &App, id: ProjectId) -> Result<Option<String>> {
     let Some(sealed) = projects::sealed_key(app.db(), id).await? else { return Ok(None) };
     let plain = app.keys().open_sealed(&key_aad(id), &sealed)?;

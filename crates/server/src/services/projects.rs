@@ -1,4 +1,4 @@
-//! Projects and who belongs to them.
+//! Projects and their members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -61,7 +61,7 @@ pub async fn list_without_fleets(app: &App, caller: &Caller) -> Result<Vec<wire:
     to_wire(app, rows).await
 }
 
-/// With members, owners and grants: three queries for any number of projects.
+/// Adds members, owners and grants: three queries for any number of projects.
 async fn to_wire(app: &App, rows: Vec<Project>) -> Result<Vec<wire::Project>> {
     let ids: Vec<ProjectId> = rows.iter().map(|project| project.id).collect();
     let mut members = BTreeMap::<ProjectId, Vec<Member>>::new();
@@ -113,14 +113,14 @@ fn role(membership: &Membership) -> ProjectRole {
     }
 }
 
-/// What a role brings with it.
+/// Rights that a role includes.
 fn membership(role: ProjectRole) -> Membership {
     let (word, manages) = match role {
         ProjectRole::Admin => ("admin", true),
         ProjectRole::Manager => ("manager", true),
         ProjectRole::User => ("user", false),
     };
-    // The right to manage SSH fleets comes with no role: global admins give it.
+    // No role includes the right to manage SSH fleets: global admins grant it.
     Membership { role: word.to_owned(), can_manage_ssh_fleets: false, can_manage_secrets: manages }
 }
 
@@ -128,7 +128,7 @@ pub async fn read(app: &App, scope: &ProjectScope) -> Result<wire::Project> {
     reload(app, &scope.project.name, scope.caller.user.id).await
 }
 
-/// Reads past every cache.
+/// Reads the project, bypassing all caches.
 pub(super) async fn reload(app: &App, name: &str, user: UserId) -> Result<wire::Project> {
     let found = projects::find(app.db(), name, user).await?;
     let (project, _) = found.ok_or(Error::Unknown { msg: "Project not found" })?;
@@ -197,7 +197,7 @@ async fn insert(
     Ok(id)
 }
 
-/// All of them or none.
+/// Deletes all of them or none.
 pub async fn delete(app: &App, caller: &Caller, names: &[String]) -> Result<()> {
     let mut unit = Unit::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
@@ -284,7 +284,7 @@ pub async fn add_members(
     write(app, scope, changes, "members_added", "Project members added".into()).await
 }
 
-/// Only global admins: whoever makes a project of their own would give it to themself.
+/// Sets rights. Only for global admins: users who create a project could otherwise grant the right to themselves.
 pub async fn set_rights(
     app: &App,
     caller: &Caller,
@@ -350,7 +350,7 @@ pub async fn remove_members(
     write(app, scope, vec![change], "members_removed", "Project members removed".into()).await
 }
 
-/// Users with their place in the list and their role.
+/// Users with their position in the list and their role.
 type RequestedMembers = BTreeMap<UserId, (usize, ProjectRole)>;
 
 async fn resolve(app: &App, settings: &[wire::MemberSetting]) -> Result<RequestedMembers> {
@@ -373,7 +373,7 @@ fn member_changes(project: ProjectId, wanted: &RequestedMembers) -> impl Iterato
     })
 }
 
-/// Only admins decide who is one, and one always remains.
+/// Checks that only admins change who is an admin, and that one always remains.
 fn check_admins(scope: &ProjectScope, before: &[Member], after: &RequestedMembers) -> Result<()> {
     let had: BTreeSet<UserId> = before
         .iter()

@@ -1,4 +1,4 @@
-//! Which gateway publishes a service, and under which name.
+//! Gateway and domain under which a service is published.
 
 use windlass_api::error::ApiErrorCode;
 use windlass_gateway::way::CertificateSource;
@@ -26,24 +26,24 @@ pub(crate) struct GatewayPublication {
     pub(crate) gateway: GatewayId,
     pub(crate) domain: String,
     pub(crate) url: String,
-    /// Where the gateway has the models of all projects.
+    /// URL of the gateway for the models of all projects.
     pub(crate) models: String,
 }
 
-/// Services cannot have the name of the gateway itself.
+/// Name of the gateway itself, which services cannot have.
 const OWN_LABEL: &str = "gateway";
 
-/// The domain below which a gateway has names.
+/// Domain below which a gateway has its names.
 fn domain(gateway: &Gateway) -> Option<&str> {
     gateway.wildcard_domain.as_deref().map(|domain| domain.trim_start_matches("*."))
 }
 
-/// The name of the gateway itself.
+/// Hostname of the gateway itself.
 pub(crate) fn gateway_hostname(gateway: &Gateway) -> Option<String> {
     domain(gateway).map(|domain| format!("{OWN_LABEL}.{domain}").to_ascii_lowercase())
 }
 
-/// Where its processes get their certificates; nothing when that is no business of theirs.
+/// Source of the certificates of its processes; `None` if they need none.
 pub(crate) fn certificate(gateway: &Gateway) -> Option<CertificateSource> {
     let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).ok()?;
     match Configuration::from_json(&configuration).ok()? {
@@ -52,7 +52,7 @@ pub(crate) fn certificate(gateway: &Gateway) -> Option<CertificateSource> {
             Certificate::Files { chain, key } => {
                 Some(CertificateSource::Files { chain: chain.into(), key: key.into() })
             }
-            // The cloud's own load balancer has those.
+            // These belong to the load balancer of the cloud.
             Certificate::Acm { .. } | Certificate::GcpCm { .. } => None,
         },
         Configuration::Task(_)
@@ -67,8 +67,8 @@ fn refused(msg: String) -> Error {
     Error::Refused { code: ApiErrorCode::GatewayError, msg }
 }
 
-/// Where a service of this name will appear; nothing when the server alone leads there. Refuses what could not work.
-/// `run` is the service itself, where it is there already.
+/// Returns where a service of this name will be published; `None` if it is reached only through the server. Rejects
+/// what could not work. `run` is the service itself, if it exists.
 pub(crate) async fn for_service(
     app: &App,
     project: ProjectId,
@@ -136,7 +136,7 @@ async fn select_gateway(
 
 fn uses_tls(gateway: &Gateway, wanted: Option<Https>) -> bool {
     let configuration: serde_json::Value = serde_json::from_str(&gateway.configuration).unwrap_or_default();
-    // Absent is the usual one; null is none.
+    // Absent is the default certificate; null is none.
     let has_certificate = configuration.get("certificate").is_none_or(|certificate| !certificate.is_null());
     has_certificate && wanted != Some(Https::Flag(false))
 }

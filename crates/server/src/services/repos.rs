@@ -1,4 +1,4 @@
-//! Repos, credentials for them, diffs and archives: what a run brings along.
+//! Repos, their credentials, diffs and archives: the files of runs.
 
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
@@ -15,7 +15,7 @@ use crate::{
 
 const ID_CHARS_MAX: usize = 200;
 
-/// Credentials belong to one user of a repo.
+/// Associated data of credentials, which belong to one user of a repo.
 pub(super) fn creds_aad(repo: Uuid, user: &str) -> AssociatedData<'_> {
     AssociatedData { table: "repo_creds", owner: repo, name: user, version: 1 }
 }
@@ -61,7 +61,7 @@ pub async fn read(
     })
 }
 
-/// Makes a repo known. Credentials are per user; leaving them out keeps what is stored.
+/// Registers a repo. Credentials are per user; leaving them out keeps the stored ones.
 pub async fn init(app: &App, scope: &ProjectScope, asked: wire::InitRequest) -> Result<()> {
     check_id(&asked.repo_id)?;
     let project = scope.project.id;
@@ -104,7 +104,7 @@ pub async fn find_archive(app: &App, caller: &Caller, hash: &str) -> Result<file
     Ok(files::Archive { id, hash: hash.to_owned() })
 }
 
-/// The same user and hash give the same archive.
+/// Stores an archive. The same user and hash give the same archive.
 pub async fn upload_archive(app: &App, caller: &Caller, upload: Upload) -> Result<files::Archive> {
     check_hash(&upload)?;
     let (user, room) = (caller.user.id, app.settings().limits.uploads_bytes);
@@ -112,7 +112,7 @@ pub async fn upload_archive(app: &App, caller: &Caller, upload: Upload) -> Resul
     Ok(files::Archive { id: store_upload(app, change).await?, hash: upload.name })
 }
 
-/// The id of what was put, if its user had room for it.
+/// Stores an upload and returns its id, if the user's quota permits it.
 async fn store_upload(app: &App, change: Change) -> Result<Uuid> {
     let (_, rows) = app.db().write(Unit::new().and([change])).await?.done()?;
     let limit = app.settings().limits.uploads_bytes.unwrap_or(u64::MAX);
@@ -120,7 +120,7 @@ async fn store_upload(app: &App, change: Change) -> Result<Uuid> {
     Ok(row.uuid(0)?)
 }
 
-/// An upload is named by what is in it.
+/// Checks that an upload is named by the hash of its content.
 fn check_hash(upload: &Upload) -> Result<()> {
     names::check_hash("file name", &upload.name)?;
     if hex::encode(Sha256::digest(&upload.content)) == upload.name {

@@ -1,4 +1,4 @@
-//! Secrets of projects, and turning the keys under everything that is sealed.
+//! Secrets of projects, and the rotation of the keys with which everything is sealed.
 
 use std::collections::BTreeSet;
 
@@ -23,10 +23,10 @@ use crate::{
     secrets::{AssociatedData, KeyError},
 };
 
-/// Whose runs may use a secret, as it is stored.
+/// Stored values for the users whose runs may use a secret.
 const EVERYONE: &str = "everyone";
 const MANAGERS: &str = "managers";
-/// Two people set one secret at the same time: one of them tries again.
+/// Attempts if two users set one secret at the same time.
 const ATTEMPTS_MAX: usize = 5;
 
 fn belongs(project: ProjectId, name: &str, version: i64) -> AssociatedData<'_> {
@@ -56,7 +56,7 @@ pub async fn read(app: &App, scope: &ProjectScope, name: &str) -> Result<wire::S
     Ok(wire::Secret { id: secret.id.0, name: secret.name, value: Some(value), users })
 }
 
-/// As they are stored: a word, or ids of members.
+/// Stored form of the users: a word, or ids of members.
 async fn stored_users(app: &App, scope: &ProjectScope, users: &SecretUsers) -> Result<String> {
     let names = match users {
         SecretUsers::Group(SecretGroup::Everyone) => return Ok(EVERYONE.to_owned()),
@@ -90,8 +90,8 @@ async fn users_to_wire(app: &App, stored: &str) -> Result<SecretUsers> {
     })
 }
 
-/// Those of the project's secrets that the runs of this user may not use. Managers may use all of them: they can read
-/// them, too.
+/// Secrets of the project that the runs of this user may not use. Managers may use all of them: they can read them,
+/// too.
 pub(crate) async fn withheld(
     db: &Db,
     project: ProjectId,
@@ -110,7 +110,7 @@ pub(crate) async fn withheld(
     if is_global_admin || matches!(role.as_deref(), Some("manager" | "admin")) {
         return Ok(Vec::new());
     }
-    // A list that cannot be read names nobody.
+    // A list that cannot be parsed contains no user.
     let is_named = |secret: &Secret| {
         let ids: Vec<UserId> = serde_json::from_str(&secret.users).unwrap_or_default();
         role.is_some() && ids.contains(&user)
@@ -118,7 +118,7 @@ pub(crate) async fn withheld(
     Ok(limited.into_iter().filter(|secret| !is_named(secret)).map(|secret| secret.name).collect())
 }
 
-/// Refuses a run of this user that names secrets which it may not use.
+/// Rejects a run of this user that names secrets which it may not use.
 pub(crate) async fn check_use(
     app: &App,
     project: ProjectId,
@@ -137,7 +137,7 @@ pub(crate) async fn check_use(
     )))
 }
 
-/// The value of a stored secret. For answers to those who may, and for jobs.
+/// Opens the value of a stored secret, for authorized callers and for jobs.
 pub fn open(app: &App, secret: &Secret) -> Result<String> {
     let belongs = belongs(secret.project_id, &secret.name, secret.version);
     let bytes = app.keys().open_sealed(&belongs, &secret.sealed)?;
@@ -165,7 +165,7 @@ pub async fn set(app: &App, scope: &ProjectScope, asked: wire::SetRequest) -> Re
     Err(Error::Conflict { msg: "the secret is being changed by others" })
 }
 
-/// `None` when somebody else was faster. Without `users` they stay as they were.
+/// Returns `None` if another write was faster. Without `users` they are left unchanged.
 async fn try_set(
     app: &App,
     scope: &ProjectScope,
@@ -199,7 +199,7 @@ async fn try_set(
     }
 }
 
-/// All of them or none.
+/// Deletes all of them or none.
 pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     require_access(scope)?;
     let project = scope.project.id;
@@ -217,14 +217,14 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
     }
 }
 
-/// Turns the ring: a new master key, everything sealed again, the old keys forgotten.
+/// Rotates the keys: creates a new master key, seals everything again, deletes the old keys.
 ///
-/// May be stopped and run again at any point: until the last step every key still opens.
+/// May be stopped and run again at any point: until the last step all keys still work.
 pub async fn rotate_keys(app: &App) -> Result<()> {
     app.keys().turn()?;
     claim_key(app).await?;
     reseal(app).await?;
-    // Once more: what was written with the old key while we walked.
+    // A second time, for values that were written with the old key in the meantime.
     reseal(app).await?;
     let change = sealed::retire_other_keys(&app.keys().sealing_key_id());
     app.db().write(Unit::new().and([change])).await?.done()?;
@@ -232,8 +232,8 @@ pub async fn rotate_keys(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Writes down, by its id, with which key this server seals. A server that lacks one of the keys in
-/// use must not start: it could not open what others sealed, and they not what it seals.
+/// Records the id of the key with which this server seals. A server that lacks one of the keys in use must not start:
+/// it could not open the values of other servers, and they could not open its values.
 pub async fn claim_key(app: &App) -> Result<()> {
     if let Some(id) = sealed::key_ids(app.db()).await?.into_iter().find(|id| !app.keys().holds(id)) {
         return Err(KeyError::UnknownKey { id }.into());
@@ -243,7 +243,7 @@ pub async fn claim_key(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Puts everything that is sealed under the newest key.
+/// Seals everything with the newest key.
 pub async fn reseal(app: &App) -> Result<()> {
     let (db, keys) = (app.db(), app.keys());
     for (table, column) in sealed::ROW_COLUMNS {

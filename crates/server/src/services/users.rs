@@ -23,7 +23,7 @@ use crate::{
 
 const LIST_MAX: i64 = 2000;
 const PUBLIC_KEYS_MAX: usize = 100;
-/// Tokens of one user, beside the first.
+/// Maximum number of tokens per user, besides the first.
 const TOKENS_MAX: usize = 100;
 /// Ten years.
 const EXPIRES_IN_MAX: i64 = 10 * 365 * 24 * 3600;
@@ -44,12 +44,12 @@ pub fn shown(user: &User) -> wire::User {
     }
 }
 
-/// How long tokens live that the server draws; nothing is for ever.
+/// Lifetime of the tokens that the server generates; `None`: no expiry.
 fn token_life(app: &App) -> Option<i64> {
     app.settings().token_expiry.map(|life| life.0)
 }
 
-/// With the private key where the user asks for themself, and with the token where it is known.
+/// Adds the private key if users request themselves, and the token if it is known.
 async fn with_creds(
     app: &App,
     caller: &Caller,
@@ -99,10 +99,10 @@ pub async fn list(app: &App, caller: &Caller, asked: wire::ListRequest) -> Resul
 }
 
 pub async fn read_self(app: &App, caller: &Caller) -> Result<wire::UserWithCreds> {
-    // The cached caller may be a moment old; the answer is not.
+    // The cached caller may be slightly old; the response must not be.
     let user = find(app, &caller.user.name).await?;
     let mut shown = with_creds(app, caller, &user, Some(&caller.token)).await?;
-    // The key opens jobs: it is for whoever may do everything.
+    // The key gives access to jobs: it is only for tokens with full scope.
     if caller.scope != TokenScope::All {
         shown.ssh_private_key = None;
     }
@@ -120,7 +120,7 @@ async fn find(app: &App, name: &str) -> Result<User> {
     users::by_name(app.db(), name).await?.ok_or_else(|| Error::absent("User"))
 }
 
-/// The answer carries the new user's token: it is shown here and never again.
+/// Creates a user. The response contains the new user's token, which is never shown again.
 pub async fn create(app: &App, caller: &Caller, asked: wire::CreateRequest) -> Result<wire::UserWithCreds> {
     let admin = asked.global_role == wire::GlobalRole::Admin;
     let (id, token) =
@@ -149,7 +149,7 @@ pub async fn add(
         return Err(Error::exists("User"));
     }
     let id = UserId(app.db().new_id()?);
-    // What an operator chose, and what the first start draws, must not shut everybody out one day.
+    // A token that an operator chose, or that the first start generated, must not expire and lock out all users.
     let life = by.and_then(|_| token_life(app));
     let token = token.map_or_else(Token::draw, Ok)?;
     let (public, private) = generate_key_pair(name)?;
@@ -204,7 +204,7 @@ pub async fn named_tokens(app: &App, caller: &Caller) -> Result<Vec<wire::NamedT
     Ok(tokens::list_named(app.db(), caller.user.id).await?.iter().map(token_to_wire).collect())
 }
 
-/// The answer carries the token: it is shown here and never again.
+/// Creates a token. The response contains the token, which is never shown again.
 pub async fn create_token(
     app: &App,
     caller: &Caller,

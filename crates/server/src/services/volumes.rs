@@ -1,4 +1,4 @@
-//! Volumes: created, listed, asked to end.
+//! Volumes: create, list, request deletion.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -168,10 +168,10 @@ fn new_volume(app: &App, scope: &ProjectScope, configuration: &Value) -> Result<
     Ok((id, unit))
 }
 
-/// Backends whose disks are with one machine at a time; of the others only the backend itself can tell.
+/// Backends whose disks are attached to one instance at a time; for the others only the backend itself knows.
 const SINGLE_ATTACH_BACKENDS: [&str; 3] = ["aws", "gcp", "mock"];
 
-/// The volumes that a run's jobs name must be there and fit together.
+/// Checks that the volumes that a run's jobs name exist and fit together.
 pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]) -> Result<()> {
     let mounts: Vec<_> = jobs.iter().map(mounts::for_spec).collect();
     let catalogue = mounts::VolumeCatalog::of(app.db(), project, mounts.iter().flatten()).await?;
@@ -181,7 +181,7 @@ pub(crate) async fn check_mounts(app: &App, project: ProjectId, jobs: &[JobSpec]
     refusal.map_or(Ok(()), |why| Err(Error::refused(why)))
 }
 
-/// Stores the wish to end, for all of them or none.
+/// Stores the request to delete, for all of them or none.
 pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     let by = scope.caller.user.id;
     let mut unit = Unit::new();

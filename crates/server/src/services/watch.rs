@@ -1,4 +1,4 @@
-//! Logs, metrics and what is on offer. Only for those who may ask.
+//! Logs, metrics and offers, for authorized callers.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use futures_util::{StreamExt as _, stream};
@@ -36,7 +36,7 @@ pub async fn poll_logs(app: &App, scope: &ProjectScope, asked: &logs::PollReques
     Ok(if asked.raw { page } else { page::strip_terminal_codes(page, asked.descending) })
 }
 
-/// `resume` is where a client stopped that comes back.
+/// Streams logs. `resume` is the position of a client that reconnects.
 pub async fn stream_logs(
     app: &App,
     scope: &ProjectScope,
@@ -53,7 +53,7 @@ pub async fn stream_logs(
     Ok(log_events(reader))
 }
 
-/// Everything a reader comes to, as events.
+/// Everything that a reader reads, as events.
 fn log_events(reader: LogReader) -> SseStream<logs::StreamEvent> {
     stream::unfold(Some(reader), |reader| async move {
         let mut reader = reader?;
@@ -81,7 +81,7 @@ fn log_events(reader: LogReader) -> SseStream<logs::StreamEvent> {
     .boxed()
 }
 
-/// The submission must be one of that run, and the run one of this project (O5).
+/// Finds a log. The submission must be one of that run, and the run one of this project (O5).
 async fn find_log(
     app: &App,
     scope: &ProjectScope,
@@ -101,7 +101,7 @@ async fn find_log(
     Ok(Log { project: job.project_id, run: job.run_id, submission: job.id, stream })
 }
 
-/// The newest submission of the job counts.
+/// Metrics of the newest submission of a job.
 pub async fn job_metrics(
     app: &App,
     scope: &ProjectScope,
@@ -120,12 +120,12 @@ pub async fn job_metrics(
     let jobs = jobs::list_by_runs(app.db(), &[run], Some(1)).await?;
     let job = jobs.iter().find(|job| job.replica_num == asked.replica_num && job.job_num == asked.job_num);
     let job = job.ok_or_else(|| Error::absent("Job"))?;
-    // A point needs the sample before it.
+    // A point needs the previous sample.
     let samples = recent(app.db(), job.id, asked.after, asked.before, asked.limit + 1).await?;
     Ok(series(job, &samples))
 }
 
-/// What a service was asked lately, over all who carry its requests.
+/// Recent requests of a service, over all proxies.
 pub async fn service_metrics(
     app: &App,
     scope: &ProjectScope,
@@ -144,7 +144,7 @@ pub async fn service_metrics(
     let traffic = replicas::traffic(app.db(), run.id, None, window).await?.unwrap_or_default();
     let mut sum = metrics::ResponseCounts::default();
     for told in replicas::answers(app.db(), run.id, window).await? {
-        // Another version of a proxy may tell it in another way.
+        // Another version of a proxy may report in another format.
         let Ok(one) = serde_json::from_str::<metrics::ResponseCounts>(&told) else { continue };
         sum.latency_us += one.latency_us;
         for (all, one) in [(&mut sum.classes, one.classes), (&mut sum.buckets, one.buckets)] {
@@ -167,11 +167,11 @@ pub async fn service_metrics(
     })
 }
 
-/// What the server counts of itself, and what running jobs use.
+/// Metrics of the server, and the resource usage of running jobs.
 pub async fn prometheus(app: &App) -> String {
     let jobs = prometheus::text(app.db()).await.unwrap_or_else(|error| {
-        // Counters of the server are wanted most when its database is in trouble.
-        tracing::warn!(%error, "read what jobs use");
+        // Metrics of the server are needed most when its database has problems.
+        tracing::warn!(%error, "failed to read job metrics");
         String::new()
     });
     app.metrics().text(&(jobs + &crate::proxy::metrics(app.routes())))

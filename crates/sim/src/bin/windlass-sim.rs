@@ -1,4 +1,4 @@
-//! Plays seeds: `windlass-sim --seeds 1000`, or `SEED=17 windlass-sim` to replay one.
+//! Runs simulation seeds: `windlass-sim --seeds 1000`, or `SEED=17 windlass-sim` to replay one.
 
 use std::{
     collections::BTreeMap,
@@ -19,20 +19,20 @@ use windlass_sim::{
     runs::{self, Report},
 };
 
-/// How often it says how far it is.
+/// Interval of progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 
 struct Args {
     seeds: u64,
     from: u64,
     jobs: usize,
-    /// Where the databases of seeds with violations are kept.
+    /// Directory for the databases of seeds with violations.
     keep: Option<PathBuf>,
-    /// The container queue and its dispatchers, not runs.
+    /// Simulate the container queue and its dispatchers, instead of runs.
     queue: bool,
 }
 
-/// What came of all seeds so far.
+/// Totals over all seeds so far.
 #[derive(Default)]
 struct Totals {
     played: u64,
@@ -51,7 +51,7 @@ fn main() -> Result<ExitCode> {
     let (next, end) = (AtomicU64::new(args.from), args.from + args.seeds);
     let (started, total) = (Instant::now(), Mutex::new(Totals::default()));
     std::thread::scope(|scope| {
-        // Nothing is ever sent: the end of the last player is the end of the channel.
+        // Nothing is ever sent: the channel closes when the last worker ends.
         let (playing, over) = mpsc::channel::<()>();
         for _ in 0..args.jobs {
             let (playing, next, total, keep) = (playing.clone(), &next, &total, args.keep.as_deref());
@@ -145,7 +145,7 @@ impl Totals {
         }
     }
 
-    /// How far it is, for whoever waits.
+    /// Reports the progress.
     fn tell(&self, of: u64, secs: f64) {
         let rate = self.played as f64 / secs;
         let _ = writeln!(

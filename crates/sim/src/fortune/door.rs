@@ -1,4 +1,4 @@
-//! How a dispatcher speaks with its pool: commands that are lost, and answers that are.
+//! A dispatcher's connection to its pool, with lost commands and lost responses.
 
 use std::collections::BTreeMap;
 
@@ -24,25 +24,25 @@ use super::{
     pool::{FAILURE_PERCENT, PoolJob, WORKER_SIZES, WorkerState, amount, holds},
 };
 
-/// Jobs of others: never shown to us, never to be touched.
+/// IDs of foreign jobs, which are never listed and must not be touched.
 const FOREIGN: u64 = 1_000_000;
 
-/// How a dispatcher speaks with its pool.
+/// A dispatcher's connection to its pool.
 pub(super) struct PoolScheduler {
     world: SharedQueueWorld,
     at: usize,
     begun: Instant,
     ended: Mutex<BTreeMap<Attempt, Timestamp>>,
-    /// For executors; each has a token of its own.
+    /// For executors; each has a separate token.
     client: QueueHttpClient,
 }
 
-/// What became of a command.
+/// Result of a command.
 enum CommandOutcome {
     Delivered,
-    /// It was not, and whoever said it does not know.
+    /// Not delivered; the sender does not know.
     Lost,
-    /// It was heard, and whoever said it does not know.
+    /// Delivered; the sender does not know.
     Unanswered,
 }
 
@@ -69,7 +69,7 @@ impl PoolScheduler {
         if half { CommandOutcome::Lost } else { CommandOutcome::Unanswered }
     }
 
-    /// Jobs that got a worker get an executor.
+    /// Starts an executor for each job that got a worker.
     fn start(&self) {
         let mut world = self.world.lock();
         let pool = &mut world.pools[self.at];
@@ -118,7 +118,7 @@ impl Scheduler for PoolScheduler {
         let mut world = self.world.lock();
         let pool = &mut world.pools[self.at];
         let mut ended = self.ended.lock();
-        // Of a silent worker a scheduler says that it does not know, or nothing at all.
+        // The scheduler reports jobs of a silent worker as unknown, or omits them.
         let is_shown = |job: &PoolJob| {
             job.over.is_some() || !pool.is_silent(job) || job.worker.is_some_and(|worker| worker % 14 == 7)
         };
@@ -213,7 +213,7 @@ impl Scheduler for PoolScheduler {
             return Ok(());
         };
         match pressure {
-            // Nobody there could be asked.
+            // The job has no worker that could be asked.
             StopMode::Ask if found.worker.is_none() => pool.end(id),
             StopMode::Ask if pool.is_silent(found) => {}
             StopMode::Ask => {
@@ -241,7 +241,7 @@ impl Scheduler for PoolScheduler {
     }
 }
 
-/// Room on the workers that are up.
+/// Free capacity of the workers that are up.
 pub(super) struct PoolCapacity {
     free: Vec<ResourceAmount>,
     world: SharedQueueWorld,
@@ -249,7 +249,7 @@ pub(super) struct PoolCapacity {
 }
 
 impl PoolCapacity {
-    /// The tightest that fits.
+    /// Returns the best fit.
     fn find(&self, needs: &ContainerNeeds) -> Option<usize> {
         let fits = |at: &usize| holds(self.free[*at], amount(needs));
         (0..self.free.len()).filter(fits).min_by_key(|at| self.free[*at].cpus)

@@ -1,4 +1,4 @@
-//! An executor, as `windlass-agent exec` is one to the queue: the same calls in the same order, and no program.
+//! A simulated executor: the same calls to the queue in the same order as `windlass-agent exec`, without a program.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::rng::Rng;
 
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 const ATTEMPTS_MAX: u32 = 3;
-/// How often one that has nothing to say asks whether it still counts.
+/// Interval at which an idle executor checks whether its attempt is still valid.
 const LOCK_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What becomes of an executor.
+/// Behaviour of an executor.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ExecutorBehaviour {
     Completes {
@@ -29,9 +29,9 @@ pub(super) enum ExecutorBehaviour {
     CrashesBeforeRunning,
     CrashesAfterRunning,
     Hangs,
-    /// There is none on that worker.
+    /// The worker has no executor program.
     Missing,
-    /// Something else that carries our mark, and goes on until it is told to end.
+    /// A foreign process with the dispatcher's tag, which runs until it is stopped.
     ForeignProcess,
 }
 
@@ -65,7 +65,7 @@ impl ExecutorBehaviour {
     }
 }
 
-/// Whether it failed before anything ran.
+/// Returns whether it failed before the program started.
 pub(super) async fn execute(
     client: &QueueHttpClient,
     attempt: &Attempt,
@@ -113,7 +113,7 @@ pub(super) async fn execute(
             () = wait_for_stop(&mut told) => break json!({ "state": "Cancelled" }),
             () = sleep_until(ends) => break json!({ "state": "Complete", "exit_code": exit }),
             () = sleep(LOCK_CHECK_INTERVAL) => match client.get(&path).await {
-                // The program ends here: the attempt is somebody else's.
+                // The program ends here: the attempt belongs to another executor now.
                 Err(error) if error.is_refusal() => {
                     world.lock().record_fault("executor fenced");
                     return false;
@@ -126,7 +126,7 @@ pub(super) async fn execute(
     false
 }
 
-/// For ever, if there is nobody left who could tell.
+/// Waits for a stop; never returns if the sender is gone.
 async fn wait_for_stop(told: &mut watch::Receiver<bool>) {
     if told.wait_for(|told| *told).await.is_err() {
         std::future::pending::<()>().await;
@@ -144,7 +144,7 @@ async fn read_with_retry(client: &QueueHttpClient, path: &str) -> Option<Value> 
     None
 }
 
-/// Until somebody answers; a repeat is known by its name.
+/// Repeats a call until it is answered; repetitions are recognised by their name.
 async fn put_with_retry(
     client: &QueueHttpClient,
     path: &str,

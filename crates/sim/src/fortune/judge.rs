@@ -1,4 +1,4 @@
-//! What must be true of a history.
+//! Checks of a queue history.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,13 +13,13 @@ use crate::invariants::containers;
 /// One change of a container.
 struct ContainerChange<'a> {
     uuid: &'a str,
-    /// Since the beginning.
+    /// Microseconds since the start.
     at: i64,
     state: &'a str,
     priority: u64,
 }
 
-/// Tokens of attempts that are over open nothing.
+/// Checks that tokens of finished attempts are rejected.
 pub(super) async fn check_tokens_revoked(world: &SharedQueueWorld, people: &QueueHttpClient) {
     let tokens = world.lock().tokens.clone();
     for (uuid, attempt, token) in tokens {
@@ -63,7 +63,7 @@ pub(super) fn check_history(
     }
 }
 
-/// The last that the log says of each container: the rows replay to the states.
+/// Last logged state of each container: the log must replay to the current states.
 fn final_records(rows: &[Value]) -> BTreeMap<String, Value> {
     let mut records = BTreeMap::new();
     for row in rows {
@@ -115,7 +115,7 @@ fn changes(rows: &[Value]) -> Vec<ContainerChange<'_>> {
     changes.collect()
 }
 
-/// Who was in the queue when.
+/// Queue contents over time.
 struct QueueOrder<'a> {
     changes: Vec<ContainerChange<'a>>,
     needs: BTreeMap<&'a str, &'a ContainerNeeds>,
@@ -127,7 +127,7 @@ impl QueueOrder<'_> {
         i64::try_from((at - self.began).as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// One that waited all the round long, was wanted more, needed no more, and was passed over.
+    /// Returns a container that waited during the whole round, had a higher priority, needed no more, and was skipped.
     fn overtaken(&self, world: &QueueWorld, lock: &LockRecord) -> Option<String> {
         let rounds = &world.rounds[lock.dispatcher];
         let round = rounds[..rounds.partition_point(|begun| *begun <= lock.at)].last()?;
@@ -147,7 +147,7 @@ impl QueueOrder<'_> {
         if window.into_iter().any(|change| change.uuid == lock.uuid && change.priority != *priority) {
             return None;
         }
-        // What came back from there rests for a while.
+        // A container that was returned by this dispatcher pauses for a while.
         let had = |uuid: &str| {
             let earlier = world.locks.iter().filter(|one| one.dispatcher == lock.dispatcher);
             earlier.into_iter().any(|one| one.uuid == uuid && one.at < lock.at)

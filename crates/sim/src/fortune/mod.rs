@@ -1,11 +1,11 @@
-//! The container queue under misfortune: the real server and the real dispatchers, on virtual time, over a lower
-//! scheduler that fails in every way one can.
+//! Simulation of the container queue: the real server and the real dispatchers, on virtual time, over a lower scheduler
+//! that fails in every possible way.
 //!
-//! One seed is one history: two hundred requests, one or two dispatchers that are killed at any await, each with a
-//! pool of at most ten workers that are slow to come, refuse to come or to go, fall silent, break, or have no
-//! executor. Executors crash, hang, or go on when nobody sees them any more. Requests, answers and commands are
-//! lost; once the server is overloaded. People change priorities, take requests back, and hold some for a while.
-//! Then every container must have ended, once, and nothing may be left of it.
+//! One seed is one history: two hundred requests, one or two dispatchers that are killed at any await, each with a pool
+//! of at most ten workers that start late, fail to start or to stop, become silent, break, or have no executor.
+//! Executors crash, hang, or continue unobserved. Requests, responses and commands are lost; the server is overloaded
+//! once. Users change priorities, cancel requests, and hold some for a while. At the end every container must have
+//! ended exactly once, and nothing may remain of it.
 
 mod door;
 mod executor;
@@ -51,32 +51,32 @@ use self::{
 use crate::{invariants::Violation, rng::Rng, runs::Report};
 
 const TOKEN: &str = "simulated-token-0123456789abcdef0123456789";
-/// 2026-01-01, where every simulated history begins.
+/// 2026-01-01, the start of every simulated history.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
 const CONTAINERS: u64 = 200;
-/// People and misfortune act this long.
+/// Duration of user actions and faults.
 const FAULT_PERIOD: Duration = Duration::from_secs(15 * 60);
-/// Something must have happened in any time as long as this, until all is over.
+/// Maximum time without any progress, until everything has ended.
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// After the last container has ended, nothing may be left after this time.
+/// Time limit for the cleanup after the last container has ended.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const DISPATCH_INTERVAL: Duration = Duration::from_secs(5);
 const CHECK_INTERVAL: Duration = Duration::from_secs(20);
 const GIB: u64 = 1 << 30;
 
-/// What everybody sees and changes, and what the judge reads.
+/// Shared state of all parts, which the checks read.
 #[derive(Default)]
 struct QueueWorld {
     pools: Vec<Pool>,
-    /// Programs that were started, in order.
+    /// Started programs, in order.
     started: Vec<ProgramStart>,
-    /// Of executors: container, attempt, token.
+    /// Tokens of executors: container, attempt, token.
     tokens: Vec<(String, u64, String)>,
-    /// Locks that were given, and what the dispatcher still had jobs of at that time.
+    /// Granted locks, with the containers for which the dispatcher still had jobs at that time.
     locks: Vec<LockRecord>,
-    /// When each dispatcher began its last rounds.
+    /// Start times of each dispatcher's recent rounds.
     rounds: Vec<Vec<Instant>>,
-    /// Locks that failed for no fault of the queue: dispatcher, container, when.
+    /// Locks that failed without a fault of the queue: dispatcher, container, time.
     missed: Vec<(usize, String, Instant)>,
     fired: BTreeMap<&'static str, u64>,
     violations: Vec<Violation>,
@@ -108,7 +108,7 @@ impl QueueWorld {
     }
 }
 
-/// A request of somebody.
+/// A request of a user.
 struct SimRequest {
     request: String,
     needs: ContainerNeeds,
@@ -127,7 +127,7 @@ struct QueueSim {
     asked: Vec<SimRequest>,
 }
 
-/// Plays one seed from beginning to end.
+/// Runs one seed from start to end.
 pub fn play(seed: u64) -> Result<Report> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     runtime.block_on(async { QueueSim::begin(seed).await?.play().await })
@@ -140,7 +140,7 @@ impl QueueSim {
         let clock = move || EPOCH_US + i64::try_from(started.elapsed().as_micros()).unwrap_or(i64::MAX);
         let db = Db::open_inline(Arc::new(clock), rng.draw())?;
         let given = SettingsSource {
-            // Nothing is kept there.
+            // Nothing is stored there.
             data_dir: Some(PathBuf::from("/nonexistent/windlass-simulation")),
             admin_token: Some(TOKEN.to_owned()),
             no_local: Some(true),
@@ -205,7 +205,7 @@ impl QueueSim {
         Ok(())
     }
 
-    /// A new process: it remembers nothing.
+    /// Starts a new process, without memory of the previous one.
     fn start_dispatcher(&mut self, at: usize) {
         let way = FaultyTransport::new(
             self.router.clone(),
@@ -256,7 +256,7 @@ impl QueueSim {
         })
     }
 
-    /// People change their minds, and dispatchers die.
+    /// Changes requests as users do, and kills dispatchers.
     async fn inject_faults(&mut self) -> Result<()> {
         let mut was_overloaded = false;
         while self.started.elapsed() < FAULT_PERIOD {
@@ -291,14 +291,14 @@ impl QueueSim {
         let change = json!({ "container_request": { "priority": priority } });
         match self.people.put(&format!("container_requests/{}", asked.request), &change).await {
             Ok(_) => asked.is_held = priority == 0,
-            // It is over: there is nothing to change.
+            // The container has ended: there is nothing to change.
             Err(error) if error.is_refusal() => asked.is_held = false,
             Err(error) => return Err(error.into()),
         }
         Ok(())
     }
 
-    /// What was held is wanted after all, or taken back.
+    /// Releases or cancels held requests.
     async fn release_held(&mut self) -> Result<()> {
         for at in 0..self.asked.len() {
             if !self.asked[at].is_held {
@@ -372,7 +372,7 @@ impl QueueSim {
     }
 }
 
-/// As `windlass dispatch` does it.
+/// The loop of `windlass dispatch`.
 async fn dispatch(client: QueueHttpClient, pool: PoolScheduler, begun: Instant) {
     let door = loop {
         match QueueClient::open(client.clone()).await {
@@ -384,7 +384,7 @@ async fn dispatch(client: QueueHttpClient, pool: PoolScheduler, begun: Instant) 
     let ways = Ways { begun, lost_after: Span::secs(20), environment: Vec::new(), lease };
     let mut dispatcher = Dispatcher::new(door, pool, ways);
     loop {
-        // What went wrong comes again.
+        // Errors are retried in the next round.
         let _ = dispatcher.round().await;
         sleep(DISPATCH_INTERVAL).await;
     }

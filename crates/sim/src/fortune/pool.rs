@@ -1,4 +1,4 @@
-//! A lower scheduler: workers that come and go, jobs on them, and commands that fail.
+//! A lower scheduler: workers that start and stop, their jobs, and commands that fail.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use crate::rng::Rng;
 
 const WORKERS_MAX: usize = 10;
 const GIB: u64 = 1 << 30;
-/// What can be had, by size. The second never comes, the fourth not in the first minutes.
+/// Worker sizes. The second never starts, the fourth not in the first minutes.
 pub(super) const WORKER_SIZES: [ResourceAmount; 5] = [
     ResourceAmount { cpus: 2, memory: 4 * GIB, gpus: 0 },
     ResourceAmount { cpus: 4, memory: 4 * GIB, gpus: 0 },
@@ -28,19 +28,19 @@ pub(super) const WORKER_SIZES: [ResourceAmount; 5] = [
 const UNAVAILABLE_SIZE: usize = 1;
 const LATE_SIZE: usize = 3;
 const LATE_SIZE_DELAY: Duration = Duration::from_secs(180);
-/// A kind that did not come is not asked for again so soon.
+/// Delay before a size that failed to start is requested again.
 const SIZE_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// Of everything that somebody asks the scheduler for, in percent.
+/// Failure rate of requests to the scheduler, in percent.
 pub(super) const FAILURE_PERCENT: u64 = 10;
 const RATE_LIMIT_PERCENT: u64 = 3;
 const RATE_LIMIT_PERIOD: Duration = Duration::from_secs(20);
-/// Shorter than many programs: their executors find out that they were given up.
+/// Shorter than many programs, so that their executors find out that they were abandoned.
 const SILENT_PERIOD: Duration = Duration::from_secs(30);
 const DOWN_PERIOD: Duration = Duration::from_secs(90);
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// The scheduler ends a job that takes longer.
+/// The scheduler ends jobs that take longer.
 const TIME_LIMIT: Duration = Duration::from_secs(150);
-/// Jobs that are over are shown for this long.
+/// Time for which ended jobs are listed.
 const ENDED_SHOWN_FOR: Duration = Duration::from_secs(300);
 const TICK: Duration = Duration::from_secs(1);
 
@@ -48,11 +48,11 @@ const TICK: Duration = Duration::from_secs(1);
 pub(super) enum WorkerState {
     Booting,
     Up,
-    /// Finishes what it has, and takes no more.
+    /// Finishes its jobs and accepts no more.
     Broken,
-    /// Nobody knows what happens there.
+    /// Its state is unknown.
     Silent,
-    /// The scheduler has given it up. What runs there does not know that.
+    /// The scheduler has abandoned it. Its processes do not know that.
     Down,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct PoolWorker {
     pub(super) size: ResourceAmount,
     pub(super) state: WorkerState,
     since: Instant,
-    /// When it comes up, or when its trouble begins.
+    /// Time at which it starts, or at which its fault begins.
     next_at: Option<Instant>,
     failures: u32,
 }
@@ -89,9 +89,9 @@ pub(super) struct Pool {
     shunned: BTreeMap<usize, Instant>,
     limited_until: Option<Instant>,
     pub(super) submitted: BTreeSet<Attempt>,
-    /// What the last look said of that.
+    /// Value at the last poll.
     pub(super) was_whole: bool,
-    /// Containers with jobs, by the last look.
+    /// Containers with jobs at the last poll.
     pub(super) seen_alive: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Pool {
         self.worker(job.worker).is_some_and(|worker| worker.state == WorkerState::Silent)
     }
 
-    /// Containers with jobs that are not over, or were not when the dispatcher looked.
+    /// Containers with jobs that have not ended, or had not at the last poll of the dispatcher.
     pub(super) fn alive(&self) -> Vec<String> {
         let alive = self.jobs.values().filter(|job| job.over.is_none());
         alive.map(|job| job.attempt.uuid.clone()).chain(self.seen_alive.iter().cloned()).collect()
@@ -140,16 +140,16 @@ impl Pool {
         (!is_empty).then(|| format!("jobs {jobs:?} on workers {workers:?}"))
     }
 
-    /// A job is over, whatever the executor still does.
+    /// Marks a job as ended, regardless of its executor.
     pub(super) fn end(&mut self, id: u64) {
         if let Some(job) = self.jobs.get_mut(&id) {
             job.over.get_or_insert_with(Instant::now);
         }
     }
 
-    /// The executor is gone, and with it the job.
+    /// Records the end of an executor, and so of its job.
     pub(super) fn ended(&mut self, id: u64, failed: bool) {
-        // Of a silent worker nobody hears.
+        // A silent worker does not report it.
         if self.jobs.get(&id).is_some_and(|job| self.is_silent(job)) {
             return;
         }
@@ -158,7 +158,7 @@ impl Pool {
         if let Some(worker) = self.workers.iter_mut().find(|worker| Some(worker.number) == number) {
             worker.since = Instant::now();
             worker.failures += u32::from(failed);
-            // A worker on which nothing starts is taken out.
+            // A worker on which nothing starts is taken out of service.
             if worker.failures >= 2 && worker.state == WorkerState::Up && worker.number % 7 == 1 {
                 worker.state = WorkerState::Broken;
             }
@@ -177,7 +177,7 @@ impl Pool {
         theirs.fold(worker.size, |free, job| free.less(amount(&job.needs)))
     }
 
-    /// Waiting jobs get workers, the most wanted first.
+    /// Assigns workers to waiting jobs, highest priority first.
     pub(super) fn assign(&mut self) -> Vec<u64> {
         let mut waiting: Vec<(u64, u64)> = self
             .jobs
@@ -255,7 +255,7 @@ impl Pool {
         if self.limited_until.is_some_and(|until| now < until) {
             return;
         }
-        // Those that were handed over before their worker went are waited for as well.
+        // Includes jobs that were submitted before their worker disappeared.
         let waiting = self.jobs.values().filter(|job| job.worker.is_none() && job.over.is_none());
         let mut wanted: Vec<ContainerNeeds> = waiting.map(|job| job.needs.clone()).collect();
         wanted.append(&mut self.demand);
@@ -341,7 +341,7 @@ pub(super) fn holds(size: ResourceAmount, needs: ResourceAmount) -> bool {
     size.cpus >= needs.cpus && size.memory >= needs.memory
 }
 
-/// Jobs with our tag of attempts that nobody knows: left by some earlier life.
+/// Adds jobs with the dispatcher's tag for unknown attempts, as left by an earlier process.
 pub(super) fn add_stray_jobs(world: &SharedQueueWorld, at: usize) {
     let mut world = world.lock();
     let pool = &mut world.pools[at];
@@ -366,7 +366,7 @@ pub(super) fn add_stray_jobs(world: &SharedQueueWorld, at: usize) {
     world.record_fault("stale tag");
 }
 
-/// The scheduler's own life.
+/// Runs the scheduler's loop.
 pub(super) async fn run_scheduler(world: SharedQueueWorld, at: usize) {
     loop {
         sleep(TICK).await;

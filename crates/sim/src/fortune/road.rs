@@ -1,4 +1,4 @@
-//! The road to the server: slow at times, lossy at times, and whoever dies on it has still been heard.
+//! The connection to the server: sometimes slow or lossy; a request of a caller that dies still takes effect.
 
 use axum::{Router, body::Body};
 use http_body_util::{BodyExt as _, Full};
@@ -13,14 +13,14 @@ use windlass_model::dispatch::Attempt;
 use super::{LockRecord, SharedQueueWorld};
 use crate::rng::Rng;
 
-/// In percent.
+/// Fault rates, in percent.
 const LOST_PERCENT: u64 = 2;
 const UNANSWERED_PERCENT: u64 = 2;
 const SLOW_PERCENT: u64 = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Caller {
-    /// Nothing happens to these on the road.
+    /// Calls without faults.
     User,
     Dispatcher(usize),
     Executor,
@@ -33,7 +33,7 @@ pub(super) struct FaultyTransport {
     who: Caller,
 }
 
-/// What was asked, for those who watch.
+/// A call, for the checks.
 struct ObservedCall {
     method: String,
     path: String,
@@ -52,12 +52,12 @@ impl ObservedCall {
         }
     }
 
-    /// The container that is to be locked.
+    /// Returns the container to be locked.
     fn locks(&self) -> Option<&str> {
         self.path.strip_prefix("containers/")?.strip_suffix("/lock")
     }
 
-    /// The attempt that a dispatcher gives up, and what it says why.
+    /// Returns the attempt that a dispatcher releases, and the stated reason.
     fn released_attempt(&self) -> Option<(Attempt, &str)> {
         let rest = self.path.strip_prefix("containers/")?;
         if let Some(uuid) = rest.strip_suffix("/unlock") {
@@ -119,7 +119,7 @@ impl FaultyTransport {
             return Err(QueueError::TimedOut);
         }
         let router = self.router.clone();
-        // A task of its own: a server goes on when whoever asked is gone.
+        // A separate task: a server continues after the caller is gone.
         let (world, who) = (self.world.clone(), self.who);
         let answered = tokio::spawn(async move {
             let (head, body) = request.into_parts();
@@ -148,7 +148,7 @@ impl FaultyTransport {
     }
 }
 
-/// What is wrong the moment it happens.
+/// Checks a call at the time it happens.
 fn check_call(world: &SharedQueueWorld, who: Caller, call: &ObservedCall, status: u16) {
     let Caller::Dispatcher(at) = who else { return };
     if status != 200 {

@@ -1,4 +1,4 @@
-//! What the log of the container queue must never show.
+//! Invariants of the container queue's log.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ const TRANSITIONS: [(&str, &str); 7] = [
     ("Running", "Cancelled"),
 ];
 
-/// What is wrong with a log of the queue: illegal changes, attempts that were left out or used again, containers
-/// that did not end, or more than once.
+/// Returns the violations in a log of the queue: illegal changes, skipped or reused attempts, containers that did not
+/// end, or more than once.
 pub fn find_violations(history: &[Value], records: &BTreeMap<String, Value>) -> Vec<String> {
     let mut found = Vec::new();
     let mut ends: BTreeMap<&str, usize> = BTreeMap::new();

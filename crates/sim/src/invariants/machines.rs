@@ -1,4 +1,4 @@
-//! Machines, fleets and volumes: nothing too many, nothing twice, nothing left behind.
+//! Invariants of machines, fleets and volumes: no excess, no duplicates, no leftovers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{History, Violation, broken};
 use crate::cloud::MachineEvent;
 
-/// Why an instance may end though jobs are on it: it is lost anyway.
+/// Reasons for which an instance with jobs may end: it is lost anyway.
 const LOST_REASONS: [&str; 4] = ["unreachable", "error", "provisioning_timeout", "no_offers"];
 
 pub(super) fn check_always(h: &History) -> Vec<Violation> {
@@ -21,7 +21,7 @@ pub(super) fn check_always(h: &History) -> Vec<Violation> {
     found
 }
 
-/// What the cloud itself saw, and what the rows say.
+/// Compares the observations of the cloud with the rows.
 fn g4_volumes_are_with_one_machine_and_never_torn_away(h: &History) -> Vec<Violation> {
     let mut found: Vec<Violation> = h.outrages.iter().map(|what| broken("G4", what.as_str())).collect();
     for (volume, machines) in &h.disks {
@@ -105,7 +105,7 @@ fn g7_an_instance_has_one_machine(h: &History) -> Vec<Violation> {
     found
 }
 
-/// An instance that could be used is never taken from under a job.
+/// A usable instance is never deleted while it has a job.
 fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
     let reasons: BTreeMap<Uuid, &str> =
         h.instances.iter().filter_map(|i| Some((i.id, i.reason.as_deref()?))).collect();
@@ -124,7 +124,7 @@ fn g7_no_machine_is_given_back_under_a_job(h: &History) -> Vec<Violation> {
         .collect()
 }
 
-/// Once faults have stopped and time has passed.
+/// Must hold after the faults have stopped and time has passed.
 pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (volume, instance) in &h.attachments {
@@ -163,7 +163,7 @@ pub(super) fn m8_no_ssh_host_failed(h: &History) -> Vec<Violation> {
         .collect()
 }
 
-/// Every fleet and volume was deleted: nothing is left that costs money.
+/// Must hold after every fleet and volume was deleted: nothing remains that costs money.
 pub(super) fn check_after_deletion(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (instance, machine) in &h.machines {

@@ -1,4 +1,4 @@
-//! Managed jobs: slots, attempts, order, counts, and ends that their story allows.
+//! Invariants of managed jobs: slots, attempts, order, counts, and legal ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ use windlass_model::{
 use super::{Event, History, RunRow, Violation, broken, status_events};
 use crate::host::HostEffect;
 
-/// A cancel may meet a pass that was on its way; whoever launches this long after it did not look.
+/// A pass may already be in progress at the time of a cancel; a launch this long after it ignored the cancel.
 const CANCEL_GRACE_US: i64 = 120_000_000;
 
-/// Which attempt a run is.
+/// The attempt that a run belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunAttempt {
     pub job: Uuid,
@@ -31,7 +31,7 @@ pub struct RunAttempt {
 }
 
 impl RunAttempt {
-    /// From the name of its run, which ends with the numbers of the task and the attempt.
+    /// Parses the name of a run, which ends with the numbers of the task and the attempt.
     pub fn read(job: Uuid, name: &str, made_at: i64) -> Result<Self> {
         let mut parts = name.rsplitn(3, '-');
         let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok());
@@ -65,7 +65,7 @@ pub struct TaskRow {
 pub(super) fn check_always(h: &History) -> Vec<Violation> {
     let mut found: Vec<Violation> =
         h.watched.iter().map(|(id, what)| broken(id, format!("at a write: {what}"))).collect();
-    // Most histories have none, and the rest would look through all their events for nothing.
+    // Most histories have none; skip the search through all their events.
     if h.managed.is_empty() {
         return found;
     }
@@ -90,7 +90,7 @@ fn about(name: &str, violation: &Violation) -> Violation {
     broken(violation.id, format!("{name} {}", violation.what))
 }
 
-/// Once faults have stopped and time has passed: none is lost.
+/// Must hold after the faults have stopped and time has passed: no job is lost.
 pub(super) fn check_after_faults(h: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for job in &h.managed {
@@ -154,8 +154,8 @@ fn m2_nothing_is_launched_long_after_a_cancel(h: &History, job: &ManagedJobRow) 
     .collect()
 }
 
-/// Whether all it had to do was done. A stop that came after that is the run's last word, and no less true; it may come
-/// from the managed job itself, whose other tasks are over.
+/// Returns whether all jobs of the run are done. A stop after that becomes the run's final status without changing
+/// this; it may come from the managed job itself, whose other tasks have ended.
 fn is_done(h: &History, run: &RunRow) -> bool {
     let mut jobs = h.jobs.iter().filter(|job| job.run_id == run.id).peekable();
     run.status == run::Status::Done.as_str()
@@ -164,7 +164,7 @@ fn is_done(h: &History, run: &RunRow) -> bool {
             && jobs.all(|job| job.status == job::Status::Done.as_str())
 }
 
-/// The end of a task follows from how its newest attempt ended, or from what was asked of it.
+/// Checks that the end of a task follows from the result of its newest attempt, or from a request.
 fn check_task_ends(
     job: &ManagedJobRow,
     index: usize,
@@ -204,7 +204,7 @@ fn check_task_ends(
     why.or(held).map(|(id, what)| broken(id, what))
 }
 
-/// Somebody asked for it, or what it belongs to ended before it.
+/// Returns whether a user cancelled the task, or what it belongs to ended before it.
 fn is_cancel_due(job: &ManagedJobRow, index: usize) -> bool {
     let status = |task: usize| job.tasks.get(task).map(|task| task.record.status);
     let after = job.plan.tasks.get(index).map(|task| task.after.clone()).unwrap_or_default();
@@ -234,8 +234,8 @@ fn check_restart_counts(job: &ManagedJobRow, index: usize) -> Option<Violation> 
         .then(|| broken("R17", format!("was restarted {count} times, at most {most} were asked for")))
 }
 
-/// Containers of two attempts of one task never live at one time, and never two attempts are active. A host that was
-/// given up is let off: it is fenced, and nobody can know.
+/// Containers of two attempts of one task never run at the same time, and two attempts are never active. Abandoned
+/// hosts are excluded: they are fenced, and their state is unknown.
 fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
     let attempts: BTreeMap<Uuid, RunAttempt> =
         h.runs.iter().filter_map(|run| Some((run.id, run.attempt?))).collect();
@@ -255,7 +255,7 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
         .filter(|job| !job.host_lost)
         .filter_map(|job| Some((SubmissionId(job.id), *attempts.get(&job.run_id)?)))
         .collect();
-    /// When a container began and ended, and of which attempt it was.
+    /// Start and end of a container, and its attempt.
     type ContainerLifetime = (i64, i64, u32);
     let mut lives: BTreeMap<(Uuid, usize), BTreeMap<SubmissionId, ContainerLifetime>> = BTreeMap::new();
     for entry in &h.journal {
@@ -297,18 +297,18 @@ fn m6_attempts_never_overlap(h: &History) -> Vec<Violation> {
     found
 }
 
-/// What the events of one task tell.
+/// State derived from the events of one task.
 #[derive(Default)]
 struct TaskHistory {
     recoveries: u32,
-    /// Whether the open recovery counts.
+    /// True if the open recovery counts against the limit; `None` without one.
     episode: Option<bool>,
-    /// Where in the history it first began and when it succeeded.
+    /// Sequence numbers of its first start and of its success.
     began: Option<i64>,
     succeeded: Option<i64>,
 }
 
-/// Checks that walk the history of each task: where recoveries come from, what they count, and who waits for whom.
+/// Replays the history of each task: sources of recoveries, their counts, and the order of tasks.
 fn check_events(h: &History) -> Vec<Violation> {
     let plans: BTreeMap<Uuid, (&ManagedJobRow, usize)> = h
         .managed
@@ -355,7 +355,7 @@ impl TaskHistory {
     fn apply_event(&mut self, event: &Event, has_deadline: bool) -> Option<Violation> {
         let source = event.reason.parse::<RecoverySource>().ok();
         if event.kind != "status" {
-            // A cause that joins a recovery changes no status.
+            // A cause that joins an open recovery changes no status.
             if let (Some(credit), Some(RecoverySource::Failure)) = (&mut self.episode, source) {
                 *credit = true;
             }
@@ -399,7 +399,7 @@ impl TaskHistory {
     ) -> Option<Violation> {
         let credit = self.episode.unwrap_or(false);
         let Some(source) = source else {
-            // A slot for a recovery that waited: no new cause.
+            // A slot for a recovery that was waiting: no new cause.
             let waited = from == Some(Status::Pending) && reason == "rescheduled";
             return (!waited).then(|| broken("M3", format!("recovers for `{reason}`, which is no source")));
         };
@@ -409,7 +409,7 @@ impl TaskHistory {
             RecoverySource::Emergency => {
                 Some(broken("M1", "met an internal error, and nothing here causes one"))
             }
-            // A move to cheaper nodes is of our own choice, and is told as a restart.
+            // A move to cheaper nodes is voluntary, and recorded as a restart.
             RecoverySource::Restart if has_deadline => None,
             RecoverySource::Restart => {
                 Some(broken("M4", "was launched again though its attempt could be adopted"))
@@ -418,7 +418,7 @@ impl TaskHistory {
     }
 }
 
-/// How tasks ended, and how often they recovered: for whoever wants to know that something happened at all.
+/// Number of tasks by their end, and of recoveries, to verify that they occurred at all.
 pub fn count_outcomes(h: &History) -> BTreeMap<String, u64> {
     let mut outcomes: BTreeMap<String, u64> = BTreeMap::new();
     for record in h.managed.iter().flat_map(|job| &job.tasks).map(|task| &task.record) {

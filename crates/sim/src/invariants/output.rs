@@ -1,4 +1,4 @@
-//! Logs: what is stored is what was written.
+//! Invariants of logs: the stored log equals the written one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,11 +6,11 @@ use uuid::Uuid;
 
 use super::{History, Violation, broken, status_events};
 
-/// How long the end of a log is waited for; after that a host that does not answer has lost it.
+/// Time limit for the end of a log; after that it is lost if the host does not respond.
 const DRAIN_TIMEOUT_US: i64 = 30_000_000;
 
-/// Every stored byte was written there, and all of them are stored once the job is final: unless the end of
-/// its log was waited for in vain, its host was given up, its user did not want to wait, or it never ran.
+/// Every stored byte was written at its offset, and all bytes are stored when the job is final, unless the drain
+/// timeout passed, its host was abandoned, its user aborted it, or it never ran.
 pub(super) fn o1_a_stored_log_is_what_was_written(h: &History) -> Vec<Violation> {
     let mut turned: BTreeMap<Uuid, i64> = BTreeMap::new();
     let mut ran: BTreeSet<Uuid> = BTreeSet::new();

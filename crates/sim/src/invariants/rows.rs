@@ -1,4 +1,4 @@
-//! Reads what the checkers need straight from a database, that of a simulation or of a real server.
+//! Reads the input of the checkers directly from a database, of a simulation or of a real server.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::{
     managed::{self, RunAttempt, TaskRow},
 };
 
-/// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
+/// Updates the history: appends new events, and replaces the rows with the current ones.
 pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
     let seen = history.events.last().map_or(0, |event| event.seq);
     for row in db.query(checks::EVENTS, params![seen]).await? {
@@ -90,7 +90,7 @@ async fn read_managed(history: &mut History, db: &Db) -> Result<()> {
     Ok(())
 }
 
-/// Instances, fleets and volumes.
+/// Reads instances, fleets and volumes.
 async fn read_resources(history: &mut History, db: &Db) -> Result<()> {
     history.instances.clear();
     history.fleets.clear();

@@ -1,4 +1,4 @@
-//! Reads what the checkers need: from the database, the hosts and the cloud.
+//! Reads the input of the checkers from the database, the hosts and the cloud.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::{
     net::SharedWorld,
 };
 
-/// Brings the history up to date: what is new in the append-only part, and the rows as they are now.
+/// Updates the history: appends new events, and replaces the rows with the current ones.
 pub(super) async fn read_history(
     history: &mut History,
     db: &Db,
@@ -55,7 +55,7 @@ pub(super) async fn read_history(
         let written = written.remove(&submission.0);
         history.logs.push(LogRow { submission: submission.0, is_true, stored, written });
     });
-    // Of these nothing was stored at all.
+    // Nothing was stored of these logs.
     let missing =
         |(submission, end): (Uuid, u64)| LogRow { submission, is_true: true, stored: 0, written: Some(end) };
     history.logs.extend(written.into_iter().map(missing));

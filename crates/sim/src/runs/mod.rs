@@ -1,12 +1,12 @@
-//! The simulation: the real pipelines and the real SQL on virtual time, with seeded misfortune.
+//! Simulation of runs: the real pipelines and the real SQL on virtual time, with seeded faults.
 //!
-//! One seed is one history: two or three replicas, a few hosts with GPUs and a cloud with more of them, users
-//! who submit and stop runs, launch and cancel managed jobs and change fleets and volumes, and faults of every kind — replicas killed at any
-//! await or frozen past their leases, lost and doubled hints and calls, cut and rebooted hosts, slow roads,
-//! commits whose news is lost, a database clock that jumps, a cloud that is full, deaf, mute or slow, takes
-//! machines back and holds on to disks. Then the faults stop, and everything must come to its end; at last
-//! everything is deleted, and nothing may be left. Checkers read the events, the journals of hosts and cloud,
-//! the rows and the stored logs of jobs; never our own logs.
+//! One seed is one history: two or three replicas, a few hosts with GPUs and a cloud with more of them, users who
+//! submit and stop runs, launch and cancel managed jobs and change fleets and volumes, and faults of every kind:
+//! replicas killed at any await or frozen beyond their leases, lost and duplicated hints and calls, partitioned and
+//! rebooted hosts, slow connections, commits whose acknowledgement is lost, a database clock that jumps, a cloud that
+//! is full, unresponsive or slow, preempts machines and does not detach disks. Then the faults stop, and everything
+//! must end; finally everything is deleted, and nothing may remain. Checkers read the events, the journals of hosts and
+//! cloud, the rows and the stored logs of jobs; never the server's own logs.
 
 mod cast;
 mod history;
@@ -51,64 +51,64 @@ use crate::{
     runs::weather::DbFaultRates,
 };
 
-/// 2026-01-01, where every simulated history begins.
+/// 2026-01-01, the start of every simulated history.
 const EPOCH_US: i64 = 1_767_225_600_000_000;
-/// Misfortune lasts this long.
+/// Duration of the faults.
 const FAULT_PERIOD: Duration = Duration::from_secs(8 * 60);
-/// What must be over this long after it stopped. The longest legal wait is a retry's back-off.
+/// Time limit for recovery after the faults. The longest legal wait is the delay of a retry.
 const SETTLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// What was deleted must be gone this long after.
+/// Time limit for the deletion of everything.
 const SWEEP_MAX: Duration = Duration::from_secs(60 * 60);
-/// One in so many seeds has managed jobs: they are what costs most.
+/// One in this number of seeds has managed jobs, which are the most expensive part.
 const MANAGED_EVERY: u64 = 2;
-/// Of a hundred, how many are of the kind that a seed has more of.
+/// Share of the preferred fault in percent, for seeds with one.
 const BIAS_PERCENT: u64 = 70;
-/// How often the safety checkers look.
+/// Interval of the safety checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(120);
 
-/// What came of one seed.
+/// The result of one seed.
 #[derive(Debug)]
 pub struct Report {
     pub seed: u64,
     pub violations: Vec<Violation>,
-    /// Of the whole event history: the same seed must give the same one.
+    /// Hash of the whole event history: the same seed must produce the same one.
     pub trace: u64,
-    /// How often each fault really happened.
+    /// Number of faults of each kind that occurred.
     pub fired: BTreeMap<&'static str, u64>,
     pub runs: usize,
     pub managed_jobs: usize,
-    /// How tasks of managed jobs ended, and what happened to them.
+    /// Ends of managed tasks, and what happened to them.
     pub outcomes: BTreeMap<String, u64>,
     pub passes: u64,
-    /// Calls of the database by all replicas.
+    /// Database calls of all replicas.
     pub calls: u64,
     pub virtual_secs: u64,
 }
 
-/// What a seed has more of than chance would give it. A planted bug that needs one kind of trouble is caught sooner.
+/// The preferred fault of a seed, which exposes a planted bug that depends on it sooner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultBias {
-    /// A bit of everything, as chance has it.
+    /// All faults at random.
     Mixed,
-    /// The database's clock jumps ahead often: leases end earlier than their holders can know.
+    /// The database's clock often jumps ahead: leases end earlier than their holders can know.
     ClockJumps,
-    /// Most calls are slow: passes last longer than a lease.
+    /// Most calls are slow: passes take longer than a lease.
     SlowCalls,
 }
 
-/// Plays one seed from beginning to end.
+/// Runs one seed from start to end.
 pub fn play(seed: u64) -> Result<Report> {
     simulate_keeping(seed, None)
 }
 
-/// Plays one seed with more of one kind of trouble.
+/// Runs one seed with a preferred fault.
 pub fn play_with(seed: u64, trouble: FaultBias) -> Result<Report> {
     virtual_time_runtime()?.block_on(async { RunSim::begin(seed, trouble)?.play().await })
 }
 
-/// Plays one seed. If it breaks an invariant, its database is kept in that folder as `seed-N.db`.
+/// Runs one seed. If it violates an invariant, its database is stored in that directory as `seed-N.db`.
 pub fn simulate_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
-    // Inside, where time is virtual from the first moment on.
+    // Inside the runtime, so that all time is virtual.
     virtual_time_runtime()?.block_on(async {
         let sim = RunSim::begin(seed, FaultBias::Mixed)?;
         let db = sim.db.clone();
@@ -132,7 +132,7 @@ struct RunSim {
     rng: Rng,
     world: SharedWorld,
     db: Db,
-    /// How far the database's clock is ahead of true time, microseconds.
+    /// Offset of the database's clock from true time, in microseconds.
     clock_ahead: Arc<AtomicI64>,
     cast: Workload,
     replicas: Vec<Replica>,
@@ -143,7 +143,7 @@ struct RunSim {
     started: Instant,
 }
 
-/// A key that opens nothing, for hosts that nobody logs in to.
+/// A key without access to anything, for hosts without logins.
 fn ssh_key() -> Result<String> {
     let key = ssh_key::PrivateKey::from(ssh_key::private::Ed25519Keypair::from_seed(&[7; 32]));
     Ok(key.to_openssh(ssh_key::LineEnding::LF)?.to_string())
@@ -186,7 +186,7 @@ impl RunSim {
         })
     }
 
-    /// Everything that is there before replicas start.
+    /// Creates everything that exists before the replicas start.
     async fn prepare(&mut self) -> Result<()> {
         let limits = replica::JOB_LIMITS;
         for statement in checks::watch::statements(limits.max_launching, limits.max_alive) {
@@ -274,7 +274,7 @@ impl RunSim {
         }
     }
 
-    /// Users act and things break, until the time for that is over.
+    /// Performs user actions and injects faults until the fault period has passed.
     async fn trouble(&mut self) -> Result<Vec<Violation>> {
         let mut looked = Instant::now();
         while self.started.elapsed() < FAULT_PERIOD {
@@ -324,7 +324,7 @@ impl RunSim {
             10 => self.world.lock().lose_machine(true),
             11 => self.world.lock().lose_machine(false),
             _ => {
-                // Ahead only: a database that promised a time cannot take it back.
+                // Only ahead: the database's time never goes back.
                 let by = self.rng.between(0, 20_000_000);
                 self.watch.record_clock_jump();
                 self.clock_ahead.fetch_add(i64::try_from(by).unwrap_or_default(), Ordering::Relaxed);
@@ -337,7 +337,7 @@ impl RunSim {
         (!up.is_empty()).then(|| *self.rng.pick(&up))
     }
 
-    /// Faults stop; everything that was begun must come to its end, and stay clean on the way.
+    /// Stops the faults and checks that everything ends without violations.
     async fn recover_and_check(&mut self) -> Result<Vec<Violation>> {
         self.set_misfortune(false);
         self.world.lock().heal();
@@ -360,7 +360,7 @@ impl RunSim {
         }
     }
 
-    /// Everything is deleted; nothing may be left that costs money.
+    /// Deletes everything and checks that nothing remains that costs money.
     async fn sweep(&mut self) -> Result<Vec<Violation>> {
         let deadline = Instant::now() + SWEEP_MAX;
         loop {

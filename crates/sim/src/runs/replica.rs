@@ -1,4 +1,4 @@
-//! One server replica of the simulation: its engine, its roads, and how it dies.
+//! One simulated server replica: its engine, its connections, and its failures.
 
 use std::{
     collections::BTreeMap,
@@ -32,18 +32,18 @@ use crate::{
     rng::Rng,
 };
 
-/// Sleeps after the first, second, … look that found nothing.
+/// Delays after the first, second, … poll that found nothing.
 const IDLE_DELAYS: &[Duration] = &[Duration::from_secs(2), Duration::from_secs(5)];
 
-/// Few slots: managed jobs stand in line for them.
+/// Few slots, so that managed jobs wait for them.
 pub(super) const JOB_LIMITS: SlotLimits = SlotLimits { max_launching: 2, max_alive: 3 };
 
-/// What all replicas of a server have in common beside the database.
+/// State that all replicas share in addition to the database.
 #[derive(Clone)]
 pub(super) struct SharedState {
     pub(super) logs: Arc<dyn LogStore>,
     pub(super) keys: Arc<Keyring>,
-    /// Of the database, by all of them.
+    /// Database calls of all replicas.
     pub(super) calls: Arc<AtomicU64>,
 }
 
@@ -88,7 +88,7 @@ impl Replica {
     }
 
     pub(super) fn start(&mut self) {
-        // A new process is not frozen, whatever its predecessor was.
+        // A new process is not frozen, even if its predecessor was.
         self.freeze = ReplicaFreeze::default();
         self.back_at = None;
         let rng = Arc::new(Mutex::new(self.rng.fork()));
@@ -126,9 +126,9 @@ impl Replica {
             hints_lost: self.hints_lost.clone(),
         };
         let mut settings = Settings::standard(self.rng.draw());
-        // Few workers: queues build up, and leases are held by rows that wait.
+        // Few workers, so that queues build up and leases are held by waiting rows.
         settings.workers = 4;
-        // Looks for nothing are most of what a quiet replica does; rarer ones find the same.
+        // Idle polls are most of the work of a quiet replica; a longer interval finds the same rows.
         settings.idle_delays = IDLE_DELAYS;
         pipelines::register_all(&hands, &mut MonitoredInstaller { engine: &mut engine, settings, eye });
         self.running = Some(engine);
@@ -138,7 +138,7 @@ impl Replica {
         SimBackend { world: self.world.clone(), freeze: self.freeze.clone() }
     }
 
-    /// Abrupt death: every task stops at the await it stands at.
+    /// Kills the replica: every task stops at its current await.
     pub(super) fn kill(&mut self, back_after: Duration) {
         if self.running.take().is_some() {
             self.count("replica killed");
@@ -164,14 +164,14 @@ impl Replica {
         *self.hints_lost.lock() = hints_lost;
     }
 
-    /// Back to health: running, whatever it was.
+    /// Restores the replica to normal operation.
     pub(super) fn recover(&mut self) {
         if self.running.is_none() {
             self.start();
         }
     }
 
-    /// Wakes a pipeline here, as the API does after a write.
+    /// Wakes a pipeline of this replica, as the API does after a write.
     pub(super) fn hint(&self, pipeline: &'static str) {
         if let Some(engine) = &self.running {
             engine.hints().hint(pipeline);

@@ -1,4 +1,4 @@
-//! Schedules on virtual time: the real pipelines, and minutes that cost nothing.
+//! Schedules on virtual time: the real pipelines, without real waits.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn minutely() -> Value {
     })
 }
 
-/// The status of a run, and of its submissions each with the minute in which it was made.
+/// Returns the status of a run, and those of its submissions, each with the minute in which it was created.
 async fn observe_run(sim: &mut RunSim, run: RunId) -> (String, Vec<(i64, String)>) {
     sim.read().await.unwrap();
     let status = sim.history.runs.iter().find(|row| row.id == run.0).unwrap().status.clone();

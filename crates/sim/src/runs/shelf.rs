@@ -1,4 +1,4 @@
-//! Where the simulation's servers keep logs: in memory, shared by all replicas.
+//! Log store of the simulated servers: in memory, shared by all replicas.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use windlass_server::logs::{Log, LogChunk, LogError, LogFuture, LogRange, LogSou
 pub(super) struct MemoryLogs(Mutex<HashMap<Log, Vec<u8>>>);
 
 impl MemoryLogs {
-    /// Every job's log.
+    /// Visits the log of every job.
     pub(super) fn all_logs(&self, mut look: impl FnMut(SubmissionId, &[u8])) {
         for (log, bytes) in self.0.lock().iter().filter(|(log, _)| log.stream == LogSource::Job) {
             look(log.submission, bytes);

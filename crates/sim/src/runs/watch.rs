@@ -1,4 +1,4 @@
-//! A watch over the real pipelines: who works on which row right now, and which hints get lost.
+//! Monitor of the real pipelines: which replica processes which row, and which hints are lost.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,7 +10,7 @@ use windlass_server::{db::Db, pipelines::PipelineRegistry};
 
 use crate::{invariants::Violation, net::ReplicaFreeze, rng::Rng};
 
-/// Rows in work, over all replicas, and what was seen that must not be.
+/// Rows in progress over all replicas, and the violations found.
 #[derive(Clone, Default)]
 pub(super) struct PassMonitor(Arc<Mutex<MonitorState>>);
 
@@ -19,7 +19,7 @@ struct MonitorState {
     working: BTreeMap<(&'static str, Uuid), ActivePass>,
     violations: Vec<Violation>,
     passes: u64,
-    /// When the database's clock last jumped.
+    /// Time of the last jump of the database's clock.
     jumped: Option<Instant>,
 }
 
@@ -32,8 +32,8 @@ struct ActivePass {
 }
 
 impl PassMonitor {
-    /// The database's clock jumps ahead: leases taken before may end earlier than their holders can know.
-    /// Writes and calls are fenced all the same.
+    /// Records a jump of the database's clock: earlier leases may end before their holders can know. Their writes and
+    /// calls are fenced all the same.
     pub(super) fn record_clock_jump(&self) {
         self.0.lock().jumped = Some(Instant::now());
     }
@@ -46,9 +46,9 @@ impl PassMonitor {
         self.0.lock().passes
     }
 
-    /// Notes that a replica starts on a row. Nobody else may be at it, unless the one with the older lease could
-    /// not know that it ended: it is frozen, or the database's clock has jumped since it asked. (Its writes and
-    /// calls are fenced; that is another checker's business.)
+    /// Records that a replica starts a pass over a row. No other replica may process it, unless the one with the older
+    /// lease could not know that it ended: it is frozen, or the database's clock has jumped since it claimed the row.
+    /// (Its writes and calls are fenced; another checker covers that.)
     fn enter(&self, queue: Queue, lease: &Lease, replica: usize, freeze: &ReplicaFreeze) -> PassGuard {
         let mut seen = self.0.lock();
         seen.passes += 1;
@@ -67,7 +67,7 @@ impl PassMonitor {
                 seen.violations.push(Violation { id: "L9", what });
             }
         }
-        // The one with the newer lease is the one that the next must not meet.
+        // The holder of the newer lease is the one that the next pass must not overlap.
         let newer = match other {
             Some(other) if other.epoch > me.epoch => other,
             _ => me,
@@ -77,7 +77,7 @@ impl PassMonitor {
     }
 }
 
-/// In work for as long as this lives: the pass was neither finished nor dropped.
+/// Marks a row as in progress until the pass has finished or is dropped.
 pub(super) struct PassGuard {
     watch: PassMonitor,
     key: (&'static str, Uuid),
@@ -93,21 +93,21 @@ impl Drop for PassGuard {
     }
 }
 
-/// Puts pipelines into an engine, each under watch.
+/// Installs pipelines into an engine, each with a monitor.
 pub(super) struct MonitoredInstaller<'a> {
     pub engine: &'a mut Engine<Db>,
     pub settings: Settings,
     pub eye: PipelineProbe,
 }
 
-/// What each watched pipeline carries.
+/// State that each monitored pipeline carries.
 #[derive(Clone)]
 pub(super) struct PipelineProbe {
     pub watch: PassMonitor,
     pub replica: usize,
     pub freeze: ReplicaFreeze,
     pub rng: Arc<Mutex<Rng>>,
-    /// How many of a hundred hints are lost.
+    /// Percentage of hints that are lost.
     pub hints_lost: Arc<Mutex<u64>>,
 }
 
@@ -116,7 +116,7 @@ impl PipelineProbe {
         self.watch.enter(queue, lease, self.replica, &self.freeze)
     }
 
-    /// Some hints never arrive.
+    /// Drops some hints.
     fn drop_hints(&self, applied: ApplyOutcome) -> ApplyOutcome {
         match applied {
             ApplyOutcome::Written { due_in_us, mut wake } => {
@@ -175,7 +175,7 @@ impl<P: Pipeline> Pipeline for MonitoredPipeline<P> {
 
     async fn apply(&self, lease: &Lease, row: Self::Row, plan: P::Plan) -> Result<ApplyOutcome, P::Error> {
         let (row, working) = row;
-        // From here on the guard decides who writes, and after the commit the row is anybody's.
+        // From here on the lease guards the write, and after the commit any replica may claim the row.
         drop(working);
         self.inner.apply(lease, row, plan).await.map(|applied| self.eye.drop_hints(applied))
     }
@@ -194,7 +194,7 @@ impl<P: BatchPipeline> BatchPipeline for MonitoredBatch<P> {
     }
 
     async fn process(&self, leases: Vec<Lease>) -> Result<Vec<(Uuid, ApplyOutcome)>, P::Error> {
-        // A batch reads and writes and calls nobody: its guards are all it has, and all it needs.
+        // A batch reads and writes without external calls: its guards are sufficient.
         let outcomes = self.inner.process(leases).await?;
         Ok(outcomes.into_iter().map(|(id, applied)| (id, self.eye.drop_hints(applied))).collect())
     }

@@ -1,5 +1,5 @@
-//! The road between one replica and the database: slow at times, cut at times, and once in a while the
-//! commit happens and the news of it is lost.
+//! The connection between one replica and the database: sometimes slow or cut, and occasionally a commit succeeds but
+//! its acknowledgement is lost.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use windlass_server::db::{DbError, FaultHook, HookFuture};
 
 use crate::{net::ReplicaFreeze, rng::Rng};
 
-/// In percent.
+/// Fault rates, in percent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DbFaultRates {
     pub refused: u64,
@@ -28,7 +28,7 @@ pub(super) struct FaultyDbLink {
     pub freeze: ReplicaFreeze,
     pub rng: Arc<Mutex<Rng>>,
     pub storm: Arc<Mutex<DbFaultRates>>,
-    /// How often anything was asked of the database.
+    /// Number of database calls.
     pub calls: Arc<AtomicU64>,
 }
 

@@ -1,4 +1,5 @@
-//! A checker that cannot fail proves nothing: each is shown a history that breaks its rule.
+//! Tests of the checkers: each gets a history that violates its rule, because a checker that cannot fail proves
+//! nothing.
 
 use uuid::Uuid;
 use windlass_model::id::{InstanceId, SubmissionId, VolumeId};
@@ -272,7 +273,7 @@ fn m8_a_host_that_ended_with_an_error_is_seen() {
     let over = InstanceRow { finished: true, reason: Some("error".into()), ..instance(0, 1) };
     let failed = History { instances: vec![over.clone()], fleets: vec![ssh()], ..History::default() };
     assert_eq!(check_ssh_hosts(&failed).iter().map(|v| v.id).collect::<Vec<_>>(), ["M8"]);
-    // Machines of clouds end so every day, and hosts end when their users say so.
+    // Machines of clouds regularly end this way, and hosts end when their users delete them.
     let rented = History { instances: vec![over.clone()], fleets: vec![fleet(0, 1)], ..History::default() };
     assert_eq!(check_ssh_hosts(&rented), []);
     let asked = InstanceRow { reason: Some("terminated_by_user".into()), ..over };

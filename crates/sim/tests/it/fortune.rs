@@ -1,15 +1,15 @@
-//! The container queue under misfortune, on a handful of seeds.
+//! The simulation of the container queue, on a few seeds.
 
 use std::collections::BTreeSet;
 
 use windlass_sim::fortune;
 
-/// Few, because tests are built without optimisation; `cargo xtask sim --queue` plays hundreds.
+/// Few, because tests are built without optimisation; `cargo xtask sim --queue` runs hundreds.
 const SEEDS_MIN: u64 = 2;
-/// Within so many, every fault has happened once.
+/// Number of seeds within which every fault must have occurred once.
 const SEEDS_MAX: u64 = 8;
 
-/// Every fault that a history may hold.
+/// Every fault that can occur.
 const FAULTS: [&str; 21] = [
     "command lost",
     "command unanswered",

@@ -1,4 +1,4 @@
-//! The simulation's own tests, and those of its checkers.
+//! Tests of the simulation and of its checkers.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

@@ -1,4 +1,4 @@
-//! The checkers of managed jobs are each shown a history that breaks their rule.
+//! Tests of the checkers of managed jobs: each gets a history that violates its rule.
 
 use uuid::Uuid;
 use windlass_model::{
@@ -68,7 +68,7 @@ fn submission(number: u32) -> SubmissionId {
     SubmissionId(Uuid::from_u128(300 + u128::from(number)))
 }
 
-/// The one job of an attempt.
+/// The only job of an attempt.
 fn submitted(number: u32, status: &str) -> invariants::JobRow {
     invariants::JobRow {
         id: submission(number).0,
@@ -85,7 +85,7 @@ fn submitted(number: u32, status: &str) -> invariants::JobRow {
     }
 }
 
-/// `"STARTING -> RUNNING for started"`, of the task with this number.
+/// Parses `"STARTING -> RUNNING for started"`, for the task with this number.
 fn event(seq: i64, task: u128, text: &str) -> Event {
     let (edge, reason) = text.split_once(" for ").unwrap();
     let (from, to) = edge.split_once(" -> ").unwrap();
@@ -213,7 +213,7 @@ fn r20_an_end_that_its_attempt_did_not_have_is_seen() {
     assert_breaks("R20", "restarts left", &history_with(left.clone(), vec![attempt(1, "failed")]));
     left.plan.tasks[0].recovery.strategy = RecoveryStrategy::None;
     assert_eq!(check_always(&history_with(left, vec![attempt(1, "failed")])), []);
-    // A stop that comes when all is done takes nothing back, whoever asked for it.
+    // A stop after everything is done changes nothing, regardless of who requested it.
     let stopped = |status| History {
         jobs: vec![submitted(1, status)],
         ..history_with(single_task_job(ended_record(Status::Succeeded)), vec![attempt(1, "terminated")])

@@ -1,6 +1,6 @@
-//! Planted bugs: each must be caught, or the simulation's silence about the real code means nothing.
+//! Planted bugs: each must be detected, or the simulation proves nothing about the real code.
 //!
-//! The switches are process-wide, so these tests run one to a process, as nextest does it.
+//! The switches are process-wide, so each of these tests needs a separate process, as nextest provides.
 
 use std::{collections::BTreeSet, io::Write as _};
 
@@ -10,11 +10,11 @@ use windlass_sim::{
     runs::{FaultBias, Report, play, play_with},
 };
 
-/// Seeds that may pass before a bug is caught.
+/// Maximum number of seeds until a bug is detected.
 const SEEDS_MAX: u64 = 1_000;
 
-/// Plays seeds until one breaks one of these invariants. A bug may break others before: they are named when it is never
-/// caught for what it is.
+/// Runs seeds until one violates one of these invariants. A bug may violate others before: the failure message lists
+/// them.
 #[track_caller]
 fn assert_caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
     let mut others = BTreeSet::new();
@@ -32,7 +32,7 @@ fn assert_caught(play: impl Fn(u64) -> anyhow::Result<Report>, by: &[&str]) {
 #[test]
 fn l1_an_apply_without_token_check_is_caught() {
     plant(Some(Bug::ApplyWithoutTokenCheck));
-    // A stale write also unlocks the row under the hands of whoever holds it.
+    // A stale write also releases the lease of the current holder.
     assert_caught(
         |seed| play_with(seed, FaultBias::ClockJumps),
         &["L1", "L9", "R3", "R5", "R6", "R8", "R22"],

@@ -1,8 +1,8 @@
-//! The simulation on a handful of seeds, and the proof that a seed is a whole history.
+//! The simulation on a few seeds, and proof that a seed determines its whole history.
 
 use windlass_sim::runs;
 
-/// Few, because tests are built without optimisation; `cargo xtask sim` plays hundreds.
+/// Few, because tests are built without optimisation; `cargo xtask sim` runs hundreds.
 const SEEDS: u64 = 5;
 
 #[test]
@@ -14,9 +14,9 @@ fn no_seed_breaks_an_invariant() {
     }
 }
 
-/// Rare faults need more seeds than a few; these are more than enough.
+/// Maximum number of seeds until every rare fault has occurred.
 const FAULT_SEEDS_MAX: u64 = 60;
-/// Seeds with many kinds of them, played first: it is the rare kinds that take long to come by.
+/// Seeds with many kinds of faults, run first because rare kinds take long to occur.
 const EVENTFUL_SEEDS: [u64; 3] = [22, 1, 0];
 
 const FAULTS: [&str; 20] = [
@@ -62,7 +62,7 @@ fn a_seed_replays_to_the_same_history() {
     assert_ne!(first.trace, runs::play(4).unwrap().trace);
 }
 
-/// What must become of tasks of managed jobs somewhere: else the checkers look at nothing.
+/// Ends of managed tasks that must occur at least once: otherwise the checkers have no input.
 const OUTCOMES: [&str; 6] =
     ["SUCCEEDED", "FAILED", "CANCELLED", "FAILED_NO_RESOURCE", "recovered", "backed off"];
 

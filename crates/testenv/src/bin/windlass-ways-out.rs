@@ -1,8 +1,8 @@
-//! For tests: a job that tries to get out of what it runs in, in every way it knows, and prints how each ended.
+//! For tests: a job that tries every known way to escape from its sandbox, and prints the result of each.
 //!
-//! Each line is `NAME<tab>refused|reached<tab>DETAIL`. What it is to look for is told by arguments:
-//! `--read NAME=PATH`, `--socket NAME=PATH`, `--pid NAME=PID`, and `--canary TEXT`, a word in the environment of another job.
-//! No way does harm where it is open: times and names are set to what they are, signals are empty.
+//! Each line is `NAME<tab>refused|reached<tab>DETAIL`. Arguments set the targets: `--read NAME=PATH`, `--socket
+//! NAME=PATH`, `--pid NAME=PID`, and `--canary TEXT`, a text in the environment of another job. A successful escape
+//! does no harm: times and names are set to their current values, signals are empty.
 
 use std::{
     fs, io,
@@ -30,11 +30,11 @@ use nix::{
     unistd::{Gid, Pid, Uid, chown, chroot, gethostname, setgid, setgroups, sethostname, setuid},
 };
 
-/// An address that does not answer at all takes this long to be given up.
+/// Timeout for an address that does not respond.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(700);
 const METADATA_ADDRESS: &str = "169.254.169.254:80";
 
-/// What is known of the machine outside.
+/// Targets on the machine outside of the sandbox.
 #[derive(Default)]
 struct EscapeTargets {
     reads: Vec<(String, String)>,
@@ -60,7 +60,7 @@ fn targets() -> EscapeTargets {
     found
 }
 
-/// How a way ended: what it reached, or why it was refused.
+/// Result of an escape attempt: what it reached, or why it was refused.
 type EscapeOutcome = Result<String, String>;
 
 fn print_outcome(name: &str, outcome: &EscapeOutcome) {
@@ -117,9 +117,10 @@ fn files(targets: &EscapeTargets) {
     print_outcome("the first disk", &try_open_disk());
 }
 
-/// The same path may be a container's own, which is no way out: the machine's is behind its first process, if anywhere.
+/// The same path may belong to the container, which is no escape: the machine's root is reachable through its first
+/// process, if at all.
 fn try_on_machine_root(path: &str, way: impl Fn(&Path) -> EscapeOutcome) -> EscapeOutcome {
-    // Images of tests hold a shell and this program, machines a package manager.
+    // Test images contain a shell and this program; machines have a package manager.
     let machine =
         ["/", "/proc/1/root"].into_iter().find(|root| Path::new(root).join("usr/bin/dpkg").exists());
     match machine {
@@ -143,7 +144,7 @@ fn try_open_disk() -> EscapeOutcome {
             Ok(_) => return Ok(entry.file_name().to_string_lossy().into_owned()),
             Err(error) => last = error.to_string(),
         }
-        // A node of one's own for it.
+        // Create a device node for it.
         let Some((major, minor)) = numbers.trim().split_once(':') else { continue };
         let (Ok(major), Ok(minor)) = (major.parse(), minor.parse()) else { continue };
         let node = std::env::temp_dir().join("windlass-ways-out-disk");
@@ -186,7 +187,7 @@ fn memory(process: Pid) -> nix::Result<usize> {
     let mut buffer = [0_u8; 8];
     let local = io::IoSliceMut::new(&mut buffer);
     process_vm_readv(process, &mut [local], &[RemoteIoVec { base: 0x1000, len: 8 }]).or_else(|error| {
-        // The right is asked for before the address.
+        // The permission is checked before the address.
         if error == Errno::EFAULT { Ok(0) } else { Err(error) }
     })
 }
@@ -282,7 +283,7 @@ fn network() {
     print_outcome("the network's packets", &tried(packets));
 }
 
-/// Last, for what is gained here would open other ways.
+/// Runs last, because a gained privilege would make other escapes possible.
 fn privileges() {
     let own = std::env::temp_dir().join("windlass-ways-out-own");
     let made = fs::write(&own, "").and_then(|()| {
@@ -298,7 +299,7 @@ fn privileges() {
     print_outcome("another root directory", &tried(chroot("/proc")));
 }
 
-/// `su` and `mount` are root's and become root by their mode; with no new privileges they do not.
+/// `su` and `mount` are setuid root; with `no_new_privs` they do not become root.
 fn try_setuid_program() -> EscapeOutcome {
     let found = ["/bin/su", "/usr/bin/su", "/bin/mount"].iter().find(|path| Path::new(path).exists());
     let Some(_) = found else { return Err("there is none".to_owned()) };

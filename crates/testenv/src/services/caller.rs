@@ -1,4 +1,4 @@
-//! Somebody who calls services, with plain sockets.
+//! An HTTP client for services, with plain sockets.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -10,7 +10,7 @@ use crate::server::TOKEN;
 
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct HttpResponse {
     pub status: u16,
@@ -45,7 +45,7 @@ impl ServiceCaller {
         Self { address: address.to_owned(), token: Some(TOKEN.to_owned()), host: "services.test".to_owned() }
     }
 
-    /// Asks for another host.
+    /// Returns a caller with another `Host` header.
     pub fn with_host(&self, host: &str) -> Self {
         Self { host: host.to_owned(), ..self.clone() }
     }
@@ -54,7 +54,7 @@ impl ServiceCaller {
         Self { token: token.map(str::to_owned), ..self.clone() }
     }
 
-    /// Sends a request; the answer is read by whoever wants it.
+    /// Sends a request; the caller reads the response.
     pub fn send(&self, method: &str, path: &str, fields: &str, body: &[u8]) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(&self.address)?;
         stream.set_read_timeout(Some(READ_TIMEOUT))?;
@@ -80,14 +80,14 @@ impl ServiceCaller {
     }
 }
 
-/// The whole answer, to the end of the connection.
+/// Reads the whole response, to the end of the connection.
 pub fn read(mut stream: TcpStream) -> io::Result<HttpResponse> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
     HttpResponse::read(&bytes)
 }
 
-/// What came so far, once it contains some words.
+/// Reads until the response contains a text, and returns what was read.
 pub fn read_until(stream: &mut TcpStream, words: &str) -> String {
     let mut text = String::new();
     let mut piece = [0_u8; 4096];

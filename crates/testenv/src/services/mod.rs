@@ -1,4 +1,4 @@
-//! A service in a test, somebody who calls it, and processes of gateways.
+//! Services for tests, with clients and gateway processes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -18,13 +18,13 @@ pub use self::{
 use crate::{server::submission, stage::TestEnv};
 
 pub const TIMEOUT: Duration = Duration::from_secs(90);
-/// The program of a replica.
+/// Program of a replica.
 pub const REPLICA_PROGRAM: &str = include_str!("page.py");
 
-/// For a replica: those on this machine share its network.
+/// For replicas, which share the network of this machine.
 pub use windlass_testkit::ports::free as free_port;
 
-/// A service of [`PAGE`].
+/// A service that runs [`PAGE`].
 pub fn service_config(name: &str, port: u16) -> Value {
     json!({"type": "service", "name": name, "image": "none", "user": "root", "port": port,
         "env": {"PAGE": REPLICA_PROGRAM, "VERSION": "1"},
@@ -36,7 +36,7 @@ fn replica_command(port: u16) -> String {
     format!("exec /usr/bin/python3 -c \"$PAGE\" {port}")
 }
 
-/// The same service at another port: two of its versions are on one machine for a while.
+/// The same service on another port: two versions run on one machine for a while.
 pub fn with_port(service: &Value, port: u16) -> Value {
     let mut moved = service.clone();
     moved["port"] = json!(port);
@@ -44,12 +44,12 @@ pub fn with_port(service: &Value, port: u16) -> Value {
     moved
 }
 
-/// It takes requests when it has been well twice.
+/// A probe after which a replica is ready when it has succeeded twice.
 pub fn probe_config() -> Value {
     json!([{"type": "http", "url": "/health", "interval": 1, "timeout": 5, "ready_after": 2}])
 }
 
-/// Changes a run that is active.
+/// Updates an active run.
 pub async fn update_run(stage: &mut TestEnv, configuration: &Value) -> Value {
     let mut asked = submission(configuration);
     asked["force"] = json!(true);

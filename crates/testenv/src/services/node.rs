@@ -1,4 +1,4 @@
-//! Gateways: what the server is told of them, and their processes.
+//! Gateways on the server, and their processes.
 
 use std::{
     fs::File,
@@ -12,7 +12,7 @@ use windlass_testkit::wait::{eventually_ok, eventually_ok_async};
 use super::ServiceCaller;
 use crate::{server::binary, stage::TestEnv};
 
-/// A process of a gateway. It ends with this.
+/// A gateway process, which ends on drop.
 pub struct GatewayProcess {
     child: Child,
     port: u16,
@@ -20,12 +20,12 @@ pub struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    /// The state of two processes with the same `name` is the same.
+    /// Two processes with the same `name` share their state.
     pub fn start(stage: &TestEnv, url: &str, token: &str, name: &str, port: u16) -> Self {
         Self::start_with(stage, url, token, name, port, &[])
     }
 
-    /// With more arguments.
+    /// Starts a process with additional arguments.
     pub fn start_with(
         stage: &TestEnv,
         url: &str,
@@ -62,7 +62,7 @@ impl GatewayProcess {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the process has ended by itself.
     pub fn ends(&mut self) {
         eventually_ok("the gateway ends", || self.child.try_wait().unwrap().ok_or_else(|| self.said()));
     }
@@ -79,7 +79,7 @@ impl Drop for GatewayProcess {
     }
 }
 
-/// A gateway of so many processes, and the token that they show.
+/// Creates a gateway with the given number of processes, and returns their token.
 pub async fn create_gateway(stage: &mut TestEnv, name: &str, replicas: u32) -> String {
     create_gateway_with(stage, name, replicas, &Value::Null).await
 }
@@ -98,7 +98,7 @@ pub async fn create_gateway_with(
     made["token"].as_str().unwrap().to_owned()
 }
 
-/// Waits until it is in service, with so many processes.
+/// Waits until the gateway is running, with the given number of processes.
 pub async fn wait_until_running(stage: &mut TestEnv, nodes: usize) {
     eventually_ok_async("the gateway is in service", async || {
         let found = stage.project("gateways/get", &json!({"name": "entry"})).await;

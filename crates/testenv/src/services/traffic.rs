@@ -1,4 +1,4 @@
-//! Requests without a pause.
+//! Continuous requests.
 
 use std::{
     sync::{
@@ -13,7 +13,7 @@ use windlass_testkit::wait::eventually;
 
 use super::caller::ServiceCaller;
 
-/// Somebody who asks again and again, until the end of the test.
+/// A client that sends requests until the end of the test.
 pub struct ConstantTraffic {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
@@ -41,13 +41,13 @@ impl ConstantTraffic {
         Self { stop, answered, thread: Some(thread) }
     }
 
-    /// Waits for some more answers.
+    /// Waits for further responses.
     pub fn goes_on(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         eventually("requests are answered", || self.answered.load(Ordering::Relaxed) >= before + 20);
     }
 
-    /// How many were answered, and what went wrong.
+    /// Returns the number of responses, and the failures.
     pub fn end(mut self) -> (u64, Vec<String>) {
         self.stop.store(true, Ordering::Relaxed);
         let failed = self.thread.take().unwrap().join().unwrap();

@@ -1,4 +1,4 @@
-//! Secrets that exist once, through a whole run, and then everything that stays is searched for them.
+//! Unique secrets are used in a whole run; then everything that remains is searched for them.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,7 @@ fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// What anybody on the machine sees of every process.
+/// Command lines of all processes, which all users of the machine can read.
 fn arguments() -> Vec<u8> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -65,7 +65,7 @@ async fn x3_docker_canaries_are_nowhere_but_in_the_job() {
     let creds = json!({ "repo_id": "private", "repo_info": { "repo_type": "remote", "repo_name": "private" },
         "repo_creds": { "clone_url": "https://host.invalid/r.git", "oauth_token": REPO } });
     stage.project("repos/init", &creds).await;
-    // It knows its secrets, says so without telling them, and then waits for its end.
+    // It has its secrets, proves that without printing them, and then waits to be stopped.
     let mut job = task("songless", &["echo ${#HIDDEN} ${#PARTLY} up", "sleep 600"]);
     job["image"] = json!(IMAGE);
     job["env"] = json!({ "HIDDEN": "${{ secrets.key }}", "PARTLY": "before ${{ secrets.other }} after" });

@@ -1,5 +1,5 @@
-//! The code a job starts from, as a person sends it with `windlass apply` from their folder: a clone of a repository
-//! that git itself serves, with changes nobody pushed; a folder without a remote; files.
+//! The code of a job, sent with `windlass apply` from a directory: a clone of a repository that git itself serves, with
+//! unpushed changes; a directory without a remote; files.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// What the tests ask of any machine: little.
+/// Minimal requirements, which any machine satisfies.
 const SMALL_RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\n";
 const RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\nuser: root\n";
 
@@ -26,7 +26,7 @@ fn output_text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Git as the person has it; `ssh` is how it reaches servers.
+/// The user's git; `ssh` is the command with which it reaches servers.
 struct Git<'a> {
     dir: &'a Path,
     ssh: String,
@@ -43,8 +43,8 @@ impl Git<'_> {
     }
 }
 
-/// A clone of what is at `url`, pushed there first; then a commit of its own, and changes that no commit has.
-/// Gives back the commit that the remote has.
+/// Creates a clone of `url`, pushed there first; then adds a local commit and uncommitted changes. Returns the commit
+/// that the remote has.
 fn work_tree(dir: &Path, url: &str, ssh: &str) -> String {
     fs::create_dir(dir).unwrap();
     let git = Git { dir, ssh: ssh.to_owned() };
@@ -69,7 +69,7 @@ fn work_tree(dir: &Path, url: &str, ssh: &str) -> String {
     pushed
 }
 
-/// What a job says of the folder it starts in, for [`work_tree`].
+/// Commands that print the content of the working directory, for [`work_tree`].
 const INSPECT_COMMANDS: &str =
     "commands:\n  - git rev-parse HEAD\n  - cat kept changed committed\n  - od -An -tx1 bytes\n  - ls -A\n";
 
@@ -78,12 +78,12 @@ fn seen(commit: &str) -> String {
     format!("{commit}\nas pushed\nnew\nonly here\n 00 ff 0a\n{files}")
 }
 
-/// Attached: what the command prints is what the job says.
+/// Applies attached: the output of the command is that of the job.
 fn apply(stage: &TestEnv, dir: &Path, args: &[&str]) -> Output {
     stage.windlass(dir, &[&["apply", "-y"], args].concat())
 }
 
-/// `git daemon` over one directory, on a port of its own.
+/// `git daemon` for one directory, on a separate port.
 struct GitDaemon {
     child: Child,
     port: u16,
@@ -138,7 +138,7 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
     assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit) + "look.yml\n");
 
-    // Elsewhere and by its address alone: what was pushed, and nothing of the folder.
+    // From elsewhere, by URL only: the pushed content, and nothing of the directory.
     let file = format!(
         "type: task\nname: pushed\nrepos: [\"git://127.0.0.1:{}/app.git:code\"]\ncommands: [cat code/changed, ls code]\n{resources}",
         daemon.port
@@ -174,7 +174,7 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
     let output = apply(&stage, stage.home(), &["-f", "private.yml", "--git-identity", key.to_str().unwrap()]);
     assert!(output.status.success(), "{}\n{}", output_text(&output), stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), seen(&commit));
-    // The first lines of all such keys are alike.
+    // The first lines of all such keys are identical.
     let secret = lab.key_pair().unwrap().0.lines().nth(4).unwrap().to_owned();
     let left = lab.host(1).run(&format!("grep -rlF '{secret}' /var /root /home /run /tmp /etc")).unwrap();
     assert_eq!(String::from_utf8_lossy(&left.stdout), "");

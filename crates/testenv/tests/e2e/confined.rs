@@ -1,4 +1,4 @@
-//! Plain processes as they are by default: each with nothing of other tasks, of the agent and of the server in sight.
+//! Plain processes with the default isolation: each without access to other tasks, the agent and the server.
 
 use std::{
     fs,
@@ -13,14 +13,14 @@ use windlass_testenv::{
 
 use crate::stage::{HostMode, TestEnv, submission_of, task};
 
-/// A task that leaves its user to the machine.
+/// A task without a `user`.
 fn plain(name: &str, commands: &[&str]) -> Value {
     let mut job = task(name, commands);
     job.as_object_mut().unwrap().remove("user");
     job
 }
 
-/// A member of project `main` with role `user`, by their token.
+/// Adds a member of project `main` with role `user`, and returns their token.
 async fn member(stage: &mut TestEnv, name: &str) -> String {
     let made = stage.post("/api/users/create", &json!({"username": name, "global_role": "user"})).await;
     let member = json!({"members": [{"username": name, "project_role": "user"}]});
@@ -33,12 +33,12 @@ async fn submit(stage: &TestEnv, token: &str, job: &Value) {
     asked.unwrap().ok().unwrap();
 }
 
-/// What a job of a member tries on the machine that the server is on. Each line says what it got.
+/// Attacks of a member's job on the machine of the server. Each line reports what it obtained.
 fn attacks(stage: &TestEnv) -> Vec<String> {
     let data = stage.home().join("server");
     let data = data.display();
     let read = |what: &str, path: &str| format!("if cat {path} >/dev/null 2>&1; then echo GOT {what}; fi");
-    // In brackets, so that the attack does not find its own words.
+    // In brackets, so that the attack does not match its own command line.
     let search = |what: &str, files: &str, word: &str| {
         format!("if cat {files} 2>/dev/null | tr '\\0' '\\n' | grep -q '{word}'; then echo GOT {what}; fi")
     };
@@ -118,7 +118,7 @@ async fn jobs_are_the_servers_own_user_until_there_is_a_second_one() {
     assert_eq!(stage.log(&run).await, "refused\n", "{run:#}");
     assert_eq!(runs_in(&run), confined, "{run:#}");
 
-    // One who is disabled submits nothing.
+    // A disabled user can submit nothing.
     let body = json!({"username": "alice", "global_role": "user", "active": false});
     stage.post("/api/users/update", &body).await;
     let run = stage.ends(&plain("again", &[&read])).await;
@@ -233,7 +233,7 @@ async fn ssh_leads_into_a_confined_dev_environment() {
     let _ = attached.wait();
 }
 
-/// What a command says in the dev environment; `None` when nobody lets us in.
+/// Runs a command in the dev environment; `None` if the login is refused.
 fn run_in_dev_environment(stage: &TestEnv, command: &str) -> Option<String> {
     let mut ssh = Command::new("ssh");
     ssh.arg("-F").arg(stage.home().join(".ssh/config")).args(["-o", "BatchMode=yes", "desk", command]);
@@ -259,7 +259,7 @@ async fn a_confined_job_has_its_stop_duration_and_its_volume_keeps_what_it_wrote
     assert_eq!(submission_of(&run)["exit_status"], 3, "{run:#}");
     assert!(stage.log(&run).await.contains("saved"), "{run:#}");
 
-    // Another task, with another user.
+    // Another task, with a different user.
     let mut reader = plain("reader", &["cat /data/note"]);
     reader["volumes"] = job["volumes"].clone();
     let run = stage.ends(&reader).await;

@@ -1,4 +1,4 @@
-//! This machine, jobs as containers.
+//! This machine, with jobs as containers.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ pub(crate) fn image() {
     load_busybox_image(&engine());
 }
 
-/// What plain processes of these servers are said to be.
+/// Description of plain processes on these servers.
 const OWN: &str = "a plain process, not confined: it has all rights of the server (`--local-processes own`)";
 
 #[tokio::test]

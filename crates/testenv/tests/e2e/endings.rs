@@ -1,4 +1,4 @@
-//! Every way a job ends that a user can bring about on this machine.
+//! All ends of a job that a user can cause on this machine.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::stage::{HostMode, TestEnv, submission_of, task};
 
-/// A run waits for its first retry for so long; 15 s unless told otherwise.
+/// Shortens the delay before the first retry, which is 15 s by default.
 const SHORT_RETRY_SETTINGS: [(&str, &str); 1] = [("WINDLASS_SERVER_RETRY_DELAY", "1s")];
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Hosts over SSH: network namespaces of this machine, each with a real OpenSSH server and a real agent.
+//! SSH hosts: network namespaces of this machine, each with a real OpenSSH server and a real agent.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use windlass_testkit::lab::{Lab, LabHost};
 
 use crate::stage::{HostMode, TestEnv, host_of, small_task_config, submission_of};
 
-/// How long an agent may be silent, and how long a run waits for its first retry. The defaults are two minutes, which
-/// row F4 of the fault matrix waits for with `--long`, and 15 s.
+/// Shortens the time after which a silent agent's jobs are lost, and the delay before the first retry. The defaults are
+/// two minutes, which row F4 of the fault matrix waits for with `--long`, and 15 s.
 const SHORT_TIMEOUT_SETTINGS: [(&str, &str); 2] =
     [("WINDLASS_SERVER_LOST_AFTER", "10s"), ("WINDLASS_SERVER_RETRY_DELAY", "1s")];
-/// What comes after the silence comes within this time.
+/// Time limit for what follows the loss.
 const LOSS_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn fleet(stage: &mut TestEnv, lab: &Lab, hosts: &[LabHost], blocks: u32) {
@@ -48,7 +48,8 @@ async fn four_nodes_find_their_master_and_talk_to_it() {
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, &lab, lab.hosts(), 1).await;
     let master = "for i in 1 2 3; do busybox nc -l -p 990$i > got.$i & done; wait; cat got.1 got.2 got.3";
-    // Not by nc: the master's has nothing to say, and ours would take that for the end before it has read its line.
+    // Not with nc: the master's sends nothing, and the local one would treat that as the end before it has read its
+    // line.
     let worker = "until bash -c 'echo \"rank $DSTACK_NODE_RANK of $DSTACK_NODES_NUM\" > \
                   /dev/tcp/$DSTACK_MASTER_NODE_IP/990$DSTACK_NODE_RANK' 2> /dev/null; do sleep 0.1; done";
     let both = format!("if [ $DSTACK_NODE_RANK = 0 ]; then {master}; else {worker}; fi");
@@ -116,7 +117,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
     job["nodes"] = json!(2);
     job["retry"] = json!({"on_events": ["error", "interruption"], "duration": 3600});
     stage.apply(&job).await;
-    // Its first node makes a run running; the other one may come later.
+    // The run is running as soon as its first node is; the other one may follow later.
     let run = stage.eventually_run("lost", LOSS_TIMEOUT, |run| {
         let runs = |node: usize| run["jobs"][node]["job_submissions"][0]["status"] == "running";
         runs(0) && runs(1)
@@ -129,7 +130,7 @@ async fn a_node_that_is_lost_has_its_whole_replica_started_again() {
         run["jobs"][1]["job_submissions"][0]["termination_reason"] == "instance_unreachable"
     });
     dead.await;
-    // It comes back without its job; until then nobody could say that the job is dead.
+    // The host returns without its job; until then the server could not know that the job is dead.
     lab.host(lost).power_on().unwrap();
     let again = stage.eventually_run("lost", LOSS_TIMEOUT, |run| {
         let twice = |node: usize| run["jobs"][node]["job_submissions"].as_array().unwrap().len() == 2;

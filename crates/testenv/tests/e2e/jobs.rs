@@ -1,4 +1,4 @@
-//! Managed jobs, from a task file to their end, over losses and restarts.
+//! Managed jobs from a task file to their end, with losses and restarts.
 
 mod corpus;
 mod names;
@@ -21,7 +21,7 @@ use windlass_testkit::lab::Lab;
 
 use crate::stage::{HostMode, TestEnv};
 
-/// Nothing here takes this long unless it is broken.
+/// Longer than any step takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const FINAL_STATUSES: [&str; 7] = [
@@ -34,7 +34,7 @@ const FINAL_STATUSES: [&str; 7] = [
     "FAILED_CONTROLLER",
 ];
 
-/// A stage with so many hosts, each with an agent of its own whose jobs are processes of this machine.
+/// A stage with hosts, each with a separate agent whose jobs are processes of this machine.
 async fn with_hosts(count: usize, blocks: i64) -> (TestEnv, RunningHosts) {
     let mut stage = TestEnv::new(HostMode::None).await;
     stage.stop_server();
@@ -60,7 +60,7 @@ async fn job(stage: &mut TestEnv, id: i64) -> Value {
     stage.project("jobs/get", &json!({"job_id": id})).await
 }
 
-/// Waits until something is true of a job.
+/// Waits until a condition holds for a job.
 async fn wait_until(stage: &mut TestEnv, id: i64, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
     let asked = Instant::now();
     loop {
@@ -73,7 +73,7 @@ async fn wait_until(stage: &mut TestEnv, id: i64, what: &str, holds: impl Fn(&Va
     }
 }
 
-/// Waits until the job is done with, and its nodes are released.
+/// Waits until the job has ended and its nodes are released.
 async fn wait_until_done(stage: &mut TestEnv, id: i64) -> Value {
     wait_until(stage, id, "it ends", |job| job["schedule_state"] == "DONE").await
 }
@@ -87,14 +87,14 @@ async fn runs(stage: &mut TestEnv, id: i64) -> Value {
     .await
 }
 
-/// What the newest attempt of a task wrote.
+/// Output of the newest attempt of a task.
 async fn log(stage: &mut TestEnv, job: &Value, task: usize) -> String {
     let runs = job["tasks"][task]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
     stage.log(&run).await
 }
 
-/// A line for each start of a program.
+/// Number of starts, from a file with one line for each.
 fn count_starts(path: &Path) -> usize {
     std::fs::read_to_string(path).unwrap_or_default().lines().count()
 }
@@ -134,7 +134,7 @@ async fn a_task_file_runs_as_it_is_and_its_command_line_follows_it_to_the_end() 
     for seen in [shown, queue.to_string(), stage.server_log()] {
         assert!(!seen.contains("canary-4711"), "{seen}");
     }
-    // The home of the user was not touched: the job had one of its own.
+    // The home directory of the user is unchanged: the job had a separate one.
     assert!(!Path::new("/root/mounted").exists());
 }
 
@@ -153,7 +153,7 @@ async fn a_failure_of_the_program_and_of_its_setup_are_told_apart() {
     assert_eq!((&nothing["status"], &nothing["tasks"][0]["attempt"]), (&json!("SUCCEEDED"), &json!(0)));
 }
 
-/// A time as text that sorts: zeros at the end of the fraction are not written.
+/// Normalises a time to a text that sorts: trailing zeros of the fraction are omitted by the API.
 fn comparable(time: &str) -> String {
     let time = time.trim_end_matches('Z');
     let (seconds, fraction) = time.split_once('.').unwrap_or((time, ""));
@@ -169,7 +169,7 @@ async fn m7_a_pipeline_goes_on_only_after_success() {
     let seen = wait_until_done(&mut stage, good).await;
     assert_eq!((&seen["status"], statuses(&seen)), (&json!("SUCCEEDED"), vec!["SUCCEEDED"; 2]), "{seen:#}");
     assert!(log(&mut stage, &seen, 1).await.contains(&format!("_{good}-1\n")), "{seen:#}");
-    // Its submission and the end of the one before may be written in one step.
+    // The submission of a task and the end of the previous one may be written at the same time.
     let time = |task: usize, field: &str| comparable(seen["tasks"][task][field].as_str().unwrap());
     assert!(time(1, "start_at") > time(0, "end_at"), "{seen:#}");
     let seen = wait_until_done(&mut stage, bad).await;
@@ -225,13 +225,13 @@ async fn m2_a_cancel_ends_a_running_job_and_one_that_was_never_claimed() {
         "{waits:#}"
     );
     assert_eq!(waits["tasks"][0]["pending_kind"], "queued");
-    // One that waits is cancelled without ever being launched.
+    // A waiting job is cancelled without ever being launched.
     let done = stage.project("jobs/cancel", &json!({"job_ids": [first + 1]})).await;
     assert_eq!(done["job_ids"], json!([first + 1]));
     let seen = wait_until_done(&mut stage, first + 1).await;
     assert_eq!((&seen["status"], &seen["tasks"][0]["attempt"]), (&json!("CANCELLED"), &json!(0)), "{seen:#}");
     assert!(seen["end_at"].is_string(), "{seen:#}");
-    // The end of one is the turn of the next.
+    // The next job starts when one ends.
     stage.project("jobs/cancel", &json!({"job_ids": [first]})).await;
     assert_eq!(wait_until_done(&mut stage, first).await["status"], "CANCELLED");
     runs(&mut stage, first + 2).await;
@@ -259,7 +259,7 @@ async fn errors_of_the_program_are_restarted_as_often_as_it_says_and_its_logs_ar
     assert_eq!((&task["recovery_count"], &task["restarts_on_errors"]), (&json!(3), &json!(1)), "{seen:#}");
     for (index, name) in task["runs"].as_array().unwrap().iter().enumerate() {
         let run = stage.run(name.as_str().unwrap()).await;
-        // An interactive shell says when it is left.
+        // An interactive shell prints a line when it exits.
         let log = stage.log(&run).await;
         assert!(log.starts_with(&format!("attempt {}\n", index + 1)), "{log}");
     }

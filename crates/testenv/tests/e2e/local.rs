@@ -1,4 +1,4 @@
-//! This machine, jobs as plain processes: what a new user has.
+//! This machine, with jobs as plain processes: the environment of a new user.
 
 use std::path::Path;
 
@@ -42,7 +42,7 @@ async fn a_stop_lets_the_job_say_good_bye_and_an_abort_need_not() {
         let reason = if abort { "aborted_by_user" } else { "stopped_by_user" };
         assert_eq!(run["termination_reason"], reason);
         let log = stage.log(&run).await;
-        // The shell tells of its killed child too.
+        // The shell also reports its killed child.
         assert!(abort || log.ends_with("good bye\n"), "{name}: {log}");
     }
 }
@@ -95,7 +95,7 @@ async fn environment_and_secrets_reach_the_job_and_no_secret_stays_in_what_peopl
 async fn several_jobs_share_this_machine() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let go = stage.home().join("go");
-    // Each ends only after the other has begun.
+    // Each ends only after the other has started.
     let dir = go.display();
     let both = |own: &str, other: &str| {
         format!("touch {dir}/{own}; until [ -e {dir}/{other} ]; do sleep 0.02; done")
@@ -139,7 +139,7 @@ async fn the_fleet_of_this_machine_is_ready_at_once_and_says_how_jobs_run() {
     let instance = &fleet["instances"][0];
     assert_eq!((&instance["backend"], &instance["price"]), (&json!("remote"), &json!(0.0)), "{instance:#}");
     assert!(instance["instance_type"]["resources"]["cpus"].as_u64().unwrap() > 0);
-    // It is the same machine after a restart, not a second one.
+    // It is the same instance after a restart, not a second one.
     stage.stop_server();
     stage.start().await;
     let again = stage.wait_for_hosts("local", 1).await;
@@ -155,14 +155,14 @@ async fn a_server_of_somebody_who_is_not_root_runs_the_first_example() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{}", stage.server_log());
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello from windlass\n", "{said}");
-    // Nobody became more than they were.
+    // The job has no more privileges than the server.
     let mut job = task("who", &["id -u"]);
     job.as_object_mut().unwrap().remove("user");
     let run = stage.ends(&job).await;
     assert_eq!(stage.log(&run).await, "47111\n", "{run:#}");
 }
 
-/// Real minutes pass. The simulation shows the same on virtual time (`a_schedule_starts_its_run_…` of `windlass-sim`).
+/// Takes real minutes. The simulation tests the same on virtual time (`a_schedule_starts_its_run_…` of `windlass-sim`).
 mod nightly {
     use std::time::Duration;
 

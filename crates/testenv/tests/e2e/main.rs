@@ -1,6 +1,6 @@
-//! End to end: the real server and the real agent, on this machine, in containers, and on hosts over SSH.
+//! End-to-end tests: the real server and the real agent, on this machine, in containers, and on SSH hosts.
 //!
-//! What a test starts here it ends here, also when it fails: servers, agents, jobs, hosts, directories.
+//! A test ends everything it started, also on failure: servers, agents, jobs, hosts, directories.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

@@ -1,4 +1,4 @@
-//! A server whose own machine is also a host of an SSH fleet: it reaches itself by 127.0.0.1.
+//! A server whose machine is also a host of an SSH fleet: it reaches itself at 127.0.0.1.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use windlass_testkit::lab::{Lab, LabHost};
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PORT: u16 = 3000;
 
-/// Brings both programs to a host and starts the server there; it ends with the host.
+/// Copies both binaries to a host and starts the server there; it ends with the host.
 fn start_server_on(host: &LabHost) {
     let dir = host.path("/var/windlass");
     fs::create_dir_all(&dir).unwrap();
@@ -37,7 +37,7 @@ fn server_log(host: &LabHost) -> String {
     fs::read_to_string(host.path("/var/windlass/log")).unwrap_or_default()
 }
 
-/// The command line, outside of the host.
+/// Runs the command line, outside of the host.
 fn windlass(host: &LabHost, dir: &Path, args: &[&str]) -> String {
     let mut command = Command::new(binary("windlass").unwrap());
     command.args(args).current_dir(dir).stdin(Stdio::null()).env("HOME", dir).env("WINDLASS_HOME", dir);
@@ -67,7 +67,7 @@ fn the_servers_own_machine_can_be_a_host_over_ssh_and_is_left_as_it_was() {
     assert_eq!(windlass(host, &dir, &["apply", "-y", "-f", "here.yml"]), "here\n");
     windlass(host, &dir, &["fleet", "delete", "-y", "--wait", "own"]);
     assert!(!host.path("/var/lib/windlass").exists(), "{}", server_log(host));
-    // The machine's own fleet is another matter.
+    // The local fleet of the machine is independent.
     fs::write(dir.join("here.yml"), task.replace("own", "local").replace("name: here", "name: there"))
         .unwrap();
     assert_eq!(windlass(host, &dir, &["apply", "-y", "-f", "here.yml"]), "here\n");

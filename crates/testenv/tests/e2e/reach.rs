@@ -1,4 +1,4 @@
-//! Jobs that run elsewhere, from a person's terminal: all nodes in one output, a shell, a port.
+//! Jobs on other hosts from the command line: the output of all nodes, a shell, a port.
 
 use std::{
     fs,
@@ -16,11 +16,11 @@ use crate::{
 };
 
 const RESOURCES: &str = "resources: {cpu: 1.., memory: 0.., disk: null}\nuser: root\n";
-/// Serves one page at the job's own loopback.
+/// Serves one page on the job's loopback.
 const PAGE: &str = "busybox mkdir -p /tmp/page && echo pong > /tmp/page/index.html && \
                     exec busybox httpd -f -p 127.0.0.1:7007 -h /tmp/page";
 
-/// Whoever is attached, until the end of the test.
+/// An attached command, ended with the test.
 struct AttachGuard(Child);
 
 impl Drop for AttachGuard {
@@ -30,7 +30,7 @@ impl Drop for AttachGuard {
     }
 }
 
-/// Starts the job, attaches to it, and goes in by both ways.
+/// Starts the job, attaches to it, and connects by shell and by port.
 fn assert_shell_and_port_work(stage: &TestEnv, image: &str) {
     let dir = stage.home().to_owned();
     let job = format!("type: task\nname: open\n{image}commands:\n  - {PAGE}\n{RESOURCES}");
@@ -64,7 +64,7 @@ fn assert_shell_and_port_work(stage: &TestEnv, image: &str) {
     );
 }
 
-/// A job that has just begun may not listen yet.
+/// Repeats the request, because a job that has just started may not listen yet.
 fn fetch_page(address: &str) -> String {
     for _ in 0..200 {
         let mut stream = TcpStream::connect(address).unwrap();

@@ -1,4 +1,4 @@
-//! Several nodes at once, where machines are rented.
+//! Several nodes at once on rented machines.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::stage::{HostMode, TestEnv, small_task_config};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The cheapest region has no machines, the next one has a single one, and the dearest has enough.
+/// The cheapest region has no machines, the next one has a single one, and the most expensive has enough.
 const CLOUD: &str = "offers:\n\
     - {instance_type: one, region: east, price: 0.1, cpus: 4, memory_gb: 16, disk_gb: 100, no_capacity: -1}\n\
     - {instance_type: two, region: north, price: 0.2, cpus: 4, memory_gb: 16, disk_gb: 100, no_capacity: -1}\n\
@@ -28,7 +28,7 @@ async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
     std::fs::write(&script, CLOUD).unwrap();
     stage = stage.with_env("WINDLASS_MOCK_CLOUD", script);
     stage.start().await;
-    // A backend that comes later is no project's until somebody grants it.
+    // A backend that is added later belongs to no project until it is granted.
     stage.post("/api/backends/grant", &json!({"project_name": "main", "backend": "mock"})).await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "placement": "cluster",
         "nodes": {"min": 0, "target": 0, "max": 8}});
@@ -43,7 +43,7 @@ async fn several_nodes_leave_a_region_that_has_no_machines_for_the_next() {
     stage.stop("pair", true).await;
     stage.reaches("pair", &["terminated"]).await;
 
-    // Where every region is full, that is the end, and it is told.
+    // If every region is full, the run fails with that reason.
     let mut job = small_task_config("trio", &["true"]);
     job["nodes"] = json!(2);
     job["regions"] = json!(["east", "north"]);

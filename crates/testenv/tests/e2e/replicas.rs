@@ -16,11 +16,11 @@ use windlass_testenv::{
     server::{call_api_idempotent, submission},
 };
 
-/// What all servers together may have open.
+/// Maximum number of open connections of all servers.
 const CONNECTIONS_MAX: i64 = 60;
 /// The default is three times as long, which row F2 of the fault matrix waits for with `--long`.
 const LOCK_TIMEOUT: &str = "10s";
-/// Lock timeout and longest pause between two looks.
+/// Lock timeout plus the maximum polling interval.
 const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(15);
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -35,7 +35,7 @@ fn job_lasting(name: &str, millis: u64) -> Value {
     job
 }
 
-/// The names of all runs that ended well.
+/// Names of all successful runs.
 async fn done(replicas: &Replicas) -> BTreeSet<String> {
     let rows = replicas.postgres.run("SELECT name FROM runs WHERE status = 'done'").await.unwrap();
     rows.into_iter().flatten().collect()
@@ -50,14 +50,14 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
     for number in 0..120 {
         let name = format!("run-{number}");
         replicas.apply(number % 3, &job_lasting(&name, 200)).await.unwrap();
-        // Whoever is asked next knows of it.
+        // The next server knows the run.
         let run = replicas.run((number + 1) % 3, &name).await.unwrap();
         assert_eq!(run["run_spec"]["run_name"], json!(name));
         if number % 10 == 0 {
             most = most.max(replicas.postgres.count(OPEN_CONNECTIONS_SQL).await.unwrap());
         }
     }
-    // Told to one, and the next knows.
+    // Sent to one server, and visible on the next.
     replicas.apply(0, &job_lasting("stopped", 600_000)).await.unwrap();
     replicas
         .post(0, "/api/project/main/runs/stop", &json!({"runs_names": ["stopped"], "abort": false}))
@@ -75,12 +75,12 @@ async fn l12_three_postgres_replicas_share_the_work_and_a3_each_sees_what_anothe
     }
 }
 
-/// Hosts stand still so that passes hold their rows; one of the holders dies.
+/// Frozen hosts make passes hold their rows; one of the holders dies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock_timeout() {
     let plan = ReplicaOptions { name: "kill", servers: 3, hosts: 4, blocks: 8, runtime: HostRuntime::Hollow };
     let mut replicas = Replicas::start_with_lock_timeout(plan, LOCK_TIMEOUT).await.unwrap();
-    // It ends long after the kill: who hears of that?
+    // It ends long after the kill, so a live server must detect that.
     replicas.apply(0, &job_lasting("long", 25_000)).await.unwrap();
     replicas.reaches(1, "long", &["running"]).await.unwrap();
     replicas.freeze_hosts().unwrap();
@@ -111,7 +111,7 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
     replicas.wait_until_no_active_runs(TIMEOUT).await.unwrap();
     assert_eq!(done(&replicas).await.len(), 31);
     assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
-    // Its host told a server that lives, at once: looks alone come every ten seconds.
+    // Its host notified a live server immediately: polls alone have an interval of ten seconds.
     let late = "SELECT (max(e.recorded_at) FILTER (WHERE e.to_status = 'terminating') \
                 - max(e.recorded_at) FILTER (WHERE e.to_status = 'running')) / 1000 \
                 FROM events e JOIN jobs j ON j.id = e.entity_id JOIN runs r ON r.id = j.run_id \
@@ -120,7 +120,7 @@ async fn l4_the_rows_of_a_killed_postgres_replica_are_taken_over_within_the_lock
     assert!((24_000..29_000).contains(&lasted), "the end was heard after {lasted} ms");
 }
 
-/// Everybody submits and asks somebody else when refused; each server is stopped and started once.
+/// All clients submit and try another server when refused; each server is restarted once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
     let plan = ReplicaOptions { name: "roll", servers: 3, hosts: 6, blocks: 8, runtime: HostRuntime::Hollow };
@@ -154,11 +154,11 @@ async fn a_rolling_restart_of_postgres_replicas_loses_and_delays_nothing() {
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     assert!(lost.is_empty(), "{lost:?} were acknowledged and are not done");
     assert_eq!(replicas.postgres.count(STARTED_TWICE_SQL).await.unwrap(), 0);
-    // Nobody waited for a lock of a server that had gone.
+    // No work waited for a lock of a stopped server.
     assert_eq!(expired.await.unwrap(), 0, "locks were left behind and ran out");
 }
 
-/// Looks all the time for locks that ran out; how many it saw at most.
+/// Continuously searches for expired locks, and returns the maximum number seen.
 fn watch_locks(session: tokio_postgres::Client, over: Arc<AtomicBool>) -> tokio::task::JoinHandle<i64> {
     let each = ["runs", "jobs", "instances", "fleets"].map(|table| {
         format!("SELECT id FROM {table} WHERE lock_token IS NOT NULL AND lock_expires_at < now_us()")
@@ -182,7 +182,7 @@ async fn wait_for(submitted: &AtomicUsize, more: usize) {
     }
 }
 
-/// The names that were acknowledged. A refusal is 503 or no answer at all, and somebody else is asked.
+/// Returns the acknowledged names. A refusal is 503 or no response at all, and the next server is tried.
 async fn submit_until(
     client: usize,
     addresses: Arc<parking_lot::Mutex<Vec<String>>>,
@@ -204,7 +204,7 @@ async fn submit_until(
             match call_api_idempotent(&address, "/api/project/main/runs/apply", &body, Some(&name)).await {
                 Ok(answer) if answer.status == 200 => break,
                 Ok(answer) => assert!(matches!(answer.status, 429 | 503), "{answer:?}"),
-                // Refused, or cut off in the middle: to submit the same again is harmless.
+                // Refused, or cut off: repeating the same submission is harmless.
                 Err(_) => {}
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -216,7 +216,7 @@ async fn submit_until(
     acknowledged
 }
 
-/// A server that is asked for something tells the others; one that is told looks.
+/// A server that receives a request wakes the others; a woken one polls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn l7_what_one_postgres_replica_is_told_wakes_the_others() {
     let plan =
@@ -233,13 +233,13 @@ async fn l7_what_one_postgres_replica_is_told_wakes_the_others() {
     replicas.reaches(1, "first", &["terminated"]).await.unwrap();
     drop(listener);
 
-    // Told so, they look, though they have looked a moment ago.
+    // Woken pipelines poll, although they have polled a moment ago.
     let quiet = count_polls_during(&replicas, 0).await;
     let told = count_polls_during(&replicas, 40).await;
     assert!(told > 2 * quiet + 20, "{told} looks when told 40 times, {quiet} by itself");
 }
 
-/// Every hint that goes through the database.
+/// Receives every hint that passes through the database.
 async fn listen_for_hints(
     replicas: &Replicas,
     told: tokio::sync::mpsc::UnboundedSender<String>,
@@ -262,7 +262,7 @@ async fn wait_for_hint(heard: &mut tokio::sync::mpsc::UnboundedReceiver<String>,
     tokio::time::timeout(TIMEOUT, wanted).await.unwrap_or_else(|_| panic!("nobody was told of {name}"));
 }
 
-/// How often tables of volumes are looked at in some seconds, by a pipeline that has nothing to do.
+/// Counts the polls of the volume table within some seconds, by a pipeline without work.
 async fn count_polls_during(replicas: &Replicas, hints: usize) -> i64 {
     let looks = "SELECT seq_scan + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'volumes'";
     let before = replicas.postgres.count(looks).await.unwrap();
@@ -272,7 +272,7 @@ async fn count_polls_during(replicas: &Replicas, hints: usize) -> i64 {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Counts are told with a delay.
+    // Postgres reports counts with a delay.
     tokio::time::sleep(Duration::from_secs(3)).await;
     replicas.postgres.count(looks).await.unwrap() - before
 }

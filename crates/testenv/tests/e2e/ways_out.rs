@@ -1,4 +1,4 @@
-//! A job that tries to get out of what it runs in: the same ways in every runtime, and a table of how they ended.
+//! A job that tries to escape from its sandbox: the same attempts in every runtime, and a table of the results.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +18,12 @@ use crate::{
 };
 
 const PROGRAM: &str = "windlass-ways-out";
-/// In the environment of another job.
+/// A text in the environment of another job.
 const CANARY: &str = "canary-of-another-job-2f60c1";
-/// The image of the tests, and the program in it.
+/// The test image with the program in it.
 const WITH_PROGRAM: &str = "windlass-e2e/ways-out:1";
-/// What root may do inside a container, with the capabilities that a container keeps. None leads out of it.
+/// Actions that root may perform inside a container, with the capabilities that a container keeps. None leads out of
+/// it.
 const INSIDE_A_CONTAINER: [&str; 5] = [
     "a program that becomes root",
     "join root's group beside its own",
@@ -32,7 +33,7 @@ const INSIDE_A_CONTAINER: [&str; 5] = [
 ];
 const TABLE: &str = "../../docs/reference/ways-out.md";
 
-/// How each way ended, by its name.
+/// Results of the attempts by name.
 type Outcomes = BTreeMap<String, String>;
 
 fn parse_outcomes(output: &str) -> Outcomes {
@@ -43,7 +44,7 @@ fn parse_outcomes(output: &str) -> Outcomes {
     lines.map(|(name, (outcome, detail))| (name, format!("{outcome}: {detail}"))).collect()
 }
 
-/// No way is open but those that end inside.
+/// Checks that no attempt succeeds except for those that stay inside.
 #[track_caller]
 fn assert_no_escape(found: &Outcomes, inside: &[&str]) {
     assert!(found.len() >= 30, "{} ways were tried: {found:#?}", found.len());
@@ -54,7 +55,7 @@ fn assert_no_escape(found: &Outcomes, inside: &[&str]) {
     assert!(open.is_empty(), "{open:#?}\nof {found:#?}");
 }
 
-/// The first process below `/proc` that has the other job's secret in its environment.
+/// The first process below `/proc` with the other job's secret in its environment.
 fn other_job() -> u32 {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let holds = |pid: &u32| {
@@ -76,12 +77,12 @@ fn sockets(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// An argument for a shell.
+/// Quotes an argument for a shell.
 fn quoted(name: &str, target: impl std::fmt::Display) -> String {
     format!("'{}={target}'", name.replace('\'', "'\\''"))
 }
 
-/// Where a server and its agent keep what nobody else may have, as arguments of the program.
+/// Private files and sockets of the server and its agent, as arguments of the program.
 fn targets(stage: &TestEnv) -> String {
     let data = stage.home().join("server");
     let mut args = Vec::new();
@@ -111,7 +112,7 @@ fn targets(stage: &TestEnv) -> String {
     args.join(" ")
 }
 
-/// The program, where any user of this machine can start it.
+/// The program, at a path that any user of this machine can execute.
 fn program() -> (TempDir, PathBuf) {
     let dir = windlass_testkit::temp_dir_in(Path::new("/opt"), "ways-out").unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -218,7 +219,7 @@ async fn a_docker_job_and_a_confined_process_find_no_way_out() {
     ]);
 }
 
-/// The table of the reference, compared with what was just seen; `UPDATE=1` writes it.
+/// Compares the table of the reference with the results; `UPDATE=1` writes it.
 fn check_table(columns: &[(&str, &Outcomes)]) {
     let mut names: Vec<&String> = columns.iter().flat_map(|(_, found)| found.keys()).collect();
     names.sort();

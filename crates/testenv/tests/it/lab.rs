@@ -1,4 +1,4 @@
-//! The lab itself: hosts that are apart, can be cut off, go down and come back, and leave nothing.
+//! Tests of the lab: hosts are isolated, can be partitioned, stopped and restarted, and leave nothing behind.
 
 use std::{
     process::Command,
@@ -34,7 +34,7 @@ async fn lab_hosts_have_networks_files_and_processes_of_their_own() {
     let sleeps = |host: &windlass_testkit::lab::LabHost| {
         host.processes().unwrap().iter().filter(|process| process.command == "sleep 4711").count()
     };
-    // The shell starts it and goes; when it has become a sleeper is its own affair.
+    // The shell starts it and exits; the time of its exec is unknown.
     let until = Instant::now() + Duration::from_secs(20);
     while sleeps(one) == 0 {
         assert!(Instant::now() < until, "{:?}", one.processes());
@@ -106,7 +106,7 @@ fn lab_leaves_nothing_behind() {
 fn lab_of_a_killed_process_is_cleared_by_the_next() {
     const HOLD: &str = "WINDLASS_TEST_LAB_HOLD";
     if let Some(told) = std::env::var_os(HOLD) {
-        // The process to be killed: this very test, started again.
+        // The process to be killed: this test, started again.
         let lab = Lab::start(1).unwrap();
         std::fs::write(told, lab.key_file().to_str().unwrap()).unwrap();
         loop {

@@ -1,4 +1,4 @@
-//! Hosts in network namespaces, and those that are reached over SSH.
+//! Hosts in network namespaces, and the SSH backend.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

@@ -1,4 +1,4 @@
-//! Control groups of a host: a part of each hierarchy that it takes for the whole.
+//! Control groups of a host: a subtree of each hierarchy that appears to the host as the root.
 
 use std::{
     fs, io,
@@ -8,19 +8,19 @@ use std::{
 
 use super::program::wait_until;
 
-/// Groups are busy for a moment after their last process went.
+/// Groups stay busy for a moment after their last process ended.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Where a host's first process is: the groups above may pass controllers down only when nobody is in them.
+/// Group of a host's first process: a parent group may delegate controllers only while it contains no process.
 const FIRST_GROUP: &str = "init";
 
-/// One hierarchy, and the host's part of it.
+/// One hierarchy, and the host's subtree in it.
 pub(super) struct HostCgroup {
     pub(super) mount: PathBuf,
     pub(super) part: PathBuf,
     pub(super) first: PathBuf,
 }
 
-/// Makes the groups of a host where that is permitted.
+/// Creates the groups of a host where that is permitted.
 pub(super) fn create(name: &str) -> Vec<HostCgroup> {
     let mut parts = Vec::new();
     for (mount, is_v2) in mounts() {
@@ -34,7 +34,7 @@ pub(super) fn create(name: &str) -> Vec<HostCgroup> {
                 let _ = fs::write(mount.join("cgroup.subtree_control"), controller);
             }
         }
-        // A new group of this kind takes nobody before it is told where they may run.
+        // A new `cpuset` group accepts no process until its CPUs and memory nodes are set.
         for file in ["cpuset.cpus", "cpuset.mems"] {
             if let Ok(value) = fs::read(mount.join(file)) {
                 let _ = fs::write(part.join(file), value);
@@ -45,7 +45,7 @@ pub(super) fn create(name: &str) -> Vec<HostCgroup> {
     parts
 }
 
-/// Removes the groups whose names begin so. Their processes have ended.
+/// Removes the groups with a name prefix. Their processes have ended.
 pub(super) fn remove(prefix: &str) {
     for (mount, _) in mounts() {
         let groups = fs::read_dir(&mount).into_iter().flatten().flatten();
@@ -66,7 +66,7 @@ fn remove_all(group: &Path) -> io::Result<()> {
     fs::remove_dir(group)
 }
 
-/// What is mounted, and whether it is of version 2.
+/// Mounted hierarchies, and whether they are version 2.
 fn mounts() -> Vec<(PathBuf, bool)> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let of_kind = |line: &str| {

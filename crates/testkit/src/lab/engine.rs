@@ -1,7 +1,7 @@
-//! A container engine of one's own, to be killed, stopped, frozen and started again.
+//! A private container engine that can be killed, stopped, frozen and restarted.
 //!
-//! containerd runs beside dockerd, so that containers live on while dockerd is away. There is no bridge and no rule of
-//! the firewall, so that several do not fight.
+//! containerd runs next to dockerd, so that containers survive while dockerd is down. There is no bridge and no
+//! firewall rule, so that several engines do not conflict.
 
 use std::{
     fs::{self, File},
@@ -19,15 +19,15 @@ use super::program::{run, try_run, wait_until};
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// What fills the disk of a small one.
+/// File that fills the disk of an engine with a small disk.
 const FILLER_FILE: &str = "filler";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
     Plain,
-    /// Containers outlive the engine.
+    /// Containers survive the engine.
     LiveRestore,
-    /// With so many megabytes for images and containers.
+    /// Disk size for images and containers, in megabytes.
     SmallDisk(u64),
 }
 
@@ -69,7 +69,7 @@ impl Engine {
         self.dir.path().join("docker.sock")
     }
 
-    /// Starts the engine, also after it was killed, and waits until it answers.
+    /// Starts the engine, also after it was killed, and waits until it responds.
     pub fn start_dockerd(&mut self) -> Result<()> {
         let dir = self.dir.path();
         let mut command = ends_with_parent("dockerd");
@@ -90,13 +90,13 @@ impl Engine {
         Ok(())
     }
 
-    /// What `docker` says to these words.
+    /// Runs `docker` with these arguments and returns its output.
     pub fn docker(&self, args: &[&str]) -> Result<String> {
         let host = format!("unix://{}", self.socket().display());
         super::program::run_for_stdout("docker", &[&["--host", &host], args].concat())
     }
 
-    /// As a power cut would end it: containers live on.
+    /// Kills dockerd as a power cut would; containers continue.
     pub fn kill_dockerd(&mut self) -> Result<()> {
         let mut child = self.dockerd.take().context("dockerd is down")?;
         child.kill()?;
@@ -104,7 +104,7 @@ impl Engine {
         Ok(())
     }
 
-    /// As `systemctl stop` would end it.
+    /// Stops dockerd as `systemctl stop` would.
     pub fn stop_dockerd(&mut self) -> Result<()> {
         let mut child = self.dockerd.take().context("dockerd is down")?;
         run("kill", &["-TERM", &child.id().to_string()])?;
@@ -112,7 +112,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes what is left of its disk, until [`Engine::free_disk`].
+    /// Fills the rest of its disk, until [`Engine::free_disk`].
     pub fn fill(&self) -> Result<()> {
         let mut file = File::create(self.dir.path().join("data").join(FILLER_FILE))?;
         let chunk = [0; 4096];
@@ -145,7 +145,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // A frozen one would hear nothing.
+        // A frozen engine would not respond.
         let _ = self.thaw();
         let ids = self.docker(&["ps", "--all", "--quiet"]).unwrap_or_default();
         for id in ids.split_whitespace() {
@@ -157,7 +157,7 @@ impl Drop for Engine {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // Containers that outlived the engine hang on helpers that have our directory in their arguments.
+        // Containers that survived the engine are held by helper processes with this directory in their arguments.
         for pid in processes_naming(self.dir.path()) {
             if pid != self.containerd.id() {
                 let _ = try_run("kill", &["-9", &pid.to_string()]);
@@ -179,7 +179,7 @@ impl Drop for Engine {
     }
 }
 
-/// Ends when we do, however that happens.
+/// Returns a command that ends with this process, for any reason.
 fn ends_with_parent(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "--"]).arg(program).current_dir("/");
@@ -192,7 +192,7 @@ fn spawn(command: &mut Command, log: &Path) -> Result<Child> {
     command.spawn().with_context(|| format!("start {:?}", command.get_program()))
 }
 
-/// Processes with the directory in their arguments. Its name is drawn, so they are ours.
+/// Returns the processes with the directory in their arguments. Its name is random, so they belong to this engine.
 fn processes_naming(dir: &Path) -> Vec<u32> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

@@ -20,9 +20,9 @@ use super::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// What of a host survives its reboot, by the names it has for them.
+/// Directories of a host that survive its reboot.
 const PERSISTENT_DIRS: [&str; 4] = ["etc", "var", "root", "home"];
-/// What of this machine's `/etc` a host needs: accounts, rights, libraries.
+/// Files of this machine's `/etc` that a host needs: accounts, permissions, libraries.
 const ETC_FILES: [&str; 24] = [
     "alternatives",
     "bash.bashrc",
@@ -58,16 +58,16 @@ pub struct LabHost {
     place: LabId,
     number: usize,
     init: HostInit,
-    /// What keeps the host's processes, while it is up.
+    /// Process that keeps the host's namespaces alive, while it is up.
     keeper: Mutex<Option<Child>>,
 }
 
 /// A process on a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostProcess {
-    /// As this machine counts, not the host.
+    /// Process ID in the namespace of this machine, not of the host.
     pub pid: u32,
-    /// With its arguments.
+    /// Command line with arguments.
     pub command: String,
 }
 
@@ -96,7 +96,7 @@ impl LabHost {
         if init == HostInit::Systemd {
             systemd::install(&dir)?;
         }
-        // Jobs of most tests leave signs in files of their host.
+        // Jobs of most tests write files of their host.
         fs::create_dir_all(dir.join("etc/windlass"))?;
         fs::write(dir.join("etc/windlass/policy.yml"), "processes: own\n")?;
         host.make_host_key()?;
@@ -146,7 +146,7 @@ impl LabHost {
         for part in &parts {
             let (mount, at) = (part.mount.display(), part.part.display());
             script += &format!("echo 0 > {}/cgroup.procs\n", part.first.display());
-            // The whole hierarchy goes out of sight: who reads the list of mounts takes the first for the right one.
+            // The whole hierarchy is hidden, because programs use the first matching entry in the list of mounts.
             script +=
                 &format!("mount --bind {at} {aside}\numount -l {mount}\nmount --move {aside} {mount}\n");
         }
@@ -158,11 +158,11 @@ impl LabHost {
         for name in PERSISTENT_DIRS {
             script += &format!("mount --bind {}/{name} /{name}\n", self.dir().display());
         }
-        // Where administrators, and the agents of others, put programs of their own.
+        // Directory for programs that administrators, and other agents, install.
         let own = self.dir().join("local-bin");
         fs::create_dir_all(&own)?;
         script += &format!("mount --bind {} /usr/local/bin\n", own.display());
-        // Each boot of a machine has a number of its own.
+        // Each boot has a unique ID.
         fs::write(self.dir().join("boot_id"), format!("{}\n", random_uuid()?))?;
         script += &format!("mount --bind {}/boot_id /proc/sys/kernel/random/boot_id\n", self.dir().display());
         script += &format!(
@@ -199,7 +199,7 @@ impl LabHost {
         Ok(())
     }
 
-    /// As the host itself is called: `h1`, `h2`, …
+    /// Name on the host itself: `h1`, `h2`, …
     pub fn name(&self) -> String {
         format!("h{}", self.number)
     }
@@ -208,23 +208,23 @@ impl LabHost {
         self.place.host_address(self.number).into()
     }
 
-    /// The private key that opens its accounts, as text.
+    /// Text of the private key for its accounts.
     pub fn login_key(&self) -> Result<String> {
         Ok(fs::read_to_string(self.place.key_file())?)
     }
 
-    /// The key that it proves to have: one line as in `known_hosts`, without the host.
+    /// Host key: one line as in `known_hosts`, without the host.
     pub fn host_key_line(&self) -> Result<String> {
         let line = fs::read_to_string(self.dir().join("etc/ssh/host_key.pub"))?;
         Ok(line.trim().to_owned())
     }
 
-    /// A file of the host from outside: below `/etc`, `/var`, `/root` or `/home`.
+    /// Path of a host's file on this machine: below `/etc`, `/var`, `/root` or `/home`.
     pub fn path(&self, path: &str) -> PathBuf {
         self.dir().join(path.trim_start_matches('/'))
     }
 
-    /// Runs a shell command on the host as root, without SSH; the network need not work.
+    /// Runs a shell command on the host as root, without SSH; works without the network.
     pub fn run(&self, command: &str) -> Result<Output> {
         let pid = self.first()?.to_string();
         let mut nsenter = Command::new("nsenter");
@@ -233,7 +233,7 @@ impl LabHost {
         nsenter.output().context("run a command on a host")
     }
 
-    /// What runs there, the SSH server included.
+    /// Processes of the host, including the SSH server.
     pub fn processes(&self) -> Result<Vec<HostProcess>> {
         let own = fs::read_link(format!("/proc/{}/ns/pid", self.first()?))?;
         let mut found = Vec::new();
@@ -248,7 +248,7 @@ impl LabHost {
         Ok(found)
     }
 
-    /// Nothing passes between the host and anybody else.
+    /// Blocks all traffic of the host.
     pub fn partition(&self) -> Result<()> {
         self.set_switch_port("down")
     }
@@ -262,24 +262,24 @@ impl LabHost {
         run("ip", &["-n", &self.place.switch(), "link", "set", &port, to])
     }
 
-    /// Out of reach for this machine, but not for other hosts.
+    /// Makes the host unreachable for this machine, but not for other hosts.
     pub fn hide(&self) -> Result<()> {
         let space = self.place.namespace(self.number);
         let here: Ipv4Addr = self.place.address(1);
         run("ip", &["-n", &space, "route", "add", "blackhole", &format!("{here}/32")])
     }
 
-    /// Everything that runs there ends at once; nothing is up until [`Self::power_on`].
+    /// Ends all processes of the host at once; it stays down until [`Self::power_on`].
     pub fn power_off(&self) -> Result<()> {
         let first = self.first();
         let Some(mut keeper) = self.keeper.lock().take() else { return Ok(()) };
-        // With the first process of a namespace, the kernel ends all others before that one is gone.
+        // When the first process of a namespace ends, the kernel ends all others before it.
         let killed = first.and_then(|pid| run("kill", &["-9", &pid.to_string()]));
         if killed.is_err() {
             keeper.kill()?;
         }
         keeper.wait()?;
-        // A real machine forgets its groups too.
+        // A real machine loses its groups too.
         cgroups::remove(&self.place.namespace(self.number));
         Ok(())
     }
@@ -295,7 +295,7 @@ impl LabHost {
         self.power_on()
     }
 
-    /// As if another machine had taken the address.
+    /// Changes the host key, as if another machine used the address.
     pub fn change_host_key(&self) -> Result<()> {
         self.make_host_key()?;
         self.reboot()
@@ -309,7 +309,7 @@ impl LabHost {
         fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// The host's first process.
+    /// Process ID of the host's first process.
     fn first(&self) -> Result<u32> {
         let Some(keeper) = self.keeper.lock().as_ref().map(Child::id) else {
             bail!("{} is down", self.name())

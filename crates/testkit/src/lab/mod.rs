@@ -1,4 +1,4 @@
-//! Hosts to try things on: network namespaces of this machine, each with a real OpenSSH server.
+//! Test hosts: network namespaces of this machine, each with a real OpenSSH server.
 //!
 //! ```text
 //! let lab = Lab::start(2)?;                    // needs root, OpenSSH, iproute2, util-linux; sudo for `worker`
@@ -9,14 +9,14 @@
 //! ```
 //!
 //! A host has its own network, processes, name, users, control groups, `/etc`, `/var`, `/root`, `/home`, `/run` and
-//! `/tmp`; the last two are empty after a reboot. The rest of the machine is there to be read. Users: `root`, [`WORKER`]
-//! who may use sudo without a password, and [`GUEST`] who may not; the lab's one key opens all three accounts.
+//! `/tmp`; the last two are empty after a reboot. The rest of the machine is readable. Users: `root`, [`WORKER`] who
+//! may use sudo without a password, and [`GUEST`] who may not; the lab's one key is authorised for all three accounts.
 //!
-//! A host's first process is its SSH server; [`Lab::with_systemd`] makes it a real systemd instead, with no service but
-//! the SSH server's and what a test brings.
+//! The first process of a host is its SSH server; [`Lab::with_systemd`] uses a real systemd instead, with no services
+//! except the SSH server and those that a test adds.
 //!
-//! Labs of several tests and processes stay apart by their number. All of a lab goes with its guard; what a killed test
-//! left behind goes when the next lab starts.
+//! Labs of several tests and processes are separated by their number. A lab is removed by its guard; the remains of a
+//! killed test are removed when the next lab starts.
 
 mod cgroups;
 pub mod engine;
@@ -39,17 +39,17 @@ use self::program::{run, run_for_stdout, try_run};
 
 /// May use sudo without a password.
 pub const WORKER: &str = "worker";
-/// Has no rights beyond their own.
+/// Has no additional rights.
 pub const GUEST: &str = "guest";
 
-/// As many labs fit on one machine.
+/// Maximum number of labs on one machine.
 const LABS_MAX: u16 = 4096;
-/// The networks of labs are `10.213.0.0/24` and those above.
+/// The networks of labs are `10.213.0.0/24` and above.
 const NETWORK_PREFIX: [u8; 2] = [10, 213];
 const HOSTS_MAX: usize = 200;
-/// The address of the first host is the one after.
+/// Offset of the host addresses: the first host has the next one.
 const FIRST_HOST_OFFSET: u8 = 10;
-/// Nothing in a lab takes longer, on a busy machine.
+/// Longer than any step takes, even on a busy machine.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A network of hosts.
@@ -59,35 +59,35 @@ pub struct Lab {
     site: LabNetwork,
 }
 
-/// What keeps a host's other processes.
+/// First process of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HostInit {
     Sshd,
     Systemd,
 }
 
-/// What makes one lab another than the next.
+/// Identity of a lab.
 #[derive(Clone, Debug)]
 struct LabId {
     number: u16,
     dir: PathBuf,
 }
 
-/// The network and the files below the hosts; goes after them.
+/// The network and the files of the hosts; dropped after them.
 #[derive(Debug)]
 struct LabNetwork {
     place: LabId,
-    /// Whoever can take it knows that nobody lives here any more.
+    /// A process that can acquire the lock knows that the lab is abandoned.
     _lock: fs::File,
 }
 
 impl Lab {
-    /// So many hosts, all up.
+    /// Starts a lab with all hosts up.
     pub fn start(hosts: usize) -> Result<Self> {
         Self::start_with_init(hosts, HostInit::Sshd)
     }
 
-    /// The same with systemd on each.
+    /// Starts a lab with systemd on each host.
     pub fn with_systemd(hosts: usize) -> Result<Self> {
         ensure!(Path::new(systemd::PROGRAM).exists(), "{} is missing", systemd::PROGRAM);
         Self::start_with_init(hosts, HostInit::Systemd)
@@ -112,11 +112,11 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Counted from one.
+    /// Returns a host, counted from one.
     ///
     /// # Panics
     ///
-    /// There is no such host.
+    /// If there is no such host.
     pub fn host(&self, number: usize) -> &LabHost {
         &self.hosts[number - 1]
     }
@@ -125,23 +125,23 @@ impl Lab {
         &self.hosts
     }
 
-    /// The private key that opens all accounts of all hosts.
+    /// Private key for all accounts of all hosts.
     pub fn key_file(&self) -> PathBuf {
         self.site.place.key_file()
     }
 
-    /// The same as text, and its public half.
+    /// Text of the private key and of its public half.
     pub fn key_pair(&self) -> Result<(String, String)> {
         let public = self.key_file().with_extension("pub");
         Ok((fs::read_to_string(self.key_file())?, fs::read_to_string(public)?.trim().to_owned()))
     }
 
-    /// The network of all hosts, in CIDR notation.
+    /// Network of all hosts, in CIDR notation.
     pub fn network(&self) -> String {
         format!("{}/24", self.site.place.address(0))
     }
 
-    /// This machine as the hosts see it.
+    /// Address of this machine in the lab's network.
     pub fn gateway(&self) -> Ipv4Addr {
         self.site.place.address(1)
     }
@@ -152,7 +152,7 @@ impl LabId {
         Self { number, dir: std::env::temp_dir().join(format!("{DIR_PREFIX}{number}")) }
     }
 
-    /// Of interfaces, namespaces and groups; an interface's has 15 letters at most.
+    /// Prefix for interfaces, namespaces and groups; an interface name has at most 15 characters.
     fn name(&self) -> String {
         format!("wlab{}", self.number)
     }
@@ -182,9 +182,9 @@ impl LabId {
 const DIR_PREFIX: &str = "windlass-lab-";
 
 impl LabNetwork {
-    /// Takes a free number and makes the network of a lab.
+    /// Claims a free number and creates the network of a lab.
     fn claim(hosts: usize) -> Result<Self> {
-        // One at a time: who sweeps must not meet a lab that is half made.
+        // One process at a time: the cleanup must not remove a lab that is being created.
         let all = fs::File::create(std::env::temp_dir().join("windlass-lab.lock"))?;
         all.lock()?;
         remove_stale_labs()?;
@@ -204,7 +204,8 @@ impl LabNetwork {
         Ok(site)
     }
 
-    /// The switch has a namespace of its own: rules for bridged packets of this machine do not reach it.
+    /// Creates the network. The switch has a separate namespace, so that this machine's rules for bridged packets do
+    /// not apply to it.
     fn make_network(&self, hosts: usize) -> Result<()> {
         let place = &self.place;
         let (name, switch) = (place.name(), place.switch());
@@ -236,7 +237,7 @@ impl Drop for LabNetwork {
     }
 }
 
-/// Takes away what labs of ended processes left.
+/// Removes labs of ended processes.
 fn remove_stale_labs() -> Result<()> {
     for entry in fs::read_dir(std::env::temp_dir())?.flatten() {
         let name = entry.file_name();
@@ -254,7 +255,7 @@ fn remove_stale_labs() -> Result<()> {
     Ok(())
 }
 
-/// Everything of a lab, however much of it there is.
+/// Removes everything of a lab, also of an incomplete one.
 fn remove_lab(place: &LabId) {
     let prefix = format!("{}-", place.name());
     let spaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();

@@ -1,4 +1,4 @@
-//! Programs of the system that a lab is made with.
+//! Runs system programs for a lab.
 
 use std::{
     process::{Command, Output, Stdio},
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Runs a program to its end, whatever that is.
+/// Runs a program to its end, with any result.
 pub(super) fn try_run(program: &str, args: &[&str]) -> Result<Output> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null());
@@ -21,7 +21,7 @@ pub(super) fn run(program: &str, args: &[&str]) -> Result<()> {
     run_for_stdout(program, args).map(drop)
 }
 
-/// The same, and gives back what it said.
+/// Runs a program that must succeed, and returns its output.
 pub(super) fn run_for_stdout(program: &str, args: &[&str]) -> Result<String> {
     let output = try_run(program, args)?;
     if !output.status.success() {
@@ -31,7 +31,7 @@ pub(super) fn run_for_stdout(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Looks until it is so, and says whether it became so in time.
+/// Polls until the condition holds, and returns whether it did in time.
 pub(super) fn wait_until(within: Duration, mut is_so: impl FnMut() -> bool) -> bool {
     let mut waited = Duration::ZERO;
     loop {

@@ -1,4 +1,4 @@
-//! A small image registry in this process, with faults to order.
+//! A small image registry in this process, with configurable faults.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -26,15 +26,15 @@ use tokio::net::TcpListener;
 const MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const CHUNK: usize = 16 * 1024;
 
-/// How the layers come.
+/// Delivery of layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerDelivery {
     Fast,
-    /// One chunk each so often.
+    /// One chunk per interval.
     Slow(Duration),
-    /// Half of it, then nothing more.
+    /// Half of the layer, then no more data.
     Stall,
-    /// A byte is wrong.
+    /// With a wrong byte.
     Corrupt,
 }
 
@@ -48,9 +48,9 @@ struct RegistryState {
     /// By `REPOSITORY/manifests/TAG-OR-DIGEST` and `REPOSITORY/blobs/DIGEST`.
     things: Mutex<HashMap<String, StoredBlob>>,
     layers: Mutex<LayerDelivery>,
-    /// `USERNAME:PASSWORD` that opens everything; without, everything is open.
+    /// Required `USERNAME:PASSWORD`; `None` allows anonymous access.
     password: Mutex<Option<String>>,
-    /// Answers that are being sent.
+    /// Number of responses that are being sent.
     open: AtomicUsize,
     manifests_asked: AtomicUsize,
 }
@@ -87,7 +87,7 @@ impl Registry {
         *self.shared.password.lock() = Some(format!("{username}:{password}"));
     }
 
-    /// Layers that are being sent right now.
+    /// Number of layers that are being sent.
     pub fn open(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
@@ -96,7 +96,7 @@ impl Registry {
         self.shared.manifests_asked.load(Ordering::SeqCst)
     }
 
-    /// Puts an image of one layer in and says its name and its name by digest.
+    /// Adds an image with one layer, and returns its name by tag and by digest.
     pub fn put(&self, repository: &str, tag: &str, layer: Vec<u8>) -> (String, String) {
         let diff = digest(&layer);
         let config = serde_json::json!({
@@ -128,7 +128,7 @@ impl Registry {
         (format!("{name}:{tag}"), format!("{name}@{manifest_digest}"))
     }
 
-    /// The name of an image that is not here.
+    /// Name of an image that does not exist here.
     pub fn name(&self, rest: &str) -> String {
         format!("{}/{rest}", self.address)
     }
@@ -181,7 +181,7 @@ fn is_authorized(shared: &RegistryState, headers: &HeaderMap) -> bool {
     given == Some(&format!("Basic {}", STANDARD.encode(expected)))
 }
 
-/// Counts an answer for as long as it is being sent.
+/// Counts a response while it is being sent.
 struct TransferGuard(Arc<RegistryState>);
 
 impl Drop for TransferGuard {

@@ -1,13 +1,13 @@
-//! A real systemd as a host's first process, with units of its own instead of this machine's.
+//! A real systemd as a host's first process, with separate units instead of this machine's.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use anyhow::Result;
 
 pub(super) const PROGRAM: &str = "/lib/systemd/systemd";
-/// Where this machine's units are; out of a host's sight.
+/// Directory of this machine's units, hidden from hosts.
 const UNIT_DIR: &str = "/lib/systemd/system";
-/// What ordinary services stand on, without anything in it.
+/// Empty targets that ordinary services depend on.
 const TARGETS: [&str; 6] = ["sysinit", "basic", "multi-user", "shutdown", "network-online", "umount"];
 const SSH: &str = "\
 [Unit]
@@ -19,7 +19,7 @@ ExecStart=/usr/sbin/sshd -D -e
 KillMode=process
 ";
 
-/// Writes the units below a host's own `/etc`.
+/// Writes the units below the host's `/etc`.
 pub(super) fn install(dir: &Path) -> Result<()> {
     let units = dir.join("etc/systemd/system");
     let wanted = units.join("multi-user.target.wants");
@@ -34,7 +34,8 @@ pub(super) fn install(dir: &Path) -> Result<()> {
     Ok(fs::write(dir.join("etc/machine-id"), "0123456789abcdef0123456789abcdef\n")?)
 }
 
-/// The lines that hide this machine's units, and the last one. In a container, systemd leaves the kernel alone.
+/// Returns the script lines that hide this machine's units, and the last line. In a container, systemd does not change
+/// kernel settings.
 pub(super) fn boot_script(dir: &Path) -> (String, String) {
     let hide = format!("mount --bind {}/units {UNIT_DIR}\n", dir.display());
     let exec = format!(

@@ -1,4 +1,4 @@
-//! The proxy does what it says, and counts it.
+//! The proxy injects the configured faults and counts them.
 
 use std::{
     sync::{
@@ -15,7 +15,7 @@ use tokio::{
 use windlass_testkit::chaos::{ConnectionFaults, FaultProxy};
 use windlass_testkit::wait::eventually_async;
 
-/// Says back whatever is said, and counts what it heard.
+/// Starts a server that echoes its input and counts the bytes.
 async fn start_echo_server() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, heard) = (listener.local_addr().unwrap().to_string(), Arc::new(AtomicUsize::new(0)));
@@ -66,7 +66,8 @@ async fn a_proxy_delays_drips_and_holds() {
     let begun = Instant::now();
     stream.write_all(&[7; 20]).await.unwrap();
     stream.read_exact(&mut [0; 20]).await.unwrap();
-    // Two drops of ten bytes, there and back, of a twentieth of a second each; a third less by the jitter.
+    // Two throttled writes of ten bytes, in both directions, of a twentieth of a second each; up to a third less
+    // because of the jitter.
     assert!(begun.elapsed() > Duration::from_millis(140), "{:?}", begun.elapsed());
     assert!(count(&proxy.counts().delayed) >= 3);
 

@@ -1,4 +1,4 @@
-//! The testkit's own tests.
+//! Tests of the testkit.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 

@@ -1,4 +1,4 @@
-//! One connection: log-in, host keys, commands, streams.
+//! SSH connection: login, host keys, commands, streams.
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -91,7 +91,7 @@ async fn one_stalled_reader_delays_nobody_and_loses_its_channel() {
         let block = vec![0u8; 1 << 20];
         while there.write_all(&block).await.is_ok() {}
     });
-    // The flood has come further than the cap: the stalled channel is given up by now or soon.
+    // More than the cap has been sent: the stalled channel is closed by now or soon.
     for _ in 0..20 {
         assert_eq!(connection.run_checked("echo alive", b"").await.unwrap(), "alive\n");
     }
@@ -109,7 +109,7 @@ async fn a_host_behind_another_is_reached_through_it() {
     let mut target = inner.target();
     target.via = Some(Box::new(gate.target()));
     let (connection, _) = Connection::open(&target, CAP).await.unwrap();
-    // The inner server sees the connection come from its own machine, through the gate's session.
+    // The inner server sees the connection come from its own machine, through the session on the jump host.
     assert_eq!(connection.run_checked("echo here", b"").await.unwrap(), "here\n");
     drop(gate);
     assert!(connection.run_checked("echo here", b"").await.is_err());
@@ -125,7 +125,7 @@ async fn a_broken_upload_goes_on_where_it_stopped() {
     let sum =
         connection.run_checked(&format!("sha256sum < {}/source", sshd.home().display()), b"").await.unwrap();
     let sum = sum.split_whitespace().next().unwrap().to_owned();
-    // No process has the number 0; this one lives.
+    // No process has the pid 0; the other pid is that of this test.
     let left = format!("{path}.{}.0.part", &sum[..16]);
     let busy = format!("{path}.{}.{}.part", &sum[..16], std::process::id());
     std::fs::write(&left, &bytes[..200_000]).unwrap();

@@ -1,4 +1,4 @@
-//! The tunnel against the real OpenSSH server.
+//! Tests of the tunnel against the real OpenSSH server.
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 

@@ -1,4 +1,4 @@
-//! The connections of all hosts: kept, checked, made again.
+//! Connection pool: reuse, checks, reconnection.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ async fn a_connection_is_shared_and_made_again_after_the_host_restarts() {
     assert!(!Arc::ptr_eq(&first, &traffic), "people's traffic has a connection of its own");
 
     sshd.restart();
-    // The end of a connection is seen when its bytes are read, a moment after the server went.
+    // The end of a connection is detected when it is read, a moment after the server has stopped.
     eventually_async("the connection is closed", async || first.is_closed().then_some(())).await;
     let (third, _) = hosts.control_connection(&"a", &target).await.unwrap();
     assert_eq!(third.run_checked("echo back", b"").await.unwrap(), "back\n");
@@ -86,7 +86,7 @@ async fn a_frozen_host_is_noticed_and_given_up() {
     assert!(!Arc::ptr_eq(&connection, &again));
 }
 
-/// Pages in memory, in KiB.
+/// Returns the resident memory, in KiB.
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();

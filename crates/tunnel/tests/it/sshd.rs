@@ -1,4 +1,4 @@
-//! A private OpenSSH server on a port of the system's choice, gone with its guard.
+//! Private OpenSSH server on a free port, stopped on drop.
 
 use std::{
     net::TcpStream,
@@ -21,7 +21,7 @@ impl Sshd {
     pub(crate) fn start() -> Self {
         assert!(Path::new("/usr/sbin/sshd").exists(), "sshd is missing: apt-get install openssh-server");
         let home = temp_dir("sshd").unwrap();
-        // The server gives up its rights in this directory; Debian makes it at boot only.
+        // The server's privilege separation directory, which Debian creates at boot only.
         std::fs::create_dir_all("/run/sshd").unwrap();
         let mut sshd = Self { home, port: 0, child: None };
         sshd.make_key("host");
@@ -37,7 +37,7 @@ impl Sshd {
         assert!(keygen.status().unwrap().success());
     }
 
-    /// Starts the server, on the port it had before or a free one.
+    /// Starts the server, on its previous port or a free one.
     fn serve(&mut self) {
         if self.port == 0 {
             self.port = windlass_testkit::ports::free();
@@ -67,13 +67,13 @@ impl Sshd {
         self.home.path()
     }
 
-    /// Ends the server and every session it serves.
+    /// Stops the server and all its sessions.
     pub(crate) fn stop(&mut self) {
         let Some(mut child) = self.child.take() else { return };
-        // Frozen, it begins no more sessions: each holds the port from its first moment.
+        // While frozen it starts no more sessions: each holds the port from its first moment.
         let _ = Command::new("kill").args(["-STOP", &child.id().to_string()]).status();
         let sessions = descendants(child.id());
-        // All at once: there may be a thousand.
+        // In one call: there may be a thousand.
         let words = sessions.iter().map(u32::to_string);
         let _ = Command::new("kill").arg("-9").args(words).stderr(Stdio::null()).status();
         let _ = child.kill();
@@ -86,13 +86,13 @@ impl Sshd {
         self.serve();
     }
 
-    /// As if the machine had been replaced by another with the same address.
+    /// Simulates the replacement of the machine by another with the same address.
     pub(crate) fn change_host_key(&mut self) {
         self.make_key("host");
         self.restart();
     }
 
-    /// `STOP` and `CONT` freeze and thaw the server with its sessions: the host is there and silent.
+    /// `STOP` and `CONT` freeze and resume the server with its sessions: the host exists but does not respond.
     pub(crate) fn signal(&self, signal: &str) {
         let pid = self.child.as_ref().unwrap().id();
         for pid in descendants(pid).into_iter().chain([pid]) {
@@ -100,7 +100,7 @@ impl Sshd {
         }
     }
 
-    /// How many connections it serves.
+    /// Returns the number of connections that it serves.
     pub(crate) fn connections(&self) -> usize {
         let pid = self.child.as_ref().unwrap().id();
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
@@ -131,7 +131,7 @@ impl Drop for Sshd {
     }
 }
 
-/// A process that has ended may be there for a while, until somebody asks how.
+/// Returns whether a process runs. A process that has ended may remain as a zombie until it is waited for.
 fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')')
@@ -140,7 +140,7 @@ fn is_alive(pid: u32) -> bool {
         .is_some_and(|state| state != 'Z')
 }
 
-/// All descendants of a process.
+/// Returns all descendants of a process.
 fn descendants(pid: u32) -> Vec<u32> {
     let children = format!("/proc/{pid}/task/{pid}/children");
     let children = std::fs::read_to_string(children).unwrap_or_default();

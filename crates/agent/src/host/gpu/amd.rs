@@ -1,4 +1,4 @@
-//! AMD's GPUs: the kernel's files say which there are, `amd-smi` what they are called.
+//! AMD GPUs: found in the kernel's files, named by `amd-smi`.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use crate::host::tool;
 
 const TOOL: &str = "amd-smi";
 const VENDOR_ID: &str = "0x1002";
-/// Names for machines without the tool; the kernel tells the number only.
+/// Names for hosts without the tool; the kernel reports the number only.
 const NAMES: [(&str, &str); 10] = [
     ("0x738c", "AMD Instinct MI100"),
     ("0x740f", "AMD Instinct MI210"),
@@ -55,7 +55,7 @@ pub(super) fn usage(root: &Path) -> Vec<GpuUsage> {
     cards(root).into_iter().map(used).collect()
 }
 
-/// One GPU as the kernel shows it.
+/// One GPU as the kernel reports it.
 #[derive(Debug)]
 struct Card {
     dir: PathBuf,
@@ -75,7 +75,7 @@ impl Card {
     }
 }
 
-/// All render nodes of the vendor's that have memory of their own, in the order of their numbers.
+/// Returns all render nodes of the vendor with dedicated memory, in the order of their numbers.
 fn cards(root: &Path) -> Vec<Card> {
     let mut nodes: Vec<(u32, PathBuf)> = std::fs::read_dir(root.join("sys/class/drm"))
         .into_iter()
@@ -101,7 +101,7 @@ fn card(render: u32, dir: PathBuf) -> Option<Card> {
         .find_map(|line| line.strip_prefix("PCI_SLOT_NAME="))
         .unwrap_or_default()
         .to_ascii_lowercase();
-    // Consumer cards have no number of their own; their place will do.
+    // Consumer cards have no unique id; the bus address is used instead.
     let id = read(&dir.join("unique_id")).unwrap_or_else(|| bus.clone());
     let number = read(&dir.join("device")).unwrap_or_default();
     let listed = || NAMES.iter().find(|(known, _)| *known == number).map(|(_, name)| (*name).to_owned());
@@ -116,12 +116,12 @@ fn card(render: u32, dir: PathBuf) -> Option<Card> {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ToolInfo {
-    /// By place on the bus.
+    /// Names by bus address.
     names: BTreeMap<String, String>,
     driver_version: Option<String>,
 }
 
-/// The tool's answer has been a list, and later an object with one; the fields stayed.
+/// Parses the tool's output, which was a list, and later an object that contains one; the fields stayed the same.
 fn parse_static(text: &str) -> ToolInfo {
     let mut known = ToolInfo::default();
     let answer: Value = serde_json::from_str(text).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! The GPUs of this machine.
+//! GPUs of this host.
 //!
-//! The vendors' own tools are asked. NVIDIA's library would have to be loaded at run time, which a static binary
-//! cannot do safely. Where AMD's tool is missing the kernel's files tell enough.
+//! They are read with the vendors' tools. NVIDIA's library would have to be loaded at run time, which a static binary
+//! cannot do safely. If AMD's tool is missing, the kernel's files suffice.
 
 mod amd;
 mod nvidia;
@@ -23,7 +23,7 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// As the servers call it.
+    /// Name of the vendor in the server's API.
     pub fn word(self) -> &'static str {
         match self {
             Self::Nvidia => "nvidia",
@@ -37,29 +37,29 @@ impl Vendor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gpu {
     pub vendor: Vendor,
-    /// The vendor's own stable id (`GPU-…` for NVIDIA): what allocations are kept by.
+    /// The vendor's stable id (`GPU-…` for NVIDIA), by which allocations are recorded.
     pub id: String,
-    /// Position as the driver counts.
+    /// Index assigned by the driver.
     pub index: u32,
     pub name: String,
     pub memory_mib: u64,
-    /// NVIDIA only; `None` where the driver does not tell.
+    /// NVIDIA only; `None` if the driver does not report it.
     #[serde(default)]
     pub compute_capability: Option<(u32, u32)>,
-    /// Device files a container needs for this GPU alone.
+    /// Device files that a container needs for this GPU only.
     pub devices: Vec<PathBuf>,
 }
 
-/// What was found on this machine.
+/// GPUs found on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     pub gpus: Vec<Gpu>,
     pub driver_version: Option<String>,
-    /// What could not be used and why, for people.
+    /// GPUs that could not be used and the reasons, for people.
     pub problems: Vec<String>,
 }
 
-/// How much of a GPU is in use.
+/// Usage of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuUsage {
     pub id: String,
@@ -67,7 +67,7 @@ pub struct GpuUsage {
     pub percent: u64,
 }
 
-/// Looks for GPUs of every vendor. Never fails: what goes wrong is in `problems`.
+/// Searches for GPUs of every vendor. Never fails: errors are in `problems`.
 pub async fn discover() -> Inventory {
     discover_in(Path::new("/")).await
 }
@@ -83,7 +83,8 @@ pub async fn discover_in(root: &Path) -> Inventory {
     select_vendor(found)
 }
 
-/// A host is told to have GPUs of one vendor. Of several the first counts, and the others are named.
+/// Selects the GPUs of one vendor, because a host is reported with a single one. The first vendor counts, and the
+/// others are listed as problems.
 fn select_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
     let mut chosen = Inventory::default();
     for mut inventory in found {
@@ -105,13 +106,13 @@ fn select_vendor(found: impl IntoIterator<Item = Inventory>) -> Inventory {
     chosen
 }
 
-/// How much of the GPUs is in use, of those a tool here can tell of.
+/// Returns the usage of GPUs that a tool of this host reports.
 pub async fn usage(root: &Path) -> Vec<GpuUsage> {
     let nvidia = nvidia::usage().await;
     if nvidia.is_empty() { amd::usage(root) } else { nvidia }
 }
 
-/// A missing tool is no problem: most machines have no GPU of that vendor.
+/// Returns the problems of a tool. A missing tool is not a problem: most hosts have no GPU of that vendor.
 fn tool_problems(error: &ToolError) -> Vec<String> {
     match error {
         ToolError::Absent { .. } => Vec::new(),
@@ -124,7 +125,7 @@ fn tool_problems(error: &ToolError) -> Vec<String> {
     }
 }
 
-/// A small file of the kernel's, without the line's end.
+/// Reads a small file of the kernel, without the newline.
 fn read(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())

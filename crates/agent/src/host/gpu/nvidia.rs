@@ -1,4 +1,4 @@
-//! NVIDIA's GPUs, as `nvidia-smi` tells of them.
+//! NVIDIA GPUs, as reported by `nvidia-smi`.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,8 @@ use crate::host::tool::{self, ToolError};
 
 const TOOL: &str = "nvidia-smi";
 const FORMAT: &str = "--format=csv,noheader,nounits";
-/// From the newest drivers' question to the oldest ones'. Before 510 the compute capability is not told, before 450 nothing
-/// of MIG. What a driver does not know is filled in as its own tool says it.
+/// Queries for the newest to the oldest drivers. Before 510 the compute capability is not reported, before 450 nothing
+/// about MIG. Columns that a driver lacks are filled with the value that the tool itself uses.
 const QUERIES: [(&str, &str); 3] = [
     ("--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id,mig.mode.current,compute_cap", ""),
     ("--query-gpu=index,uuid,name,memory.total,driver_version,pci.bus_id,mig.mode.current", ", [N/A]"),
@@ -29,7 +29,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     }
     let listed = match listed {
         Ok(listed) => listed,
-        // The tool is there, but neither driver nor GPU: an image made for such machines, somewhere else.
+        // The tool is installed, but there is neither driver nor GPU: an image for GPU hosts on another host.
         Err(ToolError::Failed { said, .. }) if said.contains("No devices were found") => {
             return Inventory::default();
         }
@@ -80,8 +80,8 @@ fn with_columns(text: &str, values: &str) -> String {
     text.lines().map(|line| format!("{line}{values}\n")).collect()
 }
 
-/// One GPU a line. A name may contain commas, so the columns are counted from both ends. What is no such line
-/// (a GPU that has fallen off the bus is told in prose) is a problem.
+/// Parses one GPU per line. A name may contain commas, so the columns are counted from both ends. Any other line (a GPU
+/// that has fallen off the bus is reported as text) is a problem.
 fn parse(text: &str, system_mib: u64) -> QueryResult {
     let mut parsed = QueryResult::default();
     for line in
@@ -92,7 +92,7 @@ fn parse(text: &str, system_mib: u64) -> QueryResult {
             (columns.len() >= 8).then(|| columns.split_at(columns.len() - 5)).and_then(|(first, last)| {
                 let [memory, driver, bus, mig, capability] = last.try_into().ok()?;
                 let (index, uuid) = (first[0].parse().ok()?, Some(first[1]).filter(|uuid| is_told(uuid))?);
-                // A GPU that shares the processor's memory has none of its own.
+                // A GPU that shares the processor's memory has no memory itself.
                 let memory_mib = if is_told(memory) { memory.parse().ok()? } else { system_mib };
                 parsed.driver_version = Some(driver).filter(|text| is_told(text)).map(str::to_owned);
                 let (uuid, name) = (uuid.to_owned(), first[2..].join(", "));
@@ -115,22 +115,23 @@ fn parse(text: &str, system_mib: u64) -> QueryResult {
     parsed
 }
 
-/// `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]` and the like.
+/// Returns whether the tool reports a value, and not `[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]` or
+/// similar.
 fn is_told(value: &str) -> bool {
     !value.is_empty() && !value.starts_with('[') && value != "N/A"
 }
 
-/// A part of a GPU, as its owner divided it.
+/// Partition of a GPU, as its owner configured it.
 #[derive(Debug, PartialEq, Eq)]
 struct MigInstance {
-    /// Of the whole GPU.
+    /// UUID of the whole GPU.
     parent: String,
     uuid: String,
     /// `3g.20gb`
     profile: String,
 }
 
-/// The lines of `nvidia-smi -L`: GPUs, and indented below them their MIG devices.
+/// Parses the lines of `nvidia-smi -L`: GPUs, and indented below them their MIG devices.
 fn parse_mig(text: &str) -> Vec<MigInstance> {
     let uuid = |line: &str| Some(line.split_once("(UUID: ")?.1.trim_end().trim_end_matches(')').to_owned());
     let mut parent = None;
@@ -147,13 +148,14 @@ fn parse_mig(text: &str) -> Vec<MigInstance> {
     instances
 }
 
-/// The memory in a profile's name.
+/// Returns the memory in a profile's name.
 fn profile_memory_mib(profile: &str) -> Option<u64> {
     let size = profile.split('.').find_map(|part| part.split('+').next()?.strip_suffix("gb"))?;
     Some(size.parse::<u64>().ok()? * 1024)
 }
 
-/// A GPU that is divided is offered in its parts; one that is meant to be and is not cannot be used.
+/// Builds the inventory. A partitioned GPU is offered as its partitions; one in MIG mode without partitions cannot be
+/// used.
 fn build_inventory(
     parsed: QueryResult,
     instances: &[MigInstance],
@@ -192,7 +194,7 @@ fn build_inventory(
     Inventory { gpus, driver_version, problems }
 }
 
-/// The driver's own number of the GPU, which need not be its index.
+/// Returns the device file, which has the driver's minor number and not necessarily the index.
 fn device(root: &Path, bus: &str) -> Option<PathBuf> {
     let bus = bus.to_ascii_lowercase();
     let short = bus.get(bus.len().checked_sub(12)?..)?;
@@ -214,7 +216,7 @@ fn parse_usage(text: &str) -> Vec<GpuUsage> {
     let row = |line: &str| {
         let mut columns = line.split(',').map(str::trim);
         let id = columns.next().filter(|id| is_told(id))?.to_owned();
-        // In MIG mode the utilisation of the whole is not told.
+        // In MIG mode the utilisation of the whole GPU is not reported.
         let mut number = || columns.next().and_then(|text| text.parse().ok()).unwrap_or(0);
         Some(GpuUsage { id, memory_mib: number(), percent: number() })
     };
@@ -303,7 +305,7 @@ mod tests {
             ],
             &["GPU 2 (GPU-c) is in MIG mode but has no instances"],
         );
-        // Before driver 470 the parts were named after the whole.
+        // Before driver 470 the partitions were named after the whole GPU.
         let old = "GPU 0: A100-SXM4-40GB (UUID: GPU-a)\n  MIG 2g.10gb Device 0: (UUID: MIG-GPU-a/3/0)\n";
         assert_eq!(parse_mig(old)[0].uuid, "MIG-GPU-a/3/0");
     }

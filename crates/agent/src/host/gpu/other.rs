@@ -7,7 +7,7 @@ use crate::host::tool;
 
 const GAUDI_TOOL: &str = "hl-smi";
 const GAUDI_QUERY: &str = "index,uuid,name,memory.total,driver_version";
-/// MiB of each kind of card.
+/// Memory in MiB of each type of card.
 const TENSTORRENT_MEMORY: [(&str, u64); 5] =
     [("n150", 12 << 10), ("n300", 24 << 10), ("p100", 28 << 10), ("p150", 32 << 10), ("p300", 64 << 10)];
 
@@ -45,7 +45,7 @@ fn parse_gaudi(text: &str, nodes: &Path) -> Inventory {
     inventory
 }
 
-/// One device file a card; the kernel says what kind it is.
+/// Finds cards by their device files; the kernel reports the type of each.
 pub(super) fn tenstorrent(root: &Path) -> Inventory {
     let mut numbers: Vec<u32> = std::fs::read_dir(root.join("dev/tenstorrent"))
         .into_iter()

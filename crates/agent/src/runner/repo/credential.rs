@@ -1,9 +1,9 @@
-//! How git gets a credential that nobody else can see.
+//! Credential of git that no other process can read.
 //!
-//! It is written to a nameless file in memory whose handle git inherits; no variable, argument or file on disk
-//! holds it. When git needs it, git starts the agent's binary, which reads the handle and answers. It answers
-//! for the one host the credential is for, so a submodule elsewhere, or a redirect, gets nothing. When the last
-//! of these processes ends, the credential is gone.
+//! It is written to an anonymous file in memory whose handle git inherits; no variable, argument or file on disk
+//! contains it. When git needs it, git starts the agent's binary, which reads the handle and replies. It replies only
+//! for the host that the credential is for, so a submodule elsewhere, or a redirect, gets nothing. When the last of
+//! these processes exits, the credential is gone.
 
 use std::{
     fs::File,
@@ -18,15 +18,15 @@ use std::{
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 
-/// Names the handle for the child: a number.
+/// Variable with the number of the handle for the child.
 pub(super) const FD_VARIABLE: &str = "WINDLASS_CREDENTIAL_FD";
 const MAX_BYTES: u64 = 1 << 20;
-/// Bytes of a question of git's.
+/// Maximum size in bytes of a request from git.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 
 #[derive(Serialize, Deserialize)]
 pub(super) struct Credential {
-    /// As it stands in the URL.
+    /// Host as written in the URL.
     pub(super) host: String,
     pub(super) secret: Secret,
 }
@@ -39,7 +39,7 @@ pub(super) enum Secret {
 }
 
 impl Credential {
-    /// Puts it where only processes that inherit the handle can read it.
+    /// Writes it to a file that only processes which inherit the handle can read.
     pub(super) fn to_memfd(&self) -> io::Result<OwnedFd> {
         let fd = memfd_create("credential", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let file = File::from(fd);
@@ -48,7 +48,7 @@ impl Credential {
         Ok(file.into())
     }
 
-    /// The child's side: reads the handle it inherited.
+    /// Reads the inherited handle, in the child.
     pub(super) fn from_inherited_fd() -> io::Result<Self> {
         let number: RawFd = std::env::var(FD_VARIABLE)
             .ok()
@@ -56,8 +56,8 @@ impl Credential {
             .filter(|number| *number > 2)
             .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "no credential was passed on"))?;
         #[expect(unsafe_code, reason = "a handle that was inherited is known by its number only")]
-        // SAFETY: the number was passed on by the runner for this use; nothing else in this process owns it, and a
-        // number that is not open makes the reads below fail.
+        // SAFETY: the number was passed by the runner for this use; nothing else in this process owns it, and a number
+        // that is not open makes the reads below fail.
         let file = unsafe { File::from_raw_fd(number) };
         let mut text = Vec::new();
         let mut at = 0;
@@ -74,7 +74,7 @@ impl Credential {
     }
 }
 
-/// Lets the next program keep the handle. For use between fork and exec.
+/// Keeps the handle open for the next program. For use between fork and exec.
 pub(super) fn keep_across_exec(fd: RawFd) -> io::Result<()> {
     #[expect(unsafe_code, reason = "the handle is borrowed across fork by its number")]
     // SAFETY: the runner keeps the handle open until the child was started.
@@ -88,7 +88,7 @@ pub struct Args {
     operation: String,
 }
 
-/// Answers git's question on standard input, or says nothing.
+/// Replies to git's request on standard input; prints nothing if the request is for another host.
 pub fn main(args: &Args) -> ExitCode {
     if args.operation != "get" {
         return ExitCode::SUCCESS;

@@ -1,4 +1,4 @@
-//! The git program: which one, with which environment and settings, and what it says.
+//! The git program: its path, environment, settings and output.
 
 use std::{
     ffi::OsString,
@@ -17,19 +17,19 @@ use tokio::{
 use super::{LogFn, RepoError, credential};
 use crate::runner::{child, site::UserContext};
 
-/// All of git's work for one job. A stalled transfer ends much earlier.
+/// Time limit for all git commands of one job. A stalled transfer ends much earlier.
 const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
-/// Slower than this for so long is a transfer that stands still.
+/// A transfer that is slower than this for so long counts as stalled.
 const STALL_SETTINGS: [&str; 2] = ["http.lowSpeedLimit=1000", "http.lowSpeedTime=120"];
-/// Progress is told this often.
+/// Interval of progress messages.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
-/// After git's end its output should end as well.
+/// Time to wait for the end of the output after git has exited.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Lines of git's kept for an error, and passed on to the log.
+/// Number of git's output lines kept for an error, and passed on to the log.
 const ERROR_LINES_MAX: usize = 12;
 const LOGGED_LINES_MAX: usize = 200;
 const MAX_LINE: usize = 500;
-/// Variables of the image that decide whether a network is reached and how certificates are checked.
+/// Variables of the image that affect network access and certificate checks.
 const INHERITED_VARIABLES: &[&str] = &[
     "LANG",
     "TMPDIR",
@@ -47,14 +47,14 @@ const INHERITED_VARIABLES: &[&str] = &[
     "GIT_SSL_CAPATH",
 ];
 
-/// Git, ready to be told what to do.
+/// Git with its settings for one job.
 pub(super) struct Git<'a> {
     program: PathBuf,
     site: &'a UserContext,
     say: LogFn<'a>,
-    /// The handle of the credential.
+    /// Handle of the credential.
     secret: Option<OwnedFd>,
-    /// Our own client speaks SSH, with the key of the credential.
+    /// True if our own client is used for SSH, with the key of the credential.
     own_ssh: bool,
     any_url: bool,
     until: Instant,
@@ -72,7 +72,7 @@ impl<'a> Git<'a> {
         Ok(Self { program, site, say, secret, own_ssh, any_url, until: Instant::now() + TIMEOUT })
     }
 
-    /// Runs git in `dir` to its end. `step` names it in an error; `input` is its standard input.
+    /// Runs git in `dir` to completion. `step` names it in an error; `input` is its standard input.
     pub(super) async fn run(
         &self,
         step: &'static str,
@@ -106,7 +106,7 @@ impl<'a> Git<'a> {
             let _ = over.send(());
             ended
         };
-        // Something that left git's process group may hold the pipe open for ever.
+        // A process that left git's process group may hold the pipe open without limit.
         let late = async {
             let _ = is_over.await;
             tokio::time::sleep(OUTPUT_DRAIN_TIMEOUT).await;
@@ -127,7 +127,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// No hooks, no transports that run programs, no credential store but ours, no question at a terminal.
+    /// Disables hooks, transports that run programs, other credential stores and prompts.
     fn settings(&self) -> Vec<OsString> {
         let mut settings = vec![
             "core.hooksPath=/dev/null",
@@ -139,7 +139,7 @@ impl<'a> Git<'a> {
             "protocol.ext.allow=never",
             "credential.helper=",
             "advice.detachedHead=false",
-            // Nothing is to be tidied up in the background while the clone is moved.
+            // No background maintenance while the clone is moved.
             "gc.auto=0",
             "maintenance.auto=false",
         ];
@@ -178,14 +178,15 @@ impl<'a> Git<'a> {
         env
     }
 
-    /// The agent's binary as git's shell is to start it. The path is ours; quotes keep odd ones whole.
+    /// Returns the command with which git's shell starts the agent's binary. Quotes protect unusual characters of the
+    /// path.
     fn agent_command(&self, part: &str) -> OsString {
         let path = self.site.agent.to_string_lossy().replace('\'', r"'\''");
         format!("'{path}' child {part}").into()
     }
 }
 
-/// Passes on what git says, progress now and then, and keeps the last lines.
+/// Logs git's output, with progress now and then, and keeps the last lines.
 async fn forward_lines(from: Option<impl AsyncRead + Unpin>, lines: &mut LineLogger<'_>) {
     let Some(mut from) = from else { return };
     let mut buffer = vec![0; 4096];
@@ -235,13 +236,13 @@ impl LineLogger<'_> {
     }
 }
 
-/// Without control characters: a remote may send any.
+/// Removes control characters: a remote may send any.
 fn strip_control(line: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(line).chars().filter(|c| !c.is_control()).collect();
     text.trim().to_owned()
 }
 
-/// Opens what was uploaded; the runner may read it, the job's user need not.
+/// Opens an upload; the runner may read it, the job's user need not.
 pub(super) fn open_upload(path: &Path) -> io::Result<std::fs::File> {
     std::fs::File::open(path)
 }

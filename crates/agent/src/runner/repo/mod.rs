@@ -1,12 +1,11 @@
-//! The repository a job starts from: cloned, unpacked or none.
+//! The repository of a job: cloned, unpacked or none.
 //!
-//! Whatever is brought is made in a directory of its own inside the target and then moved up, entry by entry.
-//! So a runner that is stopped or killed half way leaves no half of a repository. The target may be a mount
-//! point, which could not be renamed.
+//! The contents are created in a separate directory inside the target and then moved up, entry by entry. So a runner
+//! that is stopped or killed meanwhile leaves no partial repository. The target may be a mount point, which could not
+//! be renamed.
 //!
-//! Git is the image's own. It runs as the job's user, gets its credential through a handle it inherits
-//! ([`credential`]) and speaks SSH through our own client when the job brings a key ([`ssh`]), so images need no
-//! SSH client for that.
+//! Git is the image's own. It runs as the job's user, gets its credential through an inherited handle ([`credential`])
+//! and uses our own SSH client when the job provides a key ([`ssh`]), so images need no SSH client for that.
 
 pub mod credential;
 mod git;
@@ -30,22 +29,22 @@ use super::{
     },
 };
 
-/// What a file system makes of itself.
+/// Directory that some file systems create themselves.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// What the job asks for.
+/// Repository that the job requests.
 #[derive(Clone, Copy, Debug)]
 pub struct RepoRequest<'a> {
     pub data: Option<&'a RepoData>,
     pub credentials: Option<&'a RepoCredentials>,
-    /// Where it goes, as [`Site::resolve`] reads it.
+    /// Target directory, as [`Site::resolve`] reads it.
     pub dir: &'a str,
-    /// `error` or `skip` when there is something already; absent is `skip`.
+    /// `error` or `skip` if the directory is not empty; absent means `skip`.
     pub exists_action: Option<&'a str>,
     pub single_branch: bool,
-    /// What was uploaded as code: a diff for a remote repository, a tar for the others. Absent or empty is nothing.
+    /// Uploaded code: a diff for a remote repository, a tar for the others. Absent or empty means none.
     pub code: Option<&'a Path>,
-    /// Also take `http:` and `file:` URLs and local paths.
+    /// Also accept `http:` and `file:` URLs and local paths.
     pub any_url: bool,
 }
 
@@ -86,7 +85,7 @@ pub enum RepoError {
 }
 
 impl RepoError {
-    /// What the user can do.
+    /// Returns advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoGit => Some("hint: install git in the image, or use an image that has it"),
@@ -106,7 +105,7 @@ impl RepoError {
         }
     }
 
-    /// Whether a full disk is why.
+    /// Returns whether the cause is a full disk.
     pub fn is_no_space(&self) -> bool {
         match self {
             Self::Git { said, .. } => said.contains("No space left on device"),
@@ -142,10 +141,10 @@ fn hint_for_output(said: &str) -> Option<&'static str> {
     None
 }
 
-/// Lines for the runner's log.
+/// Writes a line to the runner's log.
 pub type LogFn<'a> = &'a (dyn Fn(&str) + Send + Sync);
 
-/// Brings the repository. Dropping the future stops git and leaves nothing half.
+/// Prepares the repository. Dropping the future stops git and leaves no partial result.
 pub async fn prepare(site: &UserContext, wanted: &RepoRequest<'_>, say: LogFn<'_>) -> Result<(), RepoError> {
     let Some(data) = wanted.data else { return Ok(()) };
     let code = wanted.code.filter(|path| fs::metadata(path).is_ok_and(|meta| meta.len() > 0));
@@ -178,7 +177,7 @@ pub async fn prepare(site: &UserContext, wanted: &RepoRequest<'_>, say: LogFn<'_
     }
     match move_into_place(&stage, &dir) {
         Ok(()) => {}
-        // Somebody who shares the directory was faster.
+        // Another process that shares the directory was faster.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             return handle_existing(wanted, &dir, say);
         }
@@ -189,7 +188,7 @@ pub async fn prepare(site: &UserContext, wanted: &RepoRequest<'_>, say: LogFn<'_
     Ok(())
 }
 
-/// The target directory; one made for a repository that does not come is removed again.
+/// Target directory; removed again if it was created and the repository could not be prepared.
 struct Target<'a> {
     dir: &'a Path,
     made: bool,
@@ -220,7 +219,7 @@ fn handle_existing(wanted: &RepoRequest<'_>, dir: &Path, say: LogFn<'_>) -> Resu
     }
 }
 
-/// Nothing there, or nothing that counts.
+/// Returns whether the directory is missing or has no entries that count.
 fn is_empty(dir: &Path) -> io::Result<bool> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -236,7 +235,7 @@ fn is_empty(dir: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// What git keeps for itself comes last: a directory with it is complete.
+/// Moves the contents to the target. `.git` comes last: a directory with it is complete.
 fn move_into_place(stage: &StagingDir, dir: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let content = stage.path().join(CONTENT);
@@ -248,7 +247,7 @@ fn move_into_place(stage: &StagingDir, dir: &Path) -> io::Result<()> {
         let (from, to) = (content.join(&name), dir.join(&name));
         match renameat_with(CWD, &from, CWD, &to, RenameFlags::NOREPLACE) {
             Ok(()) => {}
-            // Some file systems cannot promise it.
+            // Some file systems do not support `NOREPLACE`.
             Err(rustix::io::Errno::INVAL) if fs::symlink_metadata(&to).is_err() => fs::rename(&from, &to)?,
             Err(rustix::io::Errno::INVAL) => return Err(io::ErrorKind::AlreadyExists.into()),
             Err(errno) => return Err(errno.into()),
@@ -309,7 +308,7 @@ async fn clone_repository(
     Ok(())
 }
 
-/// On the branch, at the commit. A commit the clone did not bring is asked for by its hash.
+/// Checks out the branch at the commit. A commit that is not in the clone is fetched by its hash.
 async fn check_out(
     git: &Git<'_>,
     dir: &Path,
@@ -357,7 +356,7 @@ fn is_hash(name: &str) -> bool {
     (7..=64).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The token or key for this URL, where there is one.
+/// Returns the token or key for this URL, if there is one.
 fn credential_for(remote: &RemoteUrl, given: &RepoCredentials) -> Option<Credential> {
     let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let secret = match remote.scheme {
@@ -376,7 +375,7 @@ fn credential_for(remote: &RemoteUrl, given: &RepoCredentials) -> Option<Credent
     Some(Credential { host: remote.host.clone(), secret })
 }
 
-/// The name that goes with a token. Most hosts take any; one insists on its own.
+/// Returns the user name for a token. Most hosts accept any; one requires a specific name.
 fn token_username(host: &str) -> &'static str {
     if host == "bitbucket.org" { "x-token-auth" } else { "oauth2" }
 }

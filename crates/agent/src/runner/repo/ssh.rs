@@ -1,7 +1,7 @@
-//! An SSH client for git: one command on one host, with the key of the credential.
+//! SSH client for git: one command on one host, with the key of the credential.
 //!
-//! Images often have git and no SSH client. And `ssh` reads keys from files only, so a key would have to lie on
-//! disk, where a killed runner leaves it. This client reads it from the inherited handle.
+//! Images often have git and no SSH client. And `ssh` reads keys from files only, so a key would have to be on disk,
+//! where a killed runner leaves it. This client reads it from the inherited handle.
 
 use std::{
     io::Write as _,
@@ -27,10 +27,10 @@ use super::credential::{Credential, Secret};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CHUNK: usize = 32 << 10;
-/// Where hosts may be listed; one that is must show that key.
+/// Global list of known hosts; a listed host must present the listed key.
 const KNOWN_HOSTS: &str = "/etc/ssh/ssh_known_hosts";
 
-/// As git calls `ssh`.
+/// Arguments with which git calls `ssh`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[arg(short = 'p', default_value_t = 22)]
@@ -84,7 +84,7 @@ pub fn main(args: &Args) -> ExitCode {
             }
         }
     });
-    // A read of standard input may still block a thread; nothing waits for it.
+    // A read of standard input may still block a thread, which is not waited for.
     runtime.shutdown_background();
     ExitCode::from(code)
 }
@@ -124,7 +124,7 @@ async fn run(args: &Args) -> Result<u8, SshError> {
     forward_channel(channel).await
 }
 
-/// The credential's host may carry the port of its URL.
+/// Compares hosts. The credential's host may include the port of its URL.
 fn same_host(known: &str, host: &str, port: u16) -> bool {
     let bare = |name: &str| name.trim_matches(['[', ']']).to_owned();
     match known.rsplit_once(':') {
@@ -135,7 +135,7 @@ fn same_host(known: &str, host: &str, port: u16) -> bool {
     }
 }
 
-/// Keys lose their last line's end on the way through forms and variables.
+/// Adds a missing newline: forms and variables often drop that of the last line of a key.
 fn with_newline(mut key: String) -> String {
     if !key.ends_with('\n') {
         key.push('\n');
@@ -143,8 +143,8 @@ fn with_newline(mut key: String) -> String {
     key
 }
 
-/// The first address that answers. Names are resolved here: the C library's resolver is no part of a static
-/// binary.
+/// Connects to the first address that answers. Names are resolved here: a static binary does not include the C
+/// library's resolver.
 async fn connect(args: &Args, host: &str) -> Result<TcpStream, SshError> {
     let addresses = windlass_dial::lookup(host).await?;
     let fits = |address: &&std::net::IpAddr| {
@@ -174,7 +174,7 @@ struct HostKeyChecker {
 impl client::Handler for HostKeyChecker {
     type Error = SshError;
 
-    /// A host that is listed must show the key that is listed; of others nothing is known here.
+    /// Checks the server's key: a listed host must present the listed key; other hosts are accepted.
     async fn check_server_key(&mut self, shown: &PublicKeyOrCertificate) -> Result<bool, Self::Error> {
         let PublicKeyOrCertificate::PublicKey { key, .. } = shown else { return Ok(true) };
         let home = std::env::var_os("HOME").map(|home| std::path::Path::new(&home).join(".ssh/known_hosts"));
@@ -194,7 +194,7 @@ fn to_async_file(fd: BorrowedFd<'_>) -> std::io::Result<tokio::fs::File> {
     Ok(tokio::fs::File::from_std(std::fs::File::from(fd.try_clone_to_owned()?)))
 }
 
-/// Both ways until the command ends; its exit status.
+/// Forwards data in both directions until the command exits. Returns its exit status.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "a foreign enum that grows; only these say something here"
@@ -211,7 +211,7 @@ async fn forward_channel(channel: russh::Channel<client::Msg>) -> Result<u8, Ssh
             }
         }
         to.eof().await?;
-        // The answer to the last word is still to come.
+        // The response to the last message is still pending.
         std::future::pending::<Result<u8, SshError>>().await
     };
     let receive = async {

@@ -1,13 +1,13 @@
-//! Which URLs may be cloned, and what of them git is told. Pure.
+//! Check of clone URLs, and the parts that are passed to git. Pure.
 
-/// A URL that is fit for git's command line and its configuration: it holds no secret and is no option.
+/// URL that is safe for git's command line and configuration: it contains no secret and is not an option.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemoteUrl {
     pub(super) url: String,
     pub(super) scheme: Scheme,
-    /// With the port, where one is given.
+    /// Host, with the port if one is given.
     pub(super) host: String,
-    /// What stood before the host of an `https:` URL.
+    /// User and password before the host of an `https:` URL.
     pub(super) login: Option<(String, String)>,
 }
 
@@ -16,7 +16,7 @@ pub(super) enum Scheme {
     Https,
     Ssh,
     Git,
-    /// Not encrypted: the token would be for everybody.
+    /// Not encrypted: the token would be readable on the network.
     Http,
     /// A path, or a `file:` URL.
     Local,
@@ -32,7 +32,7 @@ pub enum UrlError {
     NoHost,
 }
 
-/// `any` also takes what only tests should: `http:`, `file:` and paths.
+/// Parses a URL. `any` also accepts what only tests should use: `http:`, `file:` and paths.
 pub(super) fn parse(url: &str, any: bool) -> Result<RemoteUrl, UrlError> {
     let odd = |c: char| c.is_control() || c.is_whitespace();
     if url.is_empty() || url.starts_with('-') || url.contains(odd) {
@@ -89,7 +89,7 @@ fn check_host(host: &str) -> Result<String, UrlError> {
     if host.is_empty() || host.starts_with([':', '-']) { Err(UrlError::NoHost) } else { Ok(host.to_owned()) }
 }
 
-/// Undoes `%XX`.
+/// Decodes `%XX`.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -209,7 +209,7 @@ mod tests {
                     prop_assert!(!remote.url.contains(char::is_control), "{remote:?}");
                     let kept = any || matches!(remote.scheme, Scheme::Https | Scheme::Ssh | Scheme::Git);
                     prop_assert!(kept && (remote.scheme == Scheme::Local || !remote.host.is_empty()), "{remote:?}");
-                    // What is secret in it is not said on a command line.
+                    // Secrets are not passed on a command line.
                     if remote.scheme == Scheme::Https {
                         let authority = remote.url.split('/').nth(2).unwrap_or_default();
                         prop_assert!(!authority.contains('@'), "{remote:?}");

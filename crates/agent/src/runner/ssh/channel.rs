@@ -1,4 +1,4 @@
-//! One channel seen from the side that reads and writes it, and the book of all of a connection.
+//! Input of one channel, and the table of all channels of a connection.
 
 use std::{collections::HashMap, future::poll_fn, io, pin::Pin, sync::Arc};
 
@@ -15,17 +15,17 @@ use super::{
     program::ProgramControl,
 };
 
-/// A connection has at most so many channels at a time.
+/// Maximum number of open channels of a connection.
 const CHANNELS_MAX: usize = 512;
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// What comes in on a channel.
+/// Input side of a channel.
 #[derive(Clone)]
 pub(super) struct ChannelInput {
     pub(super) inflow: Arc<ReceiveBuffer>,
-    /// The client closed the channel, or its connection is no more.
+    /// Cancelled when the client has closed the channel, or its connection has ended.
     pub(super) closed: CancellationToken,
-    /// The connection is no more.
+    /// Cancelled when the connection has ended.
     pub(super) over: CancellationToken,
 }
 
@@ -42,7 +42,7 @@ struct ChannelEntry {
     control: Option<mpsc::Sender<ProgramControl>>,
 }
 
-/// What was asked for a session before its program is started.
+/// Requests for a session before its program is started.
 pub(super) struct SessionRequest {
     pub(super) write: ChannelWriteHalf<server::Msg>,
     pub(super) env: Vec<(String, String)>,
@@ -64,7 +64,8 @@ impl Channels {
         self.open.lock().len() >= CHANNELS_MAX
     }
 
-    /// The inlet of a channel. Whoever asks first makes it: the one who opens the channel or the loop that hears of it.
+    /// Returns the input of a channel. The first caller creates it: the task that opens the channel, or the loop that
+    /// receives its confirmation.
     pub(super) fn enter(&self, id: ChannelId) -> ChannelInput {
         self.open.lock().entry(id).or_insert_with(|| self.entry()).inlet.clone()
     }
@@ -84,12 +85,12 @@ impl Channels {
         self.open.lock().insert(id, entry);
     }
 
-    /// Changes what is asked for a session; false when its program was started, or there is none.
+    /// Changes the requests of a session. Returns false if its program was started, or there is none.
     pub(super) fn update_request(&self, id: ChannelId, change: impl FnOnce(&mut SessionRequest)) -> bool {
         self.open.lock().get_mut(&id).and_then(|entry| entry.session.as_mut()).map(change).is_some()
     }
 
-    /// What was asked, once; from now on the session is steered through `control`.
+    /// Returns the requests, once; from now on the session is controlled through `control`.
     pub(super) fn start(
         &self,
         id: ChannelId,
@@ -102,7 +103,7 @@ impl Channels {
         Some((asked, entry.inlet.clone()))
     }
 
-    /// False when the program cannot be told now.
+    /// Sends a control message. Returns false if the program cannot receive it now.
     pub(super) fn steer(&self, id: ChannelId, control: ProgramControl) -> bool {
         let open = self.open.lock();
         open.get(&id).and_then(|entry| entry.control.as_ref()).is_some_and(|to| to.try_send(control).is_ok())
@@ -120,7 +121,7 @@ impl Channels {
         }
     }
 
-    /// Forgets a channel and tells whoever serves it.
+    /// Removes a channel and notifies the task that serves it.
     pub(super) fn remove(&self, id: ChannelId) {
         if let Some(entry) = self.open.lock().remove(&id) {
             entry.inlet.inflow.end();
@@ -134,7 +135,7 @@ impl Channels {
     }
 }
 
-/// Some bytes; none at the end. Holds no buffer while there is nothing to read: most channels are idle most of
+/// Reads some bytes; none at the end. Holds no buffer while there is nothing to read: most channels are idle most of
 /// the time.
 pub(super) async fn read_chunk(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Vec<u8>> {
     poll_fn(|context| {

@@ -1,4 +1,4 @@
-//! Hidden commands: the file server that a session starts, and the SSH server alone.
+//! Hidden commands: the file server that a session starts, and the SSH server without a job.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -11,28 +11,28 @@ use crate::runner::{
     user::{Account, UserDatabase},
 };
 
-/// The SSH server without a job around it.
+/// Arguments of the SSH server without a job.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: String,
-    /// Who may come in
+    /// File with the keys that may log in
     #[arg(long, value_name = "FILE")]
     authorized_keys: PathBuf,
-    /// The host key, made where there is none
+    /// File with the host key, created if missing
     #[arg(long, value_name = "FILE")]
     host_key: PathBuf,
-    /// Where the address that was given is written
+    /// File to which the actual address is written
     #[arg(long, value_name = "FILE")]
     address_file: PathBuf,
-    /// As whom sessions work
+    /// User of sessions
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// The shell of sessions, in place of the user's own
+    /// Shell of sessions, in place of the user's own
     #[arg(long, value_name = "FILE")]
     shell: Option<PathBuf>,
-    /// The home directory of sessions, in place of the user's own
+    /// Home directory of sessions, in place of the user's own
     #[arg(long, value_name = "DIR")]
     home: Option<PathBuf>,
 }
@@ -56,7 +56,7 @@ pub fn main(args: &Args) -> ExitCode {
     match serve(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(%error, "serve ssh");
+            tracing::error!(%error, "failed to serve SSH");
             ExitCode::FAILURE
         }
     }

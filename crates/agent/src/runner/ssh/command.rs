@@ -1,17 +1,17 @@
-//! What a client asks to run, and with which variables.
+//! Commands that a client requests, and their variables.
 
 use std::ffi::{OsStr, OsString};
 
 use crate::runner::{session::Session, user::Account};
 
-/// Where programs are looked for when the image does not say.
+/// Search path for programs if the image sets none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// A client sets at most so many variables.
+/// Maximum number of variables that a client may set.
 pub(super) const CLIENT_VARIABLES_MAX: usize = 64;
-/// Of at most so many bytes each.
+/// Maximum size of each of them in bytes.
 const CLIENT_VARIABLE_BYTES_MAX: usize = 8 * 1024;
 
-/// Whether a client may set this variable: how it shows things, and what Git asks for. The rest is the job's.
+/// Returns whether a client may set this variable: display settings, and what Git needs. The job sets all others.
 pub(super) fn is_variable_allowed(name: &str, value: &str) -> bool {
     let known = matches!(name, "LANG" | "LANGUAGE" | "TERM" | "COLORTERM" | "NO_COLOR" | "TZ")
         || name.starts_with("LC_")
@@ -20,7 +20,7 @@ pub(super) fn is_variable_allowed(name: &str, value: &str) -> bool {
     known && plain && name.len() + value.len() <= CLIENT_VARIABLE_BYTES_MAX && !value.contains('\0')
 }
 
-/// The whole environment of a program.
+/// Returns the whole environment of a program.
 pub(super) fn environment(
     session: &Session,
     own: &[(&str, &OsStr)],
@@ -53,7 +53,7 @@ fn set_variable(all: &mut Vec<(OsString, OsString)>, name: &str, value: &OsStr) 
     all.push((name.into(), value.into()));
 }
 
-/// The words of a command that needs no shell; `None` when only a shell could say what is meant.
+/// Splits a command that needs no shell into words. Returns `None` if only a shell can interpret it.
 pub(super) fn split_words(command: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut words = Vec::new();
     let mut word: Option<Vec<u8>> = None;
@@ -74,7 +74,7 @@ pub(super) fn split_words(command: &[u8]) -> Option<Vec<Vec<u8>>> {
             b'\\' => word.get_or_insert_default().push(bytes.next()?),
             b'|' | b'&' | b';' | b'<' | b'>' | b'(' | b')' | b'$' | b'`' | b'*' | b'?' | b'[' | b']'
             | b'{' | b'}' | b'~' | b'#' | b'!' | b'\n' => return None,
-            // An assignment before the program is the shell's.
+            // An assignment before the program needs a shell.
             b'=' if words.is_empty() => return None,
             plain => word.get_or_insert_default().push(plain),
         }

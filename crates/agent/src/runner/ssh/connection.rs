@@ -1,7 +1,7 @@
-//! One client: who it is, and what it asks for.
+//! One client connection: authentication and requests.
 //!
-//! The library calls these methods from the loop that serves the whole connection, so none of them waits for
-//! the network or for a program: whatever takes time is a task of its own.
+//! The library calls these methods from the loop that serves the whole connection, so none of them waits for the
+//! network or for a program: whatever takes time runs in a separate task.
 
 use std::{collections::HashMap, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -33,9 +33,9 @@ use crate::{
     },
 };
 
-/// Listeners that a client may open here.
+/// Maximum number of listeners that a client may open.
 const LISTENERS_MAX: usize = 64;
-/// Signals and new sizes that wait for one program.
+/// Maximum number of signals and resizes that wait for one program.
 const CONTROL_MAX: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,7 @@ pub(super) struct Connection {
     config: Arc<Config>,
     peer: SocketAddr,
     local: SocketAddr,
-    /// Told once a key was proven.
+    /// Cancelled once the client has authenticated with a key.
     admitted: CancellationToken,
     login: String,
     entered: Option<TrackedConnection>,
@@ -64,7 +64,7 @@ enum ListenerKey {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Every channel, listener and program of the connection learns of its end here.
+        // Ends every channel, listener and program of the connection.
         self.over.cancel();
     }
 }
@@ -91,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// As whom the client works here; nothing where nobody works.
+    /// Returns the account and environment of the client; `None` if the server has no sessions.
     fn session(&self) -> Option<Session> {
         session_for(&self.config, &self.login)
     }
@@ -168,8 +168,8 @@ impl Connection {
     }
 }
 
-/// As whom somebody who logs in under this name works: root as root, everybody else as the job's user. In a task that is
-/// confined nobody is root.
+/// Returns the session of a user who logs in under this name: root as root, every other name as the job's user. In a
+/// confined task no session is root.
 fn session_for(config: &Config, login: &str) -> Option<Session> {
     let sessions = config.sessions.as_ref()?;
     let mut session = sessions();
@@ -193,7 +193,7 @@ impl server::Handler for Connection {
         Ok(Auth::reject())
     }
 
-    /// Decided anew on the key whose signature was verified: an offered key proves nothing.
+    /// Decides again on the key whose signature was verified: an offered key proves nothing.
     async fn auth_publickey(&mut self, user: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, Error> {
         if !keys::is_acceptable(key.algorithm) || !self.is_key_authorized(user, key.public_key).await {
             return Ok(Auth::reject());
@@ -205,7 +205,7 @@ impl server::Handler for Connection {
     async fn auth_succeeded(&mut self, _session: &mut server::Session) -> Result<(), Error> {
         self.admitted.cancel();
         self.entered = Some(self.config.connections.enter());
-        tracing::info!(peer = %self.peer, login = self.login, "ssh connection");
+        tracing::info!(peer = %self.peer, login = self.login, "SSH client authenticated");
         Ok(())
     }
 
@@ -224,7 +224,7 @@ impl server::Handler for Connection {
             return Ok(());
         }
         let id = channel.id();
-        // What comes in is taken from `data` below; see `inflow`.
+        // Input is received in `data` below; see `inflow`.
         let (_, write) = channel.split();
         self.channels
             .add_session(id, SessionRequest { write, env: Vec::new(), terminal: None, agent: false });
@@ -290,7 +290,7 @@ impl server::Handler for Connection {
 
     async fn data(&mut self, id: ChannelId, data: &[u8], session: &mut server::Session) -> Result<(), Error> {
         if self.channels.put(id, data).is_err() {
-            tracing::warn!(peer = %self.peer, "close a channel that nobody reads");
+            tracing::warn!(peer = %self.peer, "closed a channel that exceeded its backlog limit");
             session.close(id)?;
             self.channels.remove(id);
         }
@@ -325,8 +325,8 @@ impl server::Handler for Connection {
         let size = TerminalSize { columns, rows, width, height };
         let Some(account) = self.account() else { return reply_to(session, id, false) };
         let kind = if kind.contains('\0') { String::new() } else { kind.to_owned() };
-        // A client that is refused closes the channel without a word to its user. So the failure is told by the
-        // program that is started on it.
+        // A client that is refused closes the channel without a message to its user. So the program that is started on
+        // it reports the failure.
         let asked = self.channels.update_request(id, |asked| {
             let opened = Terminal::open(size, modes, &account);
             asked.terminal = Some(TerminalRequest { kind, opened });

@@ -1,7 +1,7 @@
-//! Who is connected, and for how long nobody was.
+//! Open connections, and the time since the last one.
 //!
-//! A dev environment that nobody is connected to is stopped after a while. Short connections (a probe, a copy)
-//! do not count, so that a monitor that looks in every minute does not keep it alive.
+//! A dev environment without connections is stopped after a while. Short connections (a probe, a copy) do not count, so
+//! that a monitor that connects every minute does not keep it alive.
 
 use std::{
     collections::BTreeMap,
@@ -11,10 +11,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// A shorter connection counts for nothing.
+/// Minimum duration of a connection that counts.
 const CONNECTION_TIME_MIN: Duration = Duration::from_secs(10);
 
-/// The connections that have authenticated. Clones share one count.
+/// Authenticated connections. Clones share one count.
 #[derive(Clone, Debug)]
 pub struct ConnectionTracker(Arc<Mutex<OpenConnections>>);
 
@@ -34,7 +34,7 @@ impl ConnectionTracker {
         i64::try_from(self.0.lock().idle(Instant::now()).as_secs()).unwrap_or(i64::MAX)
     }
 
-    /// Connections open now, however young.
+    /// Number of open connections, regardless of their age.
     pub fn open(&self) -> usize {
         self.0.lock().since.len()
     }
@@ -61,7 +61,7 @@ impl Drop for TrackedConnection {
 struct OpenConnections {
     since: BTreeMap<u64, Instant>,
     next: u64,
-    /// The last moment at which a connection that counts was open, or the beginning.
+    /// The last moment at which a connection that counts was open, or the start.
     last: Instant,
 }
 
@@ -84,7 +84,7 @@ impl OpenConnections {
     }
 
     fn idle(&self, now: Instant) -> Duration {
-        // Ids grow with time: the first is the oldest.
+        // Ids increase with time: the first is the oldest.
         let oldest = self.since.values().next();
         if oldest.is_some_and(|since| now.duration_since(*since) >= CONNECTION_TIME_MIN) {
             return Duration::ZERO;
@@ -97,7 +97,7 @@ impl OpenConnections {
 mod tests {
     use super::*;
 
-    /// Plays `+ID@SECOND` (enter) and `-ID@SECOND` (leave), then says how many idle seconds there are at the end.
+    /// Replays `+ID@SECOND` (connect) and `-ID@SECOND` (disconnect), then checks the idle seconds at the end.
     #[track_caller]
     fn check(script: &str, at: u64, idle: u64) {
         let start = Instant::now();

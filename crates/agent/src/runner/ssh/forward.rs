@@ -1,4 +1,4 @@
-//! Forwarded connections: to ports and sockets seen from here, and from listeners opened here.
+//! Forwarded connections: to ports and sockets that are reachable from here, and from listeners opened here.
 
 use std::{
     io,
@@ -24,16 +24,16 @@ use super::{
 };
 use crate::{http, runner::user::Account};
 
-/// After both ends have said their last word the client closes; one that does not is closed after this.
+/// Time after which a channel is closed from here, if the client does not close it after both directions have ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(10);
-/// All addresses of a name are tried within this time.
+/// Time limit for trying all addresses of a name.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections that a listener opened here waits for at a time.
+/// Maximum number of connections of a listener that wait for their channel to open.
 const OPENING_MAX: usize = 32;
-/// Bytes on their way between a channel and what answers in this process, each way.
+/// Buffer size in bytes between a channel and a server in this process, per direction.
 const PIPE_BYTES: usize = 64 * 1024;
 
-/// A request to reach something from here.
+/// Request of a client to connect to something from here.
 pub(super) struct OpenRequest {
     pub(super) channel: Channel<server::Msg>,
     pub(super) reply: server::ChannelOpenHandle,
@@ -48,13 +48,13 @@ pub(super) async fn forward_to_port(opening: OpenRequest, host: String, port: u3
     match windlass_dial::connect(&host, port, CONNECT_TIMEOUT).await {
         Ok(stream) => accepted(opening, stream).await,
         Err(error) => {
-            tracing::debug!(error = &error as &dyn std::error::Error, "forward");
+            tracing::debug!(error = &error as &dyn std::error::Error, "failed to connect to forwarded port");
             refuse(opening, ChannelOpenFailure::ConnectFailed).await;
         }
     }
 }
 
-/// Whether this names the port of the task that a runner's own API has.
+/// Returns whether this is the port of the task on which a runner's own API listens.
 pub(super) fn is_runner_port(host: &str, port: u32) -> bool {
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     let is_here = bare.eq_ignore_ascii_case("localhost")
@@ -62,7 +62,7 @@ pub(super) fn is_runner_port(host: &str, port: u32) -> bool {
     is_here && port == u32::from(RUNNER_PORT)
 }
 
-/// Answers here, without a port that everybody in the task could reach.
+/// Serves the connection in this process, without a port that every process in the task could reach.
 pub(super) async fn forward_to_runner(opening: OpenRequest, router: axum::Router) {
     let (near, far) = tokio::io::duplex(PIPE_BYTES);
     let stop = CancellationToken::new();
@@ -96,7 +96,7 @@ async fn accepted(opening: OpenRequest, stream: impl AsyncRead + AsyncWrite + Un
     opening.channels.remove(id);
 }
 
-/// Copies both ways until both have ended, each end passed on when it comes.
+/// Copies in both directions until both have ended. Each end is forwarded when it occurs.
 async fn copy_both_ways(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     write: &ChannelWriteHalf<server::Msg>,
@@ -126,12 +126,12 @@ async fn copy_both_ways(
         tokio::select! {
             whole = &mut inward, if delivered.is_none() => delivered = Some(whole),
             () = &mut outward, if !sent => sent = true,
-            // What came before the client closed is still delivered.
+            // Data received before the client closed is still delivered.
             () = inlet.closed.cancelled(), if !closed => (closed, sent) = (true, true),
             () = inlet.over.cancelled() => return,
         }
     }
-    // A client that closes first is forgotten by the library too; a channel closed from here is kept in its books
+    // The library also forgets a channel that the client closes first; a channel closed from here stays in its tables
     // until the connection ends.
     let whole = delivered == Some(true);
     if closed || whole && timeout(CLOSE_GRACE, inlet.closed.cancelled()).await.is_ok() {
@@ -140,12 +140,12 @@ async fn copy_both_ways(
     let _ = write.close().await;
 }
 
-/// What a listener needs to hand a connection to the client.
+/// Data with which a listener forwards a connection to the client.
 #[derive(Clone)]
 pub(super) struct ReverseForward {
     pub(super) handle: server::Handle,
     pub(super) channels: Arc<Channels>,
-    /// The listener's end.
+    /// Cancelled when the listener ends.
     pub(super) until: CancellationToken,
 }
 
@@ -164,17 +164,17 @@ impl ReverseForward {
     }
 }
 
-/// Listens on this machine alone, as sshd does unless told otherwise; answers the port.
+/// Listens on the loopback only, as sshd does by default. Returns the port.
 pub(super) async fn listen(port: u16, account: &Account) -> io::Result<(Vec<TcpListener>, u16)> {
     let first = bind(SocketAddr::from((Ipv4Addr::LOCALHOST, port)), account).await?;
     let port = first.local_addr()?.port();
     let mut all = vec![first];
-    // Not every machine speaks IPv6.
+    // Not every host supports IPv6.
     all.extend(bind(SocketAddr::from((Ipv6Addr::LOCALHOST, port)), account).await.ok());
     Ok((all, port))
 }
 
-/// With the user's rights: a port below 1024 is not for everybody.
+/// Binds with the user's rights: ports below 1024 are privileged.
 async fn bind(address: SocketAddr, account: &Account) -> io::Result<TcpListener> {
     let bound = rights::run_as(account, move || {
         let listener = std::net::TcpListener::bind(address)?;
@@ -184,7 +184,7 @@ async fn bind(address: SocketAddr, account: &Account) -> io::Result<TcpListener>
     TcpListener::from_std(bound.await?)
 }
 
-/// Hands what connects to the client. `address` and `port` are what the client knows the listener by.
+/// Forwards incoming connections to the client. `address` and `port` identify the listener for the client.
 pub(super) async fn serve_port(listener: TcpListener, address: String, port: u32, backward: ReverseForward) {
     let places = Arc::new(tokio::sync::Semaphore::new(OPENING_MAX));
     loop {
@@ -216,7 +216,7 @@ pub(super) async fn serve_port(listener: TcpListener, address: String, port: u32
     }
 }
 
-/// A listening socket with a name, made with the user's rights; the name is removed with it.
+/// Listening unix socket, created with the user's rights; its file is removed when it is dropped.
 pub(super) struct NamedSocket {
     listener: UnixListener,
     remove: Vec<PathBuf>,
@@ -243,7 +243,7 @@ fn bind_socket(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     Ok(listener)
 }
 
-/// A socket for `SSH_AUTH_SOCK` in a directory of its own that only the user may enter.
+/// Creates a socket for `SSH_AUTH_SOCK` in a separate directory that only the user may enter.
 pub(super) async fn listen_agent(account: &Account) -> io::Result<(NamedSocket, PathBuf)> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|_| io::Error::other("no randomness"))?;
@@ -279,7 +279,7 @@ pub(super) async fn listen_agent(account: &Account) -> io::Result<(NamedSocket, 
     Ok((named, path))
 }
 
-/// What is at the client's end of a named socket.
+/// Target of a unix socket at the client's side.
 pub(super) enum ClientEnd {
     Agent,
     Socket(String),

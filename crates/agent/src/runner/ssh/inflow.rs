@@ -1,14 +1,14 @@
-//! What a client has sent on one channel and nobody has taken yet.
+//! Data that a client has sent on one channel and that has not been read yet.
 //!
-//! The library gives a client new window as soon as its bytes arrive, not when somebody has read them, and it
-//! would wait for a slow reader inside the loop that serves all channels. So nothing is read through it: bytes are
-//! put here at once, and the one thing it lets us say, how large the next window shall be, is used as a valve.
-//! A channel with a backlog is told "two bytes": its client sends them, asks again, and is held at that pace
-//! until its reader has caught up. Neighbours are not touched, and memory is bounded:
+//! The library enlarges a client's window as soon as its bytes arrive, not when they have been read, and it would wait
+//! for a slow reader inside the loop that serves all channels. So data is not read through it: bytes are stored here at
+//! once, and the only setting that the library offers, the size of the next window, limits the rate. A channel with a
+//! backlog gets a window of two bytes: its client sends them, waits for the next window, and is held at that pace until
+//! its reader has caught up. Other channels are not affected, and memory is bounded:
 //!
 //! * one channel alone holds at most [`BACKLOG_HIGH`] and a window;
-//! * the size of the next window is one number per connection, so while another channel uploads in earnest a
-//!   held one may now and then get a whole window. Over [`BACKLOG_MAX`] it is closed.
+//! * the size of the next window is one number per connection, so while another channel uploads at full speed a held
+//!   one may now and then get a whole window. Over [`BACKLOG_MAX`] it is closed.
 
 use std::{
     collections::VecDeque,
@@ -21,32 +21,32 @@ use std::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// What a client may send before its bytes were seen here: enough for 20 MB/s at 100 ms.
+/// Bytes that a client may send before they are processed here: enough for 20 MB/s at 100 ms.
 pub(super) const WINDOW: u32 = 2 * 1024 * 1024;
 /// The smallest window that the library still renews (it renews below the half).
 const WINDOW_MIN: u32 = 2;
-/// From here on a channel is held.
+/// Backlog in bytes from which a channel is held.
 const BACKLOG_HIGH: usize = 256 * 1024;
-/// Over this a channel is closed.
+/// Backlog in bytes over which a channel is closed.
 const BACKLOG_MAX: usize = 16 * 1024 * 1024;
-/// The same over all channels of a connection.
+/// The same limit over all channels of a connection.
 const CONNECTION_BACKLOG_MAX: usize = 64 * 1024 * 1024;
-/// Small pieces are joined up to this size, so that bytes that drip cost what they weigh.
+/// Size up to which small pieces are joined, so that memory is proportional to the bytes received.
 const CHUNK_BYTES: usize = 32 * 1024;
 
-/// The size of the window to give next, to whichever channel of the connection sends next.
+/// Returns the size of the next window, for whichever channel of the connection sends next.
 fn next_window(just_given: u32, this_held: bool, any_held: bool) -> u32 {
     let by_the_drop = just_given == WINDOW_MIN;
     match (by_the_drop, this_held, any_held) {
-        // It got two bytes and deserves better: its next packet comes first in all likelihood.
+        // The channel got two bytes and is no longer held: most likely its packet is the next to arrive.
         (true, false, _) => WINDOW,
-        // It got a whole window. The next to come may be one that is held.
+        // The channel got a whole window. The next channel to send may be one that is held.
         (true, true, _) | (false, _, true) => WINDOW_MIN,
         (false, _, false) => WINDOW,
     }
 }
 
-/// All channels of one connection together.
+/// Backlog of all channels of one connection.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionBacklog {
     bytes: AtomicUsize,
@@ -106,13 +106,13 @@ impl ReceiveBuffer {
         if over { Err(Overflow) } else { Ok(()) }
     }
 
-    /// The client sends no more.
+    /// Marks that the client sends no more.
     pub(super) fn end(&self) {
         self.queue.lock().ended = true;
         self.changed.notify_one();
     }
 
-    /// Nobody will read any more: what is here and what comes is thrown away.
+    /// Discards what is stored and what arrives: the reader has stopped.
     pub(super) fn refuse(&self) {
         let mut queue = self.queue.lock();
         queue.unwanted = true;
@@ -121,7 +121,7 @@ impl ReceiveBuffer {
         self.changed.notify_one();
     }
 
-    /// The next bytes; `None` when there will be none. For one reader.
+    /// Returns the next bytes; `None` if there will be none. For one reader.
     pub(super) async fn take(&self) -> Option<Vec<u8>> {
         loop {
             {
@@ -169,7 +169,7 @@ impl Drop for ReceiveBuffer {
 mod tests {
     use super::*;
 
-    /// The library's arithmetic on one connection, with clients that send all they may.
+    /// The library's window arithmetic on one connection, with clients that send all they may.
     struct SimulatedConnection {
         total: Arc<ConnectionBacklog>,
         target: u32,
@@ -184,7 +184,7 @@ mod tests {
             Self { total, target: WINDOW, windows: vec![WINDOW; channels], inflows }
         }
 
-        /// The client of `channel` sends one packet, as large as it may.
+        /// Sends one packet from the client of `channel`, as large as allowed.
         fn send(&mut self, channel: usize) -> Result<usize, Overflow> {
             let size = self.windows[channel].min(32 * 1024);
             self.windows[channel] -= size;

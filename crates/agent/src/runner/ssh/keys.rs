@@ -1,4 +1,4 @@
-//! Who may come in, and as whom this server shows itself.
+//! Keys of clients and of this server.
 
 use std::{
     io,
@@ -13,11 +13,11 @@ use russh::keys::{
     ssh_key::{HashAlg, LineEnding, public::KeyData},
 };
 
-/// More is not read of an `authorized_keys` file.
+/// Maximum number of bytes read of an `authorized_keys` file.
 const FILE_BYTES_MAX: u64 = 256 * 1024;
-/// More keys than these are refused: nobody has them by hand.
+/// Maximum number of keys: more than are ever maintained by hand.
 const KEYS_MAX: usize = 1024;
-/// A shorter RSA key proves nothing today.
+/// Minimum length of an RSA key; shorter ones are insecure today.
 const RSA_BITS_MIN: u32 = 2048;
 
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum KeyError {
     },
 }
 
-/// The keys that may come in. Clones share one list; keys may be added while the server runs.
+/// Keys that may log in. Clones share one list; keys may be added while the server runs.
 #[derive(Clone, Debug, Default)]
 pub struct AuthorizedKeys(Arc<RwLock<Vec<KeyData>>>);
 
@@ -53,7 +53,7 @@ impl AuthorizedKeys {
         Self::default()
     }
 
-    /// Adds keys in the form of an `authorized_keys` file and says how many lines were keys that may come in.
+    /// Adds keys in the format of an `authorized_keys` file and returns how many lines were acceptable keys.
     pub fn add(&self, text: &str) -> usize {
         let found = parse(text);
         let count = found.len();
@@ -71,10 +71,10 @@ impl AuthorizedKeys {
     }
 }
 
-/// The keys of a text in the form of an `authorized_keys` file.
+/// Parses keys in the format of an `authorized_keys` file.
 ///
-/// A line with options is passed over: an option is a restriction (`command=`, `from=`), and one that is not
-/// kept must not be ignored.
+/// A line with options is skipped: an option is a restriction (`command=`, `from=`), and one that is not enforced must
+/// not be ignored.
 fn parse(text: &str) -> Vec<KeyData> {
     text.lines()
         .map(str::trim)
@@ -90,7 +90,7 @@ fn is_strong(key: &KeyData) -> bool {
     if let KeyData::Rsa(rsa) = key { rsa.key_size() >= RSA_BITS_MIN } else { !matches!(key, KeyData::Dsa(_)) }
 }
 
-/// Signatures with SHA-1 are refused; everything else that russh verifies is taken.
+/// Refuses signatures with SHA-1; accepts everything else that russh verifies.
 pub(super) fn is_acceptable(algorithm: &Algorithm) -> bool {
     matches!(
         algorithm,
@@ -102,12 +102,12 @@ pub(super) fn is_acceptable(algorithm: &Algorithm) -> bool {
     )
 }
 
-/// Whether a user's own file holds the key. Reads the disk: not for the event loop.
+/// Returns whether a user's own file contains the key. Reads the disk: not for the event loop.
 ///
-/// The file counts only when nobody but its owner and root may write it, as people are used to.
+/// The file counts only if no one except its owner and root may write it, as with sshd.
 pub(super) fn file_contains(file: &Path, uid: u32, key: &PublicKey) -> bool {
     use std::{io::Read as _, os::unix::fs::MetadataExt as _};
-    // Not blocking: a FIFO in its place must not hang the login.
+    // Not blocking: a FIFO with that name must not hang the login.
     let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
     let Ok(opened) = std::fs::OpenOptions::new().read(true).custom_flags(nonblock).open(file) else {
         return false;
@@ -124,7 +124,7 @@ pub(super) fn file_contains(file: &Path, uid: u32, key: &PublicKey) -> bool {
     parse(&String::from_utf8_lossy(&text)).contains(key.key_data())
 }
 
-/// The key this server shows: Ed25519.
+/// Host key of this server: Ed25519.
 #[derive(Clone, Debug)]
 pub struct HostKey(pub(super) PrivateKey);
 
@@ -136,7 +136,8 @@ impl HostKey {
         Ok(Self(PrivateKey::from(pair)))
     }
 
-    /// The key kept in `file`; where there is none it is made and kept, so that a restart shows the same.
+    /// Returns the key stored in `file`; creates and stores it if there is none, so that a restart presents the same
+    /// key.
     pub fn keep(file: &Path) -> Result<Self, KeyError> {
         let path = || file.display().to_string();
         match std::fs::read(file) {
@@ -153,13 +154,13 @@ impl HostKey {
         }
     }
 
-    /// The public half as a line for `known_hosts` and the like.
+    /// Returns the public half as a line for `known_hosts` and similar files.
     pub fn public(&self) -> String {
         self.0.public_key().to_openssh().unwrap_or_default()
     }
 }
 
-/// Whole or not at all: written beside, then renamed.
+/// Writes a file atomically: to a temporary name, then renamed.
 fn write_new(file: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write as _;
     let beside = file.with_extension("new");

@@ -1,9 +1,9 @@
 //! The SSH server inside the runner: images need no sshd.
 //!
-//! Owns     the port people come in by: who may (`keys`), who is there (`connections`), programs with and
+//! Owns     the port for SSH clients: authentication (`keys`), open connections (`connections`), programs with and
 //!          without a terminal (`program`, `terminal`), files (`sftp`), forwarded ports and sockets (`forward`).
-//! Bounds   every queue: what a client sends is held per channel (`inflow`) up to a cap, and a channel whose
-//!          reader is slow is given window by the byte, so it can neither fill memory nor stop its neighbours.
+//! Bounds   every queue: data from a client is stored per channel (`inflow`) up to a limit, and a channel whose
+//!          reader is slow gets a tiny window, so it can neither fill memory nor stop other channels.
 //! Why not  the image's own sshd? Most images have none, and installing one at start costs seconds and a network.
 
 mod channel;
@@ -38,36 +38,36 @@ pub use self::{
 };
 use super::session::SessionProvider;
 
-/// Connections at a time; more are closed at once.
+/// Maximum number of connections; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 256;
-/// Of these, such that have not proven a key.
+/// Maximum number of these that have not authenticated.
 const UNAUTHENTICATED_MAX: usize = 64;
-/// A stranger has this long to prove a key.
+/// Time that a client has to authenticate.
 const LOGIN_GRACE: Duration = Duration::from_secs(30);
-/// Keys a client may try: those who carry many in an agent need more than a few.
+/// Maximum number of keys that a client may try: users with many keys in an agent need more than a few.
 const AUTH_ATTEMPTS_MAX: usize = 20;
-/// A client that has not been heard of for so long is asked whether it is there,
+/// Time without data from a client after which it is probed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// and after so many times without an answer it is not.
+/// Number of unanswered probes after which a client is disconnected.
 const KEEPALIVE_MAX: usize = 3;
-/// At the end connections have this long to say good-bye.
+/// Time that connections have to close when the server stops.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the server needs to know.
+/// Configuration of the server.
 #[derive(Clone)]
 pub struct Config {
-    /// Keys that may come in, as any user; beside them a user's own `~/.ssh/authorized_keys` counts for that user.
+    /// Keys that may log in as any user; in addition a user's own `~/.ssh/authorized_keys` counts for that user.
     pub keys: AuthorizedKeys,
     pub host_key: HostKey,
-    /// Asked anew for each session. A login as `root` is root with these variables, any other name is this account.
-    /// `None`: there is no session, file or forwarded port here, only what `runner` answers.
+    /// Called for each session. A login as `root` is root with these variables, any other name is this account. `None`:
+    /// there are no sessions, files or forwarded ports, only what `runner` answers.
     pub sessions: Option<SessionProvider>,
     pub connections: ConnectionTracker,
-    /// Answers what is forwarded to the runner's port of the loopback, where nobody listens there.
+    /// Serves connections forwarded to the runner's port of the loopback, if no process listens there.
     pub runner: Option<axum::Router>,
 }
 
-/// Serves until `stop`; then every connection is closed and what ran in it is hung up.
+/// Serves until `stop`; then every connection is closed and its programs receive SIGHUP.
 pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToken) {
     let protocol = Arc::new(protocol(&config.host_key));
     let config = Arc::new(config);
@@ -82,8 +82,8 @@ pub async fn serve(listener: TcpListener, config: Config, stop: CancellationToke
         let (socket, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or a client that left at once: neither is the end of the server.
-                tracing::warn!(%error, "accept an ssh connection");
+                // Out of descriptors, or a client that disconnected at once: neither is a reason to stop the server.
+                tracing::warn!(%error, "failed to accept SSH connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -112,7 +112,7 @@ async fn serve_connection(
     let Ok(local) = socket.local_addr() else { return };
     let _ = socket.set_nodelay(true);
     let cut = CancellationToken::new();
-    // Whichever way this function ends, the library's task ends with it.
+    // However this function ends, the library's task ends with it.
     let _cut = cut.clone().drop_guard();
     let over = CancellationToken::new();
     let _over = over.clone().drop_guard();
@@ -135,7 +135,7 @@ async fn serve_connection(
     tokio::select! {
         ended = &mut session => {
             if let Err(error) = ended {
-                tracing::debug!(%peer, error = &error as &dyn std::error::Error, "end of an ssh connection");
+                tracing::debug!(%peer, error = &error as &dyn std::error::Error, "SSH connection failed");
             }
         }
         () = stop.cancelled() => disconnect(session).await,
@@ -168,7 +168,7 @@ fn protocol(host_key: &HostKey) -> server::Config {
         keepalive_max: KEEPALIVE_MAX,
         nodelay: true,
         preferred: Preferred {
-            // Half the processor time of chacha20 where the processor knows AES.
+            // Uses half the processor time of chacha20 on processors with AES instructions.
             cipher: Cow::Borrowed(&[
                 cipher::AES_256_GCM,
                 cipher::AES_128_GCM,

@@ -1,4 +1,4 @@
-//! Programs of sessions: started, fed, listened to, and waited for.
+//! Programs of sessions: start, input, output and exit.
 
 use std::{
     ffi::{CString, OsStr},
@@ -32,11 +32,12 @@ use super::{
 };
 use crate::{isolation::restrict::Restrictions, runner::session::Session};
 
-/// What a shell says of a command that cannot be run.
+/// Exit status that a shell returns for a command that cannot be run.
 const EXIT_NOT_FOUND: u32 = 127;
-/// After a program on a terminal has ended, whoever still holds the terminal is heard until silent for so long.
+/// After a program on a terminal has exited, other processes that hold the terminal are read until there is no output
+/// for this long.
 const TERMINAL_QUIET_TIME: Duration = Duration::from_millis(50);
-/// Bytes of standard error are of this kind on the wire.
+/// Type code of standard error on the wire.
 const STDERR: u32 = 1;
 
 #[derive(Debug)]
@@ -51,13 +52,13 @@ pub(super) enum ProgramControl {
     Resize(TerminalSize),
 }
 
-/// Everything a program is started with.
+/// Everything that a program is started with.
 pub(super) struct ProgramStart {
     pub(super) what: ProgramKind,
     pub(super) session: Session,
     pub(super) env: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     pub(super) terminal: Option<(Terminal, OwnedFd)>,
-    /// Why there is no terminal where one was asked for; said before anything else, on standard error.
+    /// Reason for which a requested terminal is missing; printed before anything else, on standard error.
     pub(super) notice: Option<String>,
 }
 
@@ -82,7 +83,7 @@ enum StartError {
     Run(String, #[source] io::Error),
 }
 
-/// From the start to the last word on the channel.
+/// Runs a program from its start to the last message on the channel.
 pub(super) async fn run(start: ProgramStart, mut link: ProgramChannel) {
     let closed = link.inlet.closed.clone();
     tokio::select! {
@@ -116,7 +117,7 @@ async fn write_message(write: &ChannelWriteHalf<server::Msg>, message: Option<&s
     }
 }
 
-/// The end as a shell would tell it; the channel is closed with it.
+/// Reports the exit as a shell would, and closes the channel.
 async fn finish(link: &ProgramChannel, status: ExitStatus) {
     let _ = link.write.eof().await;
     match (status.code(), status.signal()) {
@@ -136,7 +137,7 @@ async fn finish(link: &ProgramChannel, status: ExitStatus) {
     let _ = link.write.close().await;
 }
 
-/// Looks after a running program. `None`: its channel was closed first.
+/// Supervises a running program. Returns `None` if its channel was closed first.
 async fn supervise(
     mut child: Child,
     terminal: Option<Terminal>,
@@ -171,7 +172,7 @@ async fn supervise(
             }
             (None, None) => {}
         }
-        // Nobody reads on; what still comes must not stop the client.
+        // The reader has stopped; further input must not block the client.
         inflow.refuse();
     };
     let listen = async {
@@ -208,14 +209,15 @@ async fn supervise(
                 }
             },
         }
-        // Whoever inherited a pipe may still write to it: as with sshd, the session lasts until they let go.
+        // Processes that inherited a pipe may still write to it: as with sshd, the session lasts until they close it.
         if let (true, Some(status)) = (heard, status) {
             return Some(status);
         }
     }
 }
 
-/// After the program's end others may hold the terminal for ever: then it is heard until it falls silent.
+/// Forwards the terminal's output. After the program's exit other processes may hold the terminal without limit: then
+/// it is read until there is no more output.
 async fn forward_terminal(
     terminal: &Terminal,
     write: &ChannelWriteHalf<server::Msg>,
@@ -258,13 +260,13 @@ async fn forward_output(
 }
 
 fn signal_group(child: &Child, signal: Signal) {
-    // The id is there only while the child was not reaped, so it cannot be somebody else's.
+    // The id is present only while the child was not reaped, so it cannot belong to another process.
     if let Some(id) = child.id().and_then(|id| i32::try_from(id).ok()) {
         let _ = killpg(nix::unistd::Pid::from_raw(id), signal);
     }
 }
 
-/// The client is gone: so is the program's terminal or pipe, and it is told. Who asked not to be (`nohup`) stays.
+/// Hangs up the program after the client has disconnected. A program that ignores SIGHUP (`nohup`) keeps running.
 fn hang_up(mut child: Child, ended: bool) {
     if ended {
         return;
@@ -324,7 +326,7 @@ fn is_missing(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
 }
 
-/// Starts the program as the session's user, in a session of its own, with signals as programs expect them.
+/// Starts the program as the session's user, in a separate session, with default signals.
 fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
     command.env_clear().envs(start.env.iter().map(|(name, value)| (name, value)));
     match &start.terminal {
@@ -353,17 +355,17 @@ fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
         rustix::process::setsid()?;
         if has_terminal {
             #[expect(unsafe_code, reason = "standard input by its number")]
-            // SAFETY: standard input was just put in place and nobody closes it before the program runs.
+            // SAFETY: standard input was just put in place and is not closed before the program runs.
             let input = unsafe { BorrowedFd::borrow_raw(0) };
             rustix::process::ioctl_tiocsctty(input)?;
         }
-        // A parent that ignores INT, QUIT or HUP (started by nohup) would make Ctrl-C deaf in every session.
+        // A parent that ignores INT, QUIT or HUP (started by nohup) would make every session ignore Ctrl-C.
         reset_signals()?;
         if let Some(account) = &account {
             restrictions.drop_capabilities()?;
             rights::become_account(account)?;
         }
-        // The first place that exists for this user.
+        // The first directory that this user can enter.
         let _ = places.iter().any(|place| rustix::process::chdir(place).is_ok());
         restrictions.seal()
     };

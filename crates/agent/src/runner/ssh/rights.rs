@@ -1,4 +1,4 @@
-//! Work done with a user's rights and not with the runner's.
+//! Operations performed with a user's rights and not with the runner's.
 
 use std::io;
 
@@ -10,13 +10,13 @@ use tokio::sync::oneshot;
 
 use crate::runner::user::Account;
 
-/// Whether the runner has to change into somebody else for this account, and may.
+/// Returns whether the runner has to change its user for this account, and may.
 pub(super) fn needs_switch(account: &Account) -> bool {
     geteuid().is_root() && account.uid != 0
 }
 
-/// Runs `work` on a thread of its own that has become the account. Rights belong to a thread on Linux; the thread
-/// ends with the work, so nobody else ever runs with them.
+/// Runs `work` on a separate thread that has become the account. Rights belong to a thread on Linux; the thread ends
+/// with the work, so no other code ever runs with them.
 pub(super) async fn run_as<T: Send + 'static>(
     account: &Account,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -30,7 +30,7 @@ pub(super) async fn run_as<T: Send + 'static>(
     answered.await.map_err(|_| io::Error::other("the thread died"))?
 }
 
-/// Of the calling thread alone; in a child before it runs its program, that is the whole process.
+/// Changes the user of the calling thread only; in a child before exec, that is the whole process.
 pub(super) fn become_account(account: &Account) -> io::Result<()> {
     // No allocation here: this also runs between fork and exec.
     let mut groups = [Gid::ROOT; GROUPS_MAX];
@@ -46,7 +46,7 @@ pub(super) fn become_account(account: &Account) -> io::Result<()> {
     Ok(())
 }
 
-/// More groups than these are left out.
+/// Maximum number of supplementary groups; the rest is ignored.
 const GROUPS_MAX: usize = 256;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Terminals for sessions: a pair of devices, one end for the program, the other for the channel.
+//! Terminals of sessions: a pair of devices, one end for the program, the other for the channel.
 
 use std::{
     ffi::OsString,
@@ -25,7 +25,7 @@ const CHUNK: usize = 32 * 1024;
 
 pub(super) struct Terminal {
     master: AsyncFd<OwnedFd>,
-    /// The device's name, for `SSH_TTY`.
+    /// Name of the device, for `SSH_TTY`.
     pub(super) name: OsString,
 }
 
@@ -50,7 +50,7 @@ impl From<TerminalSize> for Winsize {
 }
 
 impl Terminal {
-    /// Both ends. The second is for the program alone: while anybody holds it, its end is not seen.
+    /// Opens both ends. The second is for the program only: while another process holds it, its end is not detected.
     pub(super) fn open(
         size: TerminalSize,
         modes: &[(Pty, u32)],
@@ -68,7 +68,7 @@ impl Terminal {
         apply_modes(&mut settings, modes);
         tcsetattr(&slave, OptionalActions::Now, &settings)?;
         if rustix::process::geteuid().is_root() {
-            // Not fatal: without it `mesg` and re-opening by name fail, the session does not.
+            // Not fatal: without it `mesg` and re-opening by name fail, but the session works.
             let _ = rustix::fs::fchown(
                 &slave,
                 Some(Uid::from_raw(account.uid)),
@@ -88,14 +88,14 @@ impl Terminal {
         Ok(tcsetwinsize(self.master.as_fd(), size.into())?)
     }
 
-    /// Bytes the program wrote; empty when the last program has let go of its end.
+    /// Reads bytes that the program wrote; empty once the last process has closed its end.
     pub(super) async fn read(&self) -> io::Result<Vec<u8>> {
         loop {
             let mut ready = self.master.readable().await?;
             let mut buffer = [0u8; CHUNK];
             match ready.try_io(|master| Ok(rustix::io::read(master, &mut buffer)?)) {
                 Ok(Ok(count)) => return Ok(buffer[..count].to_vec()),
-                // What the kernel says when the other end is closed.
+                // The kernel returns this error when the other end is closed.
                 Ok(Err(error)) if error.raw_os_error() == Some(Errno::IO.raw_os_error()) => {
                     return Ok(Vec::new());
                 }
@@ -120,11 +120,11 @@ impl Terminal {
     }
 }
 
-/// The client's terminal settings, as far as Linux knows them.
+/// Applies the client's terminal settings, as far as Linux supports them.
 fn apply_modes(settings: &mut Termios, modes: &[(Pty, u32)]) {
     for (mode, value) in modes {
         if let Some(index) = special(*mode) {
-            // 255 is "no such key" on the wire, 0 is on Linux.
+            // 255 means "no such key" on the wire, 0 on Linux.
             settings.special_codes[index] =
                 u8::try_from(*value).ok().filter(|code| *code != 255).unwrap_or(0);
         } else if let Some(flag) = input(*mode) {

@@ -1,10 +1,10 @@
-//! The connection's socket, with a handle to cut it and a brake.
+//! The connection's socket, with a handle to abort it and a throttle.
 //!
-//! The brake is for channels that are held (`inflow`): their clients send two bytes for every two they may, as fast
-//! as the network turns, which nobody needs more than some hundred times a second.
+//! The throttle is for channels that are held (`inflow`): their clients send two bytes for every two they may, as fast
+//! as the network allows, while some hundred times a second are enough.
 //!
-//! The library's loop cannot be told to end while it exchanges keys or waits for a client that does not close;
-//! a socket that fails ends it always.
+//! The library's loop cannot be stopped while it exchanges keys or waits for a client that does not close; a socket
+//! that fails always ends it.
 
 use std::{
     io,
@@ -23,11 +23,11 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::inflow::ConnectionBacklog;
 
-/// After a small packet the next is read so much later, while a channel is held.
+/// Delay of the next read after a small packet, while a channel is held.
 const READ_DELAY: Duration = Duration::from_millis(3);
-/// A packet with this many bytes carries more than a few.
+/// Size in bytes from which a packet counts as large.
 const SMALL_PACKET_BYTES: usize = 128;
-/// The library reads a packet's length, then the packet: a read for so little is of a length.
+/// The library reads a packet's length, then the packet: a read of at most this size is for a length.
 const LENGTH_BYTES: usize = 16;
 
 pub(super) struct ThrottledSocket {

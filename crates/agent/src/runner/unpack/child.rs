@@ -1,4 +1,4 @@
-//! Unpacking in a child process of its own, and how it tells what came of it.
+//! Unpacking in a separate child process, and its report.
 
 use std::{
     fs::File,
@@ -18,9 +18,9 @@ use crate::{
     runner::{child, site::UserContext},
 };
 
-/// An archive that takes longer is stuck, most likely on a file system that does not answer.
+/// An archive that takes longer is stuck, most likely on a file system that does not respond.
 const DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// Bytes of what the child says.
+/// Maximum size in bytes of the child's report.
 const REPORT_BYTES_MAX: usize = 64 << 10;
 
 #[derive(Debug, clap::Args)]
@@ -29,7 +29,7 @@ pub struct Args {
     top: TopLevel,
 }
 
-/// What the child writes to its standard output.
+/// Report that the child writes to its standard output.
 #[derive(Debug, Serialize, Deserialize)]
 struct ChildReport {
     landlock: LandlockStatus,
@@ -65,14 +65,14 @@ pub enum ChildError {
     Silent { said: String },
 }
 
-/// What came of it, and how the child was fenced in.
+/// Result of unpacking, and how the child was restricted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnpackResult {
     pub summary: Summary,
     pub landlock: LandlockStatus,
 }
 
-/// Unpacks `archive` into the directory `into` as the job's user. On an error, whatever was made is still there.
+/// Unpacks `archive` into the directory `into` as the job's user. After an error, files that were created remain.
 pub async fn run(
     into: &Path,
     archive: &Path,
@@ -106,7 +106,7 @@ pub async fn run(
     }
 }
 
-/// The child's own side.
+/// Entry point of the child process.
 pub fn main(args: &Args) -> ExitCode {
     rustix::process::umask(Mode::from_raw_mode(0o022));
     let (landlock, result) = unpack_restricted(args.top);

@@ -1,4 +1,4 @@
-//! What is made for each entry: always relative to a handle of its directory, never through a link.
+//! Creation of the entries: always relative to a handle of the parent directory, never through a link.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -20,15 +20,15 @@ use rustix::{
 
 use super::{ArchiveError, CONTENT, TopLevel, UnpackError, name::PathParts};
 
-/// Directories their owner may not write to get their mode at the end. Nobody has this many.
+/// Maximum number of directories that are read-only for their owner; their mode is set at the end.
 const PENDING_MODES_MAX: usize = 10_000;
 const BUFFER: usize = 128 << 10;
 const DIRECTORY_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Directories the archive does not list.
+/// Mode of directories that the archive does not list.
 const DIRECTORY_MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// What an entry says beside its name.
+/// Attributes of an entry other than its name.
 pub(super) struct EntryMeta<'a> {
     pub(super) shown: &'a str,
     pub(super) mode: u32,
@@ -36,7 +36,7 @@ pub(super) struct EntryMeta<'a> {
 }
 
 impl EntryMeta<'_> {
-    /// Without set-user-id, set-group-id and sticky bits.
+    /// Returns the mode without set-user-id, set-group-id and sticky bits.
     fn mode(&self) -> Mode {
         Mode::from_raw_mode(self.mode & 0o777)
     }
@@ -50,13 +50,13 @@ impl EntryMeta<'_> {
     }
 }
 
-/// The tree that grows below the target directory.
+/// File tree below the target directory.
 pub(super) struct TargetTree<'a> {
     dir: BorrowedFd<'a>,
     has_content: bool,
-    /// Directories made because an entry stands below them.
+    /// Number of directories created only because an entry is below them.
     pub(super) implied: u64,
-    /// The directory of the last entry, for the next is often beside it.
+    /// Parent directory of the last entry, because the next entry is often in the same one.
     last: Option<(Vec<OsString>, OwnedFd)>,
     locked: Vec<(Vec<OsString>, Mode)>,
     buffer: Vec<u8>,
@@ -146,7 +146,7 @@ impl<'a> TargetTree<'a> {
             .map_err(|errno| if errno == Errno::NOENT { bad().into() } else { explain(errno, meta) })
     }
 
-    /// Gives the directories that were kept writable their own modes, the deepest first.
+    /// Sets the final modes of directories that were kept writable, the deepest first.
     pub(super) fn finish(mut self) -> Result<(), UnpackError> {
         let mut locked = std::mem::take(&mut self.locked);
         locked.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
@@ -160,7 +160,7 @@ impl<'a> TargetTree<'a> {
         Ok(())
     }
 
-    /// The directory an entry stands in, made where it is missing, and the entry's own name there.
+    /// Returns the parent directory of an entry, creating it if it is missing, and the entry's name in it.
     fn open_parent<'p>(
         &mut self,
         parts: &PathParts<'p>,
@@ -229,7 +229,7 @@ fn parent_path(parts: &PathParts<'_>) -> Vec<OsString> {
     }
 }
 
-/// A later entry takes the place of an earlier one of the same name, unless that is a directory.
+/// Replaces an earlier entry of the same name, unless that is a directory.
 fn create_replacing<T>(
     dir: &OwnedFd,
     name: &OsStr,

@@ -1,13 +1,12 @@
-//! Unpacking of archives that somebody else made: a tar, below one directory handle, within limits.
+//! Unpacking of untrusted archives: a tar, below one directory handle, within limits.
 //!
-//! Three fences stand behind each other. Names are checked before anything is made ([`name`]). Whatever is made
-//! is made relative to a handle of its directory, and no link is ever followed ([`extract`]). And all of it runs
-//! in a child process of its own as the job's user, without new privileges and, where the kernel has Landlock,
-//! with nothing but the target directory in reach ([`child`]). Each of the first two suffices alone.
+//! There are three layers of protection. Names are checked before anything is created ([`name`]). Everything is created
+//! relative to a handle of its directory, and no link is ever followed ([`extract`]). And all of it runs in a separate
+//! child process as the job's user, without new privileges and, where the kernel has Landlock, with access to nothing
+//! but the target directory ([`child`]). Each of the first two suffices alone.
 //!
-//! The walk over the archive is our own and strict: the size in the header is the size, a record that could be
-//! read in two ways is refused, and the end must be marked. What two parsers could see differently is where
-//! archives hide things.
+//! The tar reader is our own and strict: the size in the header is the size, a record that could be read in two ways is
+//! refused, and the end must be marked. Archives hide things where two parsers could read them differently.
 
 pub mod child;
 mod extract;
@@ -23,19 +22,19 @@ use serde::{Deserialize, Serialize};
 
 pub use walk::unpack;
 
-/// Where an archive ends up below the directory it is unpacked in.
+/// Name of the unpacked contents below the directory that the archive is unpacked in.
 pub const CONTENT: &str = "content";
 
-/// How much one archive may make.
+/// Limits of one archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchiveLimits {
-    /// Headers of any kind.
+    /// Number of headers of any kind.
     pub entries: u64,
-    /// Bytes of all files together.
+    /// Total size of all files in bytes.
     pub bytes: u64,
-    /// Bytes of one path.
+    /// Length of one path in bytes.
     pub path: usize,
-    /// Directories above one entry.
+    /// Number of directories above one entry.
     pub depth: usize,
 }
 
@@ -45,17 +44,17 @@ impl Default for ArchiveLimits {
     }
 }
 
-/// Bytes of one component, as file systems have it.
+/// Maximum length of one component in bytes, as in file systems.
 const MAX_COMPONENT: usize = 255;
-/// Bytes of one extended header. Names fit many times; attributes we ignore should as well.
+/// Maximum size of one extended header in bytes. Names fit many times over; ignored attributes should as well.
 const MAX_EXTENDED: u64 = 1 << 20;
 
-/// What the first component of each path becomes.
+/// Treatment of the first component of each path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum TopLevel {
-    /// Paths stand below [`CONTENT`] as they are.
+    /// Paths are created below [`CONTENT`] as they are.
     Keep,
-    /// [`CONTENT`] stands for the first component.
+    /// [`CONTENT`] replaces the first component.
     Rename,
 }
 
@@ -65,7 +64,7 @@ pub struct Summary {
     pub bytes: u64,
 }
 
-/// Why an archive is not taken. Names in the messages are escaped.
+/// Reason for which an archive is refused. Names in the messages are escaped.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     #[error("more than {limit} entries")]
@@ -132,7 +131,7 @@ pub enum UnpackError {
     },
 }
 
-/// A name for a message: no control characters, no flood.
+/// Formats a name for a message: without control characters, and of limited length.
 fn shown(name: &[u8]) -> String {
     const SHOWN: usize = 200;
     let mut text: String =

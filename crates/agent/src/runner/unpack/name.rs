@@ -1,13 +1,13 @@
-//! Which names an archive may use. Pure: nothing is looked up.
+//! Check of names in an archive. Pure: nothing is looked up.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
 use super::{ArchiveError, ArchiveLimits, MAX_COMPONENT, TopLevel, shown};
 
-/// A checked path: its components below the content's root. Empty is the root itself.
+/// Checked path: its components below the content's root. Empty means the root itself.
 pub(super) type PathParts<'a> = Vec<&'a OsStr>;
 
-/// Takes the name of an entry apart. `.` and doubled or trailing slashes mean nothing.
+/// Splits the name of an entry. `.` and doubled or trailing slashes are ignored.
 pub(super) fn parts<'a>(
     name: &'a [u8],
     top: TopLevel,
@@ -47,11 +47,11 @@ pub(super) fn parts<'a>(
     Ok(parts)
 }
 
-/// Whether a symbolic link at `parts` may point to `target`.
+/// Returns whether a symbolic link at `parts` may point to `target`.
 ///
-/// `..` may stand at the beginning only, and no more often than there are directories above the link. There it
-/// means what it says, for the directories above an entry are real ones. After a name it could mean anything, as
-/// the name may be another link. So a chain of links cannot lead out either.
+/// `..` is allowed at the beginning only, and no more often than there are directories above the link. There it is
+/// unambiguous, because the directories above an entry are real ones. After a name it could lead anywhere, as the name
+/// may be another link. So a chain of links cannot escape either.
 pub(super) fn is_link_inside(parts: &[&OsStr], target: &[u8]) -> bool {
     if parts.is_empty() || target.is_empty() || target.starts_with(b"/") || target.contains(&0) {
         return false;

@@ -1,4 +1,4 @@
-//! Archives made to do harm, and that nothing outside changes whatever is in one.
+//! Malicious archives: nothing outside the target changes, whatever an archive contains.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use tar::{EntryType, Header};
 
 use super::*;
 
-/// A directory with a canary beside the one that is unpacked into.
+/// Directory with a canary file next to the one that is unpacked into.
 struct UnpackTestDir(PathBuf);
 
 impl UnpackTestDir {
@@ -45,7 +45,7 @@ impl Drop for UnpackTestDir {
     }
 }
 
-/// One entry, exactly as told: the tar crate's own builder would refuse most of these.
+/// Returns one entry exactly as specified: the tar crate's builder would refuse most of these.
 fn entry(kind: u8, name: &str, link: &str, data: &[u8]) -> Vec<u8> {
     sized(kind, name, link, data, data.len() as u64)
 }
@@ -217,7 +217,7 @@ fn more_than_the_limits_is_refused_and_the_limit_named() {
     assert!(said(&[header]).contains("an extended header of 2097152 bytes is longer than"));
 }
 
-/// The same bytes over and over: a huge archive that takes no room.
+/// The same bytes repeated: a huge archive that needs no memory.
 struct RepeatedBytes<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -328,7 +328,7 @@ fn assert_empty_refused(top: TopLevel) {
     assert_eq!(said, "unpack archive: the archive is empty");
 }
 
-/// Every file below, with its content.
+/// Returns every file below, with its content.
 fn files(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut found = Vec::new();
     let mut todo = vec![dir.to_owned()];
@@ -379,7 +379,7 @@ fn bent() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-    /// Whatever an archive holds: it is taken or refused, and nothing outside changes, now or through its links.
+    /// Every archive is either accepted or refused, and nothing outside changes, directly or through its links.
     #[test]
     fn no_archive_reaches_outside(bytes in prop_oneof![hostile(), bent()], rename in any::<bool>()) {
         let ground = UnpackTestDir::new();
@@ -403,7 +403,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(60) })]
 
-    /// What an honest archive holds comes out as another reader of tar sees it.
+    /// A valid archive is unpacked as another tar reader does it.
     #[test]
     fn honest_archives_come_out_as_the_tar_crate_reads_them(
         names in prop::collection::btree_map("[a-z]{1,8}(/[a-z]{1,120}){0,3}", prop::collection::vec(any::<u8>(), 0..2000), 1..8),

@@ -1,4 +1,4 @@
-//! The walk over the archive: one header after the other, strictly.
+//! Strict reader of the archive: one header after the other.
 
 use std::{
     io::{self, Read},
@@ -15,7 +15,7 @@ use super::{
 
 const BLOCK: usize = 512;
 
-/// What extended headers said of the entry that follows them.
+/// Values from extended headers for the entry that follows them.
 #[derive(Default)]
 struct ExtendedHeader {
     any: bool,
@@ -25,7 +25,7 @@ struct ExtendedHeader {
     sparse: bool,
 }
 
-/// Unpacks the archive, `length` bytes long, below `dir`. On an error the directory holds what was made until
+/// Unpacks the archive, `length` bytes long, below `dir`. After an error the directory holds what was created until
 /// then, for the caller to remove.
 pub fn unpack(
     archive: impl Read,
@@ -45,7 +45,7 @@ pub fn unpack(
     let mut extended = ExtendedHeader::default();
     while let Some(block) = walk.header()? {
         walk.entry(Header::from_byte_slice(&block), &mut extended)?;
-        // Directories that no entry names cost as much as those that have one.
+        // Directories without an entry cost as much as those that have one.
         if walk.summary.entries + walk.tree.implied > limits.entries {
             return Err(ArchiveError::TooManyEntries { limit: limits.entries }.into());
         }
@@ -70,7 +70,7 @@ struct ArchiveReader<'a, R> {
 }
 
 impl<R: Read> ArchiveReader<'_, R> {
-    /// The next header, or `None` at the mark of the end.
+    /// Reads the next header. Returns `None` at the end marker.
     fn header(&mut self) -> Result<Option<[u8; BLOCK]>, UnpackError> {
         let mut block = [0; BLOCK];
         self.fill(&mut block)?;
@@ -169,7 +169,7 @@ impl<R: Read> ArchiveReader<'_, R> {
         self.skip_padding(size)
     }
 
-    /// The text of an extended header.
+    /// Reads the text of an extended header.
     fn extended(&mut self, size: u64) -> Result<Vec<u8>, UnpackError> {
         if size > MAX_EXTENDED {
             return Err(ArchiveError::ExtendedTooLong { size }.into());
@@ -180,7 +180,7 @@ impl<R: Read> ArchiveReader<'_, R> {
         Ok(text)
     }
 
-    /// Contents are filled up to whole blocks.
+    /// Skips the padding to a whole block after contents.
     fn skip_padding(&mut self, size: u64) -> Result<(), UnpackError> {
         let over = usize::try_from(size % BLOCK as u64).unwrap_or(0);
         if over > 0 {
@@ -236,10 +236,10 @@ fn parse_number(text: &[u8]) -> Result<u64, ArchiveError> {
     text.and_then(|text| text.parse().ok()).ok_or(ArchiveError::BadExtended)
 }
 
-/// A key and its value.
+/// Key and value.
 type PaxRecord<'a> = (&'a [u8], &'a [u8]);
 
-/// The records `LENGTH KEY=VALUE\n` of a PAX header; the length counts all of it.
+/// Parses the records `LENGTH KEY=VALUE\n` of a PAX header; the length includes the whole record.
 fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, ArchiveError> {
     let mut records = Vec::new();
     while !text.is_empty() {
@@ -257,13 +257,13 @@ fn records(mut text: &[u8]) -> Result<Vec<PaxRecord<'_>>, ArchiveError> {
     Ok(records)
 }
 
-/// A header for all entries may say what nobody reads (a comment), not what they are.
+/// Checks a header for all entries. It may contain what is ignored (a comment), but not change the entries.
 fn check_global_header(text: &[u8]) -> Result<(), ArchiveError> {
     let changes = |key: &[u8]| matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.");
     if records(text)?.iter().any(|(key, _)| changes(key)) { Err(ArchiveError::BadExtended) } else { Ok(()) }
 }
 
-/// Everything but files, directories and links is refused, each by its name.
+/// Refuses everything but files, directories and links, each with its own error.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "every kind this does not name is refused, those to come as well"

@@ -1,4 +1,4 @@
-//! `GET /api/events`: the host's events as lines of JSON, for as long as somebody reads.
+//! `GET /api/events`: the events of the host as lines of JSON, until the client disconnects.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -19,14 +19,14 @@ use crate::{
     shim::events::{EventReader, StreamItem},
 };
 
-/// Bytes handed to the connection at once, give or take one event.
+/// Approximate maximum size of one chunk of the response; the last event may exceed it.
 const CHUNK_BYTES: usize = 64 * 1024;
 
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct EventsQuery {
-    /// The last event the reader has seen.
+    /// Sequence number of the last event that the reader received.
     after: Option<u64>,
-    /// The start of the shim that numbered it.
+    /// Boot id of the shim that assigned the sequence number.
     boot: Option<String>,
 }
 
@@ -48,12 +48,12 @@ struct EventStream {
     shim: Arc<Shim>,
     shown: PresentedCredential,
     reader: EventReader,
-    /// Told already by the ring, not yet to the connection.
+    /// Events read from the ring and not yet sent to the connection.
     waiting: VecDeque<ShimEvent>,
 }
 
 impl EventStream {
-    /// The next lines; `None` when the shim stops or the reader may read no more.
+    /// Returns the next lines; `None` when the shim stops or the credential of the reader is revoked.
     async fn next(&mut self) -> Option<Bytes> {
         if self.waiting.is_empty() {
             let next = tokio::select! {
@@ -67,7 +67,7 @@ impl EventStream {
         while text.len() < CHUNK_BYTES
             && let Some(event) = self.waiting.pop_front()
         {
-            // Events are ours and have only text for keys: this cannot fail.
+            // Serialization of an event cannot fail: all keys are text.
             if serde_json::to_writer(&mut text, &event).is_ok() {
                 text.push(b'\n');
             }
@@ -82,7 +82,7 @@ impl EventStream {
             StreamItem::Reset { seq } => {
                 let boot = self.shim.events.boot().to_owned();
                 self.waiting.push_back(event(seq, ShimEventKind::Reset { boot }));
-                // Read after the number was taken: a change in between is told twice, never not at all.
+                // Read after the sequence number: a change in between is reported twice, but never lost.
                 let tasks = self.shim.tasks.infos().into_iter().map(|info| ShimEventKind::Task { info });
                 self.waiting.extend(tasks.map(|what| event(seq, what)));
                 let problems = self.shim.problems.lock().clone();

@@ -1,4 +1,4 @@
-//! Calls about the host and the shim itself.
+//! Calls about the host and the shim.
 
 use axum::{Json as Answer, extract::State};
 use serde::Deserialize;
@@ -16,7 +16,7 @@ use crate::{
 
 const RUNNER_SERVICE: &str = "dstack-runner";
 
-/// Our own version to our own server; to another's, one it never wants to replace.
+/// Returns the agent's version to a windlass server, and to a dstack server a version that it never replaces.
 fn version(gate: &ApiState) -> String {
     match gate.door {
         Transport::Socket => env!("CARGO_PKG_VERSION").to_owned(),
@@ -51,7 +51,7 @@ pub(super) async fn host(State(gate): State<ApiState>) -> Result<Answer<HostInfo
     }
 }
 
-/// One binary is both, and is always here.
+/// Lists shim and runner as installed: one binary contains both.
 pub(super) async fn components(State(gate): State<ApiState>) -> Answer<Components> {
     let components = [RUNNER_SERVICE, wire::SERVICE].map(|name| Component {
         name: name.to_owned(),
@@ -69,7 +69,7 @@ pub(super) struct InstallRequest {
     url: String,
 }
 
-/// A server that could name a binary for us to run would own the host.
+/// Always refuses: a server that could choose a binary for the agent to run would control the host.
 pub(super) async fn install(Json(install): Json<InstallRequest>) -> ErrorResponse {
     if install.url.is_empty() || ![RUNNER_SERVICE, wire::SERVICE].contains(&install.name.as_str()) {
         return ErrorResponse::bad_request("install needs the name of a component and a url");
@@ -85,8 +85,8 @@ pub(super) struct ShutdownRequest {
     force: bool,
 }
 
-/// Ends this process; tasks go on, and the next shim takes them up.
+/// Ends this process. Tasks continue, and the next shim adopts them.
 pub(super) async fn shutdown(State(gate): State<ApiState>, Json(shutdown): Json<ShutdownRequest>) {
-    tracing::info!(force = shutdown.force, "asked to stop; tasks go on");
+    tracing::info!(force = shutdown.force, "shutdown requested; tasks continue");
     gate.shim.stop.cancel();
 }

@@ -1,4 +1,4 @@
-//! What a task left on disk: its output and the states of its job, whether or not its runner lives.
+//! Output and job states of a task, read from disk; they are available whether or not the runner is alive.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     spool::{Reader, Stream, StreamSource, http as spool},
 };
 
-/// Longest wait for more output.
+/// Maximum time to wait for more output.
 const WAIT_MS_MAX: u64 = 30_000;
 
 pub(super) async fn read_log(
@@ -66,7 +66,7 @@ fn source(shim: &Shim, id: SubmissionId, stream: Stream) -> Result<StreamSource,
     Ok(StreamSource::there(reader, shim.growth.watcher(), shim.growth.ended(id)))
 }
 
-/// The answer of a runtime that plays the runner.
+/// Returns the response of a runtime that simulates the runner.
 async fn played(shim: &Shim, id: SubmissionId, call: &str) -> Option<Response> {
     let uri: Uri = call.parse().ok()?;
     let request = Request::builder().uri(uri).body(Bytes::new()).ok()?;

@@ -1,8 +1,8 @@
-//! The shim's HTTP calls: who may make them, and who answers.
+//! HTTP API of the shim: listeners, authentication and routes.
 //!
-//! There are two doors. The unix socket has every call; each carries the host's credential, and a task
-//! specification the server's signature. The loopback port of `--compat-tcp` has what a dstack server calls and asks
-//! for neither; the host's policy holds there as well.
+//! There are two listeners. The unix socket offers every call; each call carries the credential of the host, and a task
+//! specification also the signature of the server. The loopback port of `--compat-tcp` offers the calls that a dstack
+//! server makes and requires neither; the policy of the host applies there as well.
 
 mod events;
 mod instance;
@@ -39,31 +39,31 @@ use crate::{
     http::{ErrorResponse, bearer, unknown_route},
 };
 
-/// What dstack's server takes for the newest: it never tries to replace us.
+/// Version that a dstack server treats as the newest, so that it never tries to replace the agent.
 pub const COMPAT_VERSION: &str = "latest";
 
-/// Everything the calls need.
+/// Shared state of all API handlers.
 pub struct Shim {
     pub home: PathBuf,
     pub tasks: Arc<Tasks>,
     pub runtime: Arc<dyn Runtime>,
     pub enrolment: EnrolmentFile,
-    /// `None` for a host that is not real: there is nothing to protect.
+    /// `None` for a simulated host, which has nothing to protect.
     pub premises: Option<HostResources>,
     pub events: EventLog,
     pub growth: OutputWatcher,
     pub gpus: Inventory,
-    /// What plain processes are on this host.
+    /// Support for plain processes on this host.
     pub processes: ProcessesInfo,
-    /// Where images are kept.
+    /// Directory in which images are stored.
     pub data: PathBuf,
-    /// What is wrong with the host, as last looked.
+    /// Problems of the host that the last health check found.
     pub problems: Mutex<Vec<String>>,
-    /// Ends the process in good order.
+    /// Cancelled to shut the process down cleanly.
     pub stop: CancellationToken,
 }
 
-/// Which way a call came in.
+/// Listener on which a call arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     Socket,
@@ -76,7 +76,7 @@ struct ApiState {
     door: Transport,
 }
 
-/// All calls, behind the credential.
+/// Returns the router of the unix socket: all calls, which require the credential.
 pub fn socket_router(shim: Arc<Shim>) -> Router {
     let gate = ApiState { shim, door: Transport::Socket };
     shared_routes()
@@ -90,7 +90,7 @@ pub fn socket_router(shim: Arc<Shim>) -> Router {
         .with_state(gate)
 }
 
-/// What a dstack server calls, open to whoever reaches the port.
+/// Returns the router of the calls that a dstack server makes, without authentication.
 pub fn compat_router(shim: Arc<Shim>) -> Router {
     shared_routes().fallback(unknown_route).with_state(ApiState { shim, door: Transport::Compat })
 }
@@ -114,7 +114,8 @@ async fn method_not_allowed() -> ErrorResponse {
     ErrorResponse::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this call")
 }
 
-/// Everything but the health check needs the host's credential. To reach a port of a task, a pass will do.
+/// Requires the credential of the host for everything but the health check. A pass is sufficient to reach a port of a
+/// task.
 async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: Next) -> Response {
     if request.uri().path() == "/api/healthcheck" {
         return next.run(request).await;
@@ -149,24 +150,24 @@ async fn authenticate(State(gate): State<ApiState>, mut request: Request, next: 
     }
 }
 
-/// Whether a pass is good for a request, now.
+/// Returns whether a pass permits a request at this time.
 fn is_pass_valid(pass: &PortPass, request: &Request) -> bool {
     pass.expires_at > clock::now_ms() / 1000
         && request.method() == Method::GET
         && pass.allows(request.uri().path(), request.uri().query())
 }
 
-/// The credential a call came with. What goes on for long asks again and again whether it still holds.
+/// The credential that a call presented. Long-lived responses check repeatedly whether it is still valid.
 #[derive(Clone)]
 struct PresentedCredential(String);
 
-/// How soon what goes on for long notices that its credential was taken back.
+/// Maximum delay until a long-lived response notices that its credential was revoked.
 const CREDENTIAL_CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 impl Shim {
-    /// Returns when the credential is not one of this host's any more.
+    /// Returns when the credential no longer belongs to this host.
     async fn credential_revoked(&self, shown: &PresentedCredential) {
-        // A pass that expires shuts the door; whoever is through goes on.
+        // An expired pass permits no new connections; established ones continue.
         let holds = |enrolment: &Enrolment| enrolment.knows(&shown.0) || enrolment.pass(&shown.0).is_some();
         while self.enrolment.enrolment().is_some_and(|enrolment| holds(&enrolment)) {
             tokio::time::sleep(CREDENTIAL_CHECK_INTERVAL).await;
@@ -175,7 +176,7 @@ impl Shim {
 }
 
 impl ApiState {
-    /// The epoch a call is made under. A dstack server knows none.
+    /// Epoch of a call. A dstack server sends none.
     fn epoch(&self, headers: &HeaderMap) -> Result<Option<i64>, ErrorResponse> {
         if self.door == Transport::Compat {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! `/api/tasks/ID/runner/…`: calls to the runner of a task, forwarded over its socket.
 //!
-//! Bodies stream both ways and are not looked at. What the runner is told of us is its token, and what it is
-//! asked; the host's credential stays here. A WebSocket is passed through, from HTTP/1.1 and from HTTP/2.
+//! Bodies stream in both directions and are not inspected. The runner receives its token and the request; the
+//! credential of the host is not forwarded. A WebSocket is passed through, from HTTP/1.1 and from HTTP/2.
 
 use std::{io, time::Duration};
 
@@ -27,14 +27,14 @@ use crate::{
     taskdir,
 };
 
-/// Longest upload.
+/// Maximum size of an upload.
 const UPLOAD_BYTES_MAX: usize = 2 << 30;
-/// The same where the runtime plays the runner and wants it in one piece.
+/// Maximum size of an upload where the runtime simulates the runner and needs the whole body.
 const SIMULATED_BODY_BYTES_MAX: usize = 16 << 20;
-/// A runner that was started listens after this long, or something is wrong with it.
+/// Time within which a started runner must listen on its socket.
 const RUNNER_START_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(5);
-/// Headers that are between us and our caller only.
+/// Headers that apply only to the connection between the caller and the shim.
 const HOP_BY_HOP_HEADERS: [HeaderName; 9] = [
     header::AUTHORIZATION,
     header::CONNECTION,
@@ -81,7 +81,7 @@ pub(super) async fn forward(
     }
 }
 
-/// What follows `/runner` in the path, with the query, as it came: nothing is decoded on the way.
+/// Returns the part of the path after `/runner`, with the query. Nothing is decoded.
 fn runner_uri(uri: &Uri) -> Option<Uri> {
     let whole = uri.path_and_query()?.as_str();
     let (_, rest) = whole.strip_prefix("/api/tasks/")?.split_once("/runner/")?;
@@ -99,7 +99,7 @@ async fn respond_if_simulated(
     uri: &Uri,
     request: Request,
 ) -> Result<RunnerCall, ErrorResponse> {
-    // Only a runtime without processes plays; the others must not have to hold the body.
+    // Only the simulated runtime answers for the runner; the others must not buffer the body.
     if shim.runtime.name() != "hollow" {
         return Ok(RunnerCall::Forward(request));
     }
@@ -114,8 +114,8 @@ async fn respond_if_simulated(
     }
 }
 
-/// A runner that has just been started is waited for: whoever calls would only call again, much later. One that is
-/// gone has left its socket behind, and is not.
+/// Connects to the runner. Waits for a runner that was just started: the caller would only retry, much later. A runner
+/// that has ended left its socket behind and is not waited for.
 async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorResponse> {
     let dir = shim.tasks.dir(id).ok_or_else(|| no_task(id))?;
     let deadline = Instant::now() + RUNNER_START_TIMEOUT;
@@ -140,7 +140,7 @@ fn unreachable(id: SubmissionId, why: &str) -> ErrorResponse {
     ErrorResponse::new(StatusCode::BAD_GATEWAY, format!("the runner of task {id} does not answer: {why}"))
 }
 
-/// A body that says it is too long is not begun with.
+/// Rejects a body by its `Content-Length` before any of it is read.
 fn check_length(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if length.is_some_and(|length: u64| length > UPLOAD_BYTES_MAX as u64) {
@@ -150,7 +150,7 @@ fn check_length(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     Ok(())
 }
 
-/// Both ends of a connection that speaks something else from now on.
+/// Both ends of an upgraded connection.
 type UpgradedPair = Option<(OnUpgrade, OnUpgrade)>;
 
 async fn forward_request(
@@ -163,7 +163,7 @@ async fn forward_request(
     let (mut sender, connection) = http1::handshake(TokioIo::new(runner)).await?;
     tokio::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "speak with a runner");
+            tracing::debug!(%error, "connection to the runner failed");
         }
     });
     let (parts, body) = request.into_parts();
@@ -187,7 +187,7 @@ async fn forward_request(
         let runner = hyper::upgrade::on(&mut response);
         let (mut parts, _) = response.into_parts();
         if is_h2 {
-            // There the stream itself is the connection; nothing is switched.
+            // In HTTP/2 the stream itself is the connection; the protocol is not switched.
             parts.status = StatusCode::OK;
             strip_headers(&mut parts.headers);
             parts.headers.remove(header::SEC_WEBSOCKET_ACCEPT);
@@ -205,7 +205,7 @@ fn strip_headers(headers: &mut HeaderMap) {
     }
 }
 
-/// What the caller expects.
+/// Kind of response that the caller expects.
 enum ExpectedResponse {
     Plain,
     Upgrade { caller: OnUpgrade, to: HeaderValue, is_h2: bool },
@@ -224,7 +224,7 @@ impl ExpectedResponse {
         }
     }
 
-    /// The headers that ask an HTTP/1.1 server for it.
+    /// Sets the headers that request the upgrade from an HTTP/1.1 server.
     fn set_headers(&self, headers: &mut HeaderMap) -> Result<(), getrandom::Error> {
         let Self::Upgrade { to, .. } = self else { return Ok(()) };
         headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
@@ -240,7 +240,7 @@ impl ExpectedResponse {
     }
 }
 
-/// Carries bytes both ways until one side ends.
+/// Copies bytes in both directions until one side ends.
 async fn copy_both_ways(caller: OnUpgrade, runner: OnUpgrade) {
     let pumped = async {
         let (caller, runner) = tokio::try_join!(caller, runner)?;
@@ -249,7 +249,7 @@ async fn copy_both_ways(caller: OnUpgrade, runner: OnUpgrade) {
         Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
     };
     if let Err(error) = pumped.await {
-        tracing::debug!(%error, "pass a connection through");
+        tracing::debug!(%error, "upgraded connection failed");
     }
 }
 

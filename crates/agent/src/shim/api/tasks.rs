@@ -1,4 +1,4 @@
-//! Calls about tasks: list, submit, look, terminate, remove.
+//! Calls about tasks: list, submit, inspect, terminate, remove.
 
 use axum::{
     Json as Answer,
@@ -19,7 +19,7 @@ use crate::{
     shim::enrolment::{self, PresentedSpec},
 };
 
-/// Longest name of a task or an image.
+/// Maximum length of the name of a task or an image.
 const NAME_BYTES_MAX: usize = 1024;
 
 pub(super) async fn list(State(gate): State<ApiState>) -> Answer<TaskList> {
@@ -35,7 +35,8 @@ pub(super) async fn info(
 }
 
 impl ApiState {
-    /// A dstack server logs what it is told, and its log takes `[/…]` for markup: a worker that meets one dies.
+    /// Escapes the message for a dstack server: it logs the message, its logger interprets `[/…]` as markup, and the
+    /// worker that logs it dies.
     fn told(&self, mut info: TaskInfo) -> TaskInfo {
         if self.door == Transport::Compat {
             info.termination_message = info.termination_message.replace("[/", "[ /");
@@ -57,8 +58,8 @@ pub(super) async fn submit(
     validate_spec(&spec)?;
     if let Some(why) = refusal_reason(&gate, &spec).await {
         let refusal = refuse_spec(&gate, spec.id, epoch, why).await;
-        // A dstack server repeats a submission that is refused, for ever. It does understand a task that ends with a
-        // reason, and so the task is taken, and ends before anything is prepared for it.
+        // A dstack server repeats a refused submission without limit. It does handle a task that ends with a reason, so
+        // the task is accepted and ends before anything is prepared for it.
         if gate.door == Transport::Socket {
             return Err(refusal);
         }
@@ -66,7 +67,7 @@ pub(super) async fn submit(
     Ok(gate.shim.tasks.submit(spec, epoch).await?)
 }
 
-/// Why this host does not run such a task, if it does not: it cannot, or its policy says so.
+/// Returns the reason why this host does not run such a task, if any: it cannot, or its policy forbids it.
 async fn refusal_reason(gate: &ApiState, spec: &TaskSpec) -> Option<String> {
     if let Some(why) = gate.shim.runtime.refusal(spec) {
         return Some(why);
@@ -75,7 +76,7 @@ async fn refusal_reason(gate: &ApiState, spec: &TaskSpec) -> Option<String> {
     premises.check(spec).await.err().map(|refused| refused.to_string())
 }
 
-/// Checks that our server made this specification for this host; says the epoch it made it under.
+/// Verifies that the server of this host made this specification for this host; returns the epoch of the specification.
 async fn verify_spec(
     gate: &ApiState,
     spec: &TaskSpec,
@@ -94,7 +95,7 @@ async fn verify_spec(
     }
 }
 
-/// 403, and a line in the journal.
+/// Returns 403 and records the refusal in the journal.
 async fn refuse_spec(gate: &ApiState, id: SubmissionId, epoch: Option<i64>, why: String) -> ErrorResponse {
     tracing::warn!(%id, why, "refused a task specification");
     gate.shim.tasks.record_refused_spec(id, epoch, &why).await;
@@ -130,7 +131,7 @@ pub(super) async fn remove(
     State(gate): State<ApiState>,
     Path(id): Path<String>,
     headers: HeaderMap,
-    // Says nothing, and is read: a connection whose body is left over is closed while the caller still writes.
+    // The body has no content but is read: a connection with an unread body is closed while the caller still writes.
     _: Bytes,
 ) -> Result<(), ErrorResponse> {
     let (id, epoch) = (parse_task_id(&id)?, gate.epoch(&headers)?);

@@ -1,7 +1,7 @@
-//! The agent's binary as tasks see it: a copy under its own digest.
+//! The agent's binary as tasks see it: a copy named by its digest.
 //!
-//! A copy, so that an upgrade of the agent does not change what runs in tasks. Containers have it read-only;
-//! its digest is checked again before every start, since a privileged task could have got around that.
+//! A copy, so that an upgrade of the agent does not change the binary that runs in tasks. Containers mount it
+//! read-only; its digest is verified before every start, since a privileged task could have circumvented that.
 
 use std::{
     fs::{self, File},
@@ -17,11 +17,11 @@ use ring::digest::{Context, SHA256};
 pub(super) struct AgentBinary {
     path: PathBuf,
     sha256: String,
-    /// How the file was when its content was last found right.
+    /// Stamp of the file when its content was last verified.
     trusted: Mutex<Option<FileStamp>>,
 }
 
-/// Changes with every write to the file, also with one that sets the modification time back.
+/// Changes with every write to the file, also with one that resets the modification time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -33,7 +33,7 @@ struct FileStamp {
 const CHUNK_BYTES: usize = 256 * 1024;
 
 impl AgentBinary {
-    /// Copies `exe` below `home`, unless it is there.
+    /// Copies `exe` below `home`, unless the copy exists.
     pub(super) fn install(home: &Path, exe: &Path) -> io::Result<Self> {
         let mut source = File::open(exe)?;
         let sha256 = hash_reader(&mut source)?;
@@ -51,7 +51,7 @@ impl AgentBinary {
         &self.path
     }
 
-    /// Fails unless the copy is what it was. The content is read only if the file was touched since.
+    /// Fails if the copy was changed. The content is read only if the file was modified since the last verification.
     pub(super) fn verify(&self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         let stamp = FileStamp::from_file(&file)?;
@@ -65,7 +65,7 @@ impl AgentBinary {
         Ok(())
     }
 
-    /// The same for the copy a container has, which may be one of an older agent. Its name says what it must be.
+    /// Verifies the copy that a container uses, which may be that of an older agent. Its name is the expected digest.
     pub(super) fn verify_copy(&self, path: &Path) -> io::Result<()> {
         if path == self.path {
             return self.verify();
@@ -77,7 +77,7 @@ impl AgentBinary {
         Err(io::Error::new(io::ErrorKind::InvalidData, "the agent's binary was changed"))
     }
 
-    /// Takes away copies of other versions that no container uses, and what a crash left half copied.
+    /// Removes copies of other versions that no container uses, and incomplete copies left by a crash.
     pub(super) fn remove_unused(&self, used: &[PathBuf]) {
         let entries = self.path.parent().map(fs::read_dir).into_iter().flatten().flatten().flatten();
         for path in entries.map(|entry| entry.path()) {

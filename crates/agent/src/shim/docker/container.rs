@@ -1,4 +1,4 @@
-//! What a task becomes as a container: names, labels, limits, mounts, devices. Pure.
+//! Translation of a task into a container: names, labels, limits, mounts, devices. Pure.
 
 use std::{collections::HashMap, path::Path};
 
@@ -21,40 +21,40 @@ use crate::{
 
 pub(super) const IS_TASK_LABEL: &str = "ai.dstack.shim.is-task";
 pub(super) const TASK_ID_LABEL: &str = "ai.dstack.shim.task-id";
-/// Whose task it is: several shims may share an engine.
+/// Label with the home of the shim that owns the task: several shims may share an engine.
 pub(super) const HOME_LABEL: &str = "windlass.shim.home";
 
-/// Characters of a job's name that a container's name keeps.
+/// Characters of a job's name that are kept in the container's name.
 const NAME_CHARS_MAX: usize = 200;
-/// The container's own output is what the runner says when it cannot even write its log.
+/// Maximum size of the container's own output, which only receives messages of a runner that cannot write its log.
 const OWN_LOG_SIZE: &str = "256k";
 const GPU_CAPABILITIES: [&str; 7] = ["gpu", "utility", "compute", "graphics", "video", "display", "compat32"];
 const INFINIBAND: &str = "/dev/infiniband";
 
-/// What the host and its engine are like.
+/// Properties of the host and its engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EngineFacts {
-    /// The value of the label `HOME_LABEL`.
+    /// Value of the label `HOME_LABEL`.
     pub(super) home: String,
     pub(super) entrypoint: Vec<String>,
-    /// Read-only binds are read-only all the way down, mounts below them included (engine API 1.44).
+    /// Read-only binds are recursive: they include the mounts below them (engine API 1.44).
     pub(super) recursive_read_only: bool,
-    /// Limits to name because the engine's own defaults may be above what it can give: `(name, value)`.
+    /// Limits to set explicitly, because the engine's defaults may exceed what it can grant: `(name, value)`.
     pub(super) ulimits: Vec<(&'static str, i64)>,
     pub(super) has_infiniband: bool,
-    /// There is an NVIDIA driver, so the engine may hand out every GPU to an image that asks.
+    /// There is an NVIDIA driver, so the engine may grant every GPU to an image that requests them.
     pub(super) has_nvidia: bool,
 }
 
-/// What must be looked up on the host for a task.
+/// Lookups on the host that a task needs.
 pub(super) struct HostLookup<'a> {
-    /// Whether a path is on a mount whose later mounts may travel inside.
+    /// Returns whether a path is on a mount whose later submounts may propagate into a container.
     pub(super) is_shared: &'a dyn Fn(&Path) -> bool,
-    /// The group a device file belongs to.
+    /// Returns the group that owns a device file.
     pub(super) group: &'a dyn Fn(&Path) -> Option<u32>,
 }
 
-/// The name of a task's container: that of the job and eight digits that tell its submissions apart.
+/// Returns the name of a task's container: the name of the job and eight digits that distinguish its submissions.
 pub(super) fn name(job: &str, id: SubmissionId) -> String {
     let keep = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '-' };
     let job: String = job.chars().take(NAME_CHARS_MAX).map(keep).collect();
@@ -78,7 +78,7 @@ pub(super) fn body(
     let publish = published_ports(task);
     ContainerCreateBody {
         image: Some(ImageReference::parse(&spec.image_name).full()),
-        // Numbers need no `/etc/passwd` in the image.
+        // Numeric ids need no `/etc/passwd` in the image.
         user: Some(match spec.container_user.as_str() {
             "" | "root" => "0".to_owned(),
             other => other.to_owned(),
@@ -86,7 +86,7 @@ pub(super) fn body(
         entrypoint: Some(around.entrypoint.clone()),
         env: Some(environment(task, around)),
         labels: Some(labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
-        // The image's own ideas about signals and health checks are about the program we do not start.
+        // The image's stop signal and health check are meant for its own program, which is not started.
         stop_signal: Some("SIGTERM".to_owned()),
         healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
         exposed_ports: (!publish.is_empty())
@@ -96,7 +96,7 @@ pub(super) fn body(
     }
 }
 
-/// On the host's own network there is nothing to map.
+/// Returns the ports to publish. On the host's network there are none.
 pub(super) fn published_ports(task: &PreparedTask) -> &[u16] {
     match task.spec.network_mode {
         NetworkMode::Host => &[],
@@ -114,19 +114,19 @@ fn environment(task: &PreparedTask, around: &EngineFacts) -> Vec<String> {
     env
 }
 
-/// What keeps a container in. The same for tasks of runs and for containers of the queue.
+/// Restrictions of a container. The same for tasks of runs and for containers of the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ContainerConfinement {
     pub(crate) cap_drop: Vec<String>,
     pub(crate) cap_add: Vec<String>,
     pub(crate) security_opt: Vec<String>,
-    /// None: as many as the engine allows.
+    /// `None`: no limit other than that of the engine.
     pub(crate) pids_limit: Option<i64>,
     pub(crate) ipc: &'static str,
     pub(crate) network: &'static str,
 }
 
-/// Decides it from what the policy of the host allows.
+/// Derives the restrictions from the policy of the host.
 pub(crate) fn confinement(
     limits: &PolicyLimits,
     privileged: bool,
@@ -181,11 +181,11 @@ fn host_config(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &H
     }
     if spec.memory > 0 {
         config.memory = Some(spec.memory);
-        // The sum of both: no swap beside the memory.
+        // The sum of memory and swap: no swap in addition to the memory.
         config.memory_swap = Some(spec.memory);
     }
     if spec.shm_size > 0 {
-        // The engine's own is mounted `noexec`, which breaks what compiles code into shared memory.
+        // The engine's default is mounted `noexec`, which breaks programs that compile code into shared memory.
         let options = format!("rw,exec,nosuid,nodev,mode=1777,size={}", spec.shm_size);
         config.tmpfs = Some(HashMap::from([("/dev/shm".to_owned(), options)]));
     }
@@ -198,7 +198,7 @@ fn host_config(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &H
     config
 }
 
-/// `json-file` because it can be read back everywhere: `none` cannot, and `local` is unknown to Podman.
+/// Uses `json-file` because it can be read back everywhere: `none` cannot, and `local` is unknown to Podman.
 fn log_config() -> HostConfigLogConfig {
     let config = HashMap::from([
         ("max-size".to_owned(), OWN_LOG_SIZE.to_owned()),
@@ -227,9 +227,9 @@ fn mounts(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLo
 }
 
 fn mount(bind: &BindMount, slave: bool, around: &EngineFacts) -> Mount {
-    // What the host mounts later below a shared mount appears inside; nothing ever travels the other way.
+    // Later mounts of the host below a shared mount propagate into the container; never in the other direction.
     let propagation = if slave { Propagation::RSLAVE } else { Propagation::RPRIVATE };
-    // An older engine makes only the top read-only. Hiding what is mounted below is better than leaving it open.
+    // An older engine makes only the top mount read-only. Hiding the mounts below is better than leaving them writable.
     let cut = (bind.read_only && !around.recursive_read_only).then_some(true);
     Mount {
         typ: Some(MountType::BIND),
@@ -258,7 +258,7 @@ fn ulimits(around: &EngineFacts) -> Vec<ResourcesUlimits> {
     };
     let mut limits: Vec<_> = around.ulimits.iter().map(|(name, value)| limit(name, *value)).collect();
     if around.has_infiniband {
-        // Adapters reach into memory that must not move.
+        // Adapters access memory directly, so it must stay locked.
         limits.push(limit("memlock", -1));
     }
     limits
@@ -278,7 +278,7 @@ fn devices(task: &PreparedTask, around: &EngineFacts) -> Vec<DeviceMapping> {
     if around.has_infiniband {
         devices.push(device(INFINIBAND, INFINIBAND));
     }
-    // NVIDIA's device files come with the device request.
+    // The device files of NVIDIA come with the device request.
     for gpu in task.gpus.iter().filter(|gpu| gpu.vendor != Vendor::Nvidia) {
         let same = gpu.devices.iter().map(|path| path.to_string_lossy());
         devices.extend(same.map(|path| device(&path, &path)));
@@ -302,8 +302,7 @@ fn gpus(task: &PreparedTask, host: &HostLookup<'_>, config: &mut HostConfig) {
             ..DeviceRequest::default()
         }]);
     }
-    // The host's `video` and `render`, by number: an image need not know these names, and where it does they
-    // may have other numbers.
+    // The host's groups `video` and `render`, by number: an image may lack these names or use other numbers for them.
     let groups = of(Vendor::Amd).flat_map(|gpu| &gpu.devices).filter_map(|path| (host.group)(path));
     let groups: std::collections::BTreeSet<u32> = groups.filter(|group| *group != 0).collect();
     if !groups.is_empty() {

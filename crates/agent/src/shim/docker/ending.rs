@@ -1,35 +1,34 @@
-//! Why a container ended: of itself, or with its engine or its host. Pure.
+//! Cause of a container's end: the container itself, its engine or its host. Pure.
 //!
-//! The engine keeps no word about it. An engine without live-restore that is told to stop stops its containers
-//! first; one that was killed kills them when it starts again (exit 137). After a reboot it gives 255 to what
-//! ran before. So the times decide: an end that falls into the time the engine was away, or right beside the
-//! start of its process, is the engine's doing; one beside the start of the machine is the machine's.
-//! With live-restore containers outlive the engine and every end is their own. Exit status 0 is a job's own
-//! word in any case.
+//! The engine does not record the cause. An engine without live-restore that is stopped first stops its containers; one
+//! that was killed kills them when it starts again (exit status 137). After a reboot it assigns 255 to the containers
+//! that ran before. So the times decide: an end during the engine's absence, or close to the start of its process, was
+//! caused by the engine; one close to the boot of the machine was caused by the machine. With live-restore, containers
+//! outlive the engine and every end is their own. Exit status 0 always comes from the job.
 
 use crate::shim::runtime::LossReason;
 
-/// How long after its start an engine kills what it found running.
+/// Time after its start in which an engine kills the containers that it found running.
 const RESTORE_WINDOW_MS: i64 = 120_000;
-/// Between the last containers' end and the start of the next engine, when it is restarted in order.
+/// Maximum time between the end of the last containers and the start of the next engine in an orderly restart.
 const RESTART_WINDOW_MS: i64 = 60_000;
-/// The same for a machine, which takes longer to come back.
+/// The same for a reboot of the machine, which takes longer.
 const REBOOT_WINDOW_MS: i64 = 600_000;
-/// Killed by SIGKILL or SIGTERM.
+/// Exit statuses after SIGKILL and SIGTERM.
 const KILLED_CODES: [i64; 2] = [137, 143];
 
-/// What is known about an end. Times are milliseconds since 1970 by the host's clock.
+/// Facts about the end of a container. Times are milliseconds since 1970 by the host's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ContainerEnd {
     pub(super) code: i64,
     pub(super) oom_killed: bool,
     pub(super) started: i64,
     pub(super) finished: i64,
-    /// When this process last knew the engine to answer before it went away, if it did while waiting.
+    /// Time of the last response of the engine before it became unreachable, if that happened during the wait.
     pub(super) away: Option<i64>,
-    /// When the engine's process was started, where it can be found.
+    /// Start time of the engine's process, if it can be found.
     pub(super) engine: Option<i64>,
-    /// When the machine was started.
+    /// Boot time of the machine.
     pub(super) boot: Option<i64>,
 }
 

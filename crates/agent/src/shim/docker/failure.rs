@@ -1,28 +1,28 @@
-//! What the engine's errors mean. Pure: an error of the client in, an error of the runtime out.
+//! Classification of the engine's errors. Pure: maps a client error to a runtime error.
 //!
-//! Engines pass a registry's refusal on as text, so the words are all there is to go by. The table below was
-//! taken from Docker 20.10 and Podman 4.3; words that are not in it end as `Failed`, with the engine's text.
+//! Engines pass a registry's refusal on as text, so the text is the only source. The table below was collected from
+//! Docker 20.10 and Podman 4.3; a text that is not in it becomes `Failed`, with the engine's text.
 
 use bollard::errors::Error;
 
 use crate::shim::runtime::RuntimeError;
 
-/// What came of asking a registry.
+/// Category of a failed registry request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RegistryFailure {
     /// No such repository, tag or digest.
     NotFound,
-    /// Credentials missing, wrong or not enough.
+    /// Missing, wrong or insufficient credentials.
     Unauthorized,
-    /// Docker's hub says the same of a private and of an absent repository.
+    /// Docker Hub reports private and absent repositories alike.
     NotFoundOrUnauthorized,
-    /// It could not be asked: no answer is no verdict about the image.
+    /// The registry could not be reached, which proves nothing about the image.
     Unreachable,
-    /// The engine's own disk is full.
+    /// The engine's disk is full.
     DiskFull,
-    /// The name or the platform cannot be served, whoever asks.
+    /// The name or the platform cannot be served with any credentials.
     Unusable,
-    /// Something else, in the engine's words.
+    /// Any other failure; the engine's text explains it.
     Other,
 }
 
@@ -62,8 +62,8 @@ const UNREACHABLE_PHRASES: &[&str] = &[
     "toomanyrequests",
 ];
 
-/// Reads the engine's words about a registry. The order matters: a full disk also mentions the layer it failed
-/// on, and an unreachable host may be "not found" by a name server.
+/// Classifies the engine's text about a registry. The order matters: an error about a full disk also mentions the layer
+/// that failed, and a name server may report an unreachable host as "not found".
 pub(super) fn classify_registry_error(said: &str) -> RegistryFailure {
     let said = said.to_lowercase();
     let any = |words: &[&str]| words.iter().any(|word| said.contains(word));
@@ -78,7 +78,7 @@ pub(super) fn classify_registry_error(said: &str) -> RegistryFailure {
     table.into_iter().find(|(words, _)| any(words)).map_or(RegistryFailure::Other, |(_, verdict)| verdict)
 }
 
-/// Whether the engine could not be reached or did not finish its answer.
+/// Returns whether the engine could not be reached or did not finish its response.
 pub(super) fn is_engine_unavailable(error: &Error) -> bool {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the client's list of errors grows with its features")]
     match error {
@@ -87,7 +87,7 @@ pub(super) fn is_engine_unavailable(error: &Error) -> bool {
         | Error::IOError { .. }
         | Error::HyperResponseError { .. }
         | Error::HyperLegacyError { .. } => true,
-        // Podman and newer engines say 503 while they come up or go down.
+        // Podman and newer engines respond with 503 while they start or stop.
         Error::DockerResponseServerError { status_code, .. } => *status_code == 503,
         _ => false,
     }
@@ -98,7 +98,7 @@ pub(super) fn error_status(error: &Error) -> Option<u16> {
     Some(*status_code)
 }
 
-/// The words of the engine, without the client's own in front.
+/// Returns the engine's message, without the client's prefix.
 pub(super) fn said(error: &Error) -> String {
     #[expect(clippy::wildcard_enum_match_arm, reason = "the client's list of errors grows with its features")]
     match error {
@@ -108,7 +108,7 @@ pub(super) fn said(error: &Error) -> String {
     }
 }
 
-/// The meaning of an error of any call but a pull.
+/// Classifies an error of any call except a pull.
 pub(super) fn from_call_error(what: impl Into<String>, error: Error) -> RuntimeError {
     let what = what.into();
     if is_engine_unavailable(&error) {
@@ -119,13 +119,13 @@ pub(super) fn from_call_error(what: impl Into<String>, error: Error) -> RuntimeE
         return RuntimeError::NoDisk { what };
     }
     match error_status(&error) {
-        // The engine understood and says no: asking again changes nothing.
+        // The engine understood the request and refused it: a retry changes nothing.
         Some(400 | 403 | 404 | 409) => RuntimeError::Refused { what, why: words },
         Some(_) | None => RuntimeError::Failed { what, source: Box::new(error) },
     }
 }
 
-/// The meaning of an error of a pull or of asking a registry through the engine.
+/// Classifies an error of a pull or of a registry query through the engine.
 pub(super) fn from_registry_error(image: &str, with_credentials: bool, error: Error) -> RuntimeError {
     let what = image.to_owned();
     if is_engine_unavailable(&error) {
@@ -144,7 +144,7 @@ pub(super) fn from_registry_error(image: &str, with_credentials: bool, error: Er
     }
 }
 
-/// The meaning of an error of a file of ours.
+/// Classifies an error of a local file operation.
 pub(super) fn from_io_error(what: impl Into<String>, source: std::io::Error) -> RuntimeError {
     let what = what.into();
     if source.kind() == std::io::ErrorKind::StorageFull {
@@ -153,7 +153,7 @@ pub(super) fn from_io_error(what: impl Into<String>, source: std::io::Error) -> 
     RuntimeError::Failed { what, source: Box::new(source) }
 }
 
-/// The engine did not answer in time. What was asked may have happened.
+/// Error for an engine that did not respond in time. The request may have been executed.
 pub(super) fn timed_out(what: impl Into<String>) -> RuntimeError {
     RuntimeError::Away { what: what.into(), source: Box::new(Error::RequestTimeoutError) }
 }

@@ -1,4 +1,4 @@
-//! What is read of the host beside the engine: its mounts, its devices, and when things were started.
+//! Host facts that do not come from the engine: mounts, devices and start times.
 
 use std::{
     fs, io,
@@ -10,12 +10,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::clock;
 
-/// Kernel ticks per second as `/proc` shows them: a constant of the interface on every architecture we run on.
+/// Kernel ticks per second as `/proc` shows them: a constant of the interface on all supported architectures.
 const TICKS_PER_SECOND: i64 = 100;
-/// Processes looked at when searching for the engine's.
+/// Maximum number of processes examined in the search for the engine.
 const PROCESSES_MAX: usize = 100_000;
 
-/// Mount points whose later mounts may travel on (`shared:` or `master:` in mountinfo).
+/// Mount points whose later mounts may propagate (`shared:` or `master:` in mountinfo).
 #[derive(Debug, Default)]
 pub(super) struct MountTable {
     points: Vec<(PathBuf, bool)>,
@@ -38,9 +38,9 @@ impl MountTable {
         Self { points: text.lines().filter_map(point).collect() }
     }
 
-    /// Whether the mount that holds `path` passes mounts on.
+    /// Returns whether the mount that holds `path` propagates mounts.
     pub(super) fn is_shared(&self, path: &Path) -> bool {
-        // Of several mounts on one point the last is on top.
+        // Of several mounts on one mount point the last is on top.
         let holder = self.points.iter().enumerate().filter(|(_, (point, _))| path.starts_with(point));
         holder
             .max_by_key(|(at, (point, _))| (point.components().count(), *at))
@@ -48,7 +48,7 @@ impl MountTable {
     }
 }
 
-/// Mountinfo writes blanks and the like as `\040`.
+/// Decodes a path of mountinfo, which escapes blanks and similar characters as `\040`.
 fn unescape_mount_path(word: &str) -> PathBuf {
     let mut text = String::with_capacity(word.len());
     let mut rest = word;
@@ -70,13 +70,13 @@ fn unescape_mount_path(word: &str) -> PathBuf {
     PathBuf::from(text)
 }
 
-/// The group of a device file.
+/// Returns the group of a device file.
 pub(super) fn device_group(path: &Path) -> Option<u32> {
     fs::metadata(path).ok().map(|meta| meta.gid())
 }
 
-/// When the machine was started, milliseconds since 1970. As the clock is set now: a time the engine wrote
-/// before the clock was set may be off by as much.
+/// Boot time of the machine, in milliseconds since 1970, by the present setting of the clock: times that the engine
+/// wrote before the clock was corrected may be off by as much.
 pub(super) fn boot() -> Option<i64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let (whole, parts) = uptime.split_whitespace().next()?.split_once('.')?;
@@ -84,10 +84,10 @@ pub(super) fn boot() -> Option<i64> {
     Some(clock::now_ms() - hundredths * (1000 / TICKS_PER_SECOND))
 }
 
-/// When the engine behind a socket was started, milliseconds since 1970.
+/// Start time of the engine behind a socket, in milliseconds since 1970.
 ///
-/// The kernel knows who listens. Under systemd that is systemd, which hands the socket on: then the one process
-/// of the engine's name counts, if it is the only one.
+/// The kernel knows the listening process. Under systemd that is systemd, which passes the socket on: then the process
+/// with the engine's name counts, if there is only one.
 pub(super) fn engine_started_at_ms(socket: &Path) -> Option<i64> {
     const NAME: &str = "dockerd";
     let listener = listener_pid(socket).ok()?;
@@ -114,7 +114,7 @@ fn listener_pid(socket: &Path) -> io::Result<i32> {
 
 fn process_started_at_ms(pid: i32) -> Option<i64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold blanks and parentheses; the start time is the twentieth word after it.
+    // The name in parentheses may contain blanks and parentheses; the start time is the twentieth field after it.
     let ticks: i64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
     Some(boot()? + ticks * (1000 / TICKS_PER_SECOND))
 }

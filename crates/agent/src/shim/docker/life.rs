@@ -1,4 +1,4 @@
-//! A container from its start to its removal.
+//! Lifecycle of a container, from its start to its removal.
 
 use std::{
     collections::HashMap,
@@ -41,33 +41,33 @@ use crate::{
 
 /// Starting is the engine's longest step: images with many layers, GPUs that wake up.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-/// What a stop may take beyond the time the task was given.
+/// Time that a stop may need in addition to the task's grace period.
 const STOP_TIMEOUT_EXTRA: Duration = Duration::from_secs(20);
-/// For a removal that somebody else began to end.
+/// Maximum time to wait for a removal that another caller began.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
 const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Between two questions to an engine that is away.
+/// Delay between two requests to an unreachable engine.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
-/// For an engine to add up what a container wrote.
+/// Time for the engine to measure the data that a container wrote.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(120);
-/// What a shell says of SIGKILL.
+/// Exit status that a shell reports after SIGKILL.
 const SIGKILL_EXIT_CODE: i64 = 137;
-/// A busy engine takes its time.
+/// Maximum delay of the OOM report of a busy engine.
 const OOM_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 const OOM_POLL_INTERVAL: Duration = Duration::from_millis(30);
-/// By then an engine that was told to stop has gone, unless others of its containers ignore that they were asked.
+/// Time within which an engine that is being stopped ends, unless other containers of it ignore the stop signal.
 const ENGINE_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(6);
-/// How long a runner may take to say where its SSH server listens.
+/// Maximum time for a runner to report the port of its SSH server.
 const PORT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Between two looks at the file where it says so: the job waits for this.
+/// Time between two reads of the file with the port. The job waits for it, so it is short.
 const PORT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Between two questions to the engine whether there is still anybody to say it.
+/// Time between two checks with the engine whether the container is still alive.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const TAIL_LINES: usize = 5;
 const TAIL_LINE_MAX: usize = 2048;
 const TAIL_BYTES_MAX: usize = 64 * 1024;
-/// What engines write for a time that never was.
+/// Time stamp that engines report for an event that never happened.
 const ZERO_TIME: &str = "0001-01-01T00:00:00Z";
 
 pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInspectResponse, InspectError> {
@@ -80,11 +80,11 @@ pub(super) async fn inspect(engine: &Engine, name: &str) -> Result<ContainerInsp
     }
 }
 
-/// Bytes that the container wrote to its own layer; the engine adds them up when it is asked.
+/// Bytes that the container wrote to its own layer; the engine computes them on request.
 pub(super) async fn written_bytes(engine: &Engine, name: &str) -> Result<u64, RuntimeError> {
     let what = format!("measure container {name}");
     let options = InspectContainerOptionsBuilder::default().size(true).build();
-    // Many files take their time, and nobody waits for this.
+    // Many files take long, and no caller waits for the result.
     let asked = tokio::time::timeout(MEASURE_TIMEOUT, engine.inspect_container(name, Some(options))).await;
     let seen = asked.map_err(|_| failure::timed_out(what.clone()))?;
     let seen = seen.map_err(|error| failure::from_call_error(what, error))?;
@@ -105,7 +105,7 @@ impl InspectError {
     }
 }
 
-/// Whether it ever ran: an engine starts an ended container again when asked, and a task runs once.
+/// Returns whether the container ever ran: an engine would start an ended container again, and a task runs once.
 fn was_started(state: &ContainerState) -> bool {
     state.started_at.as_deref().is_some_and(|at| !at.is_empty() && at != ZERO_TIME)
 }
@@ -137,13 +137,13 @@ impl DockerRuntime {
             inspect(&self.engine, &handle.id).await.map_err(|error| error.into_runtime_error(what()))?;
         match mapped_ports(&seen, publish) {
             Some(mapped_ports) => Ok(mapped_ports),
-            // What ended at once has no ports any more. Its exit is told by `wait`.
+            // A container that ended at once has no ports any more. `wait` reports its exit.
             None if !seen.state.as_ref().is_some_and(is_running) => Ok(Vec::new()),
             None => Err(RuntimeError::Refused { what: what(), why: "the engine mapped no port".to_owned() }),
         }
     }
 
-    /// On the host's network ports are what they are. Only the SSH server may have had to take another.
+    /// Returns the ports of a container on the host's network. Only the SSH server may have had to choose another port.
     async fn host_network_ports(&self, dir: &TaskDir, handle: &Handle) -> Result<Vec<Port>, RuntimeError> {
         if !dir.runner_config().is_some_and(|config| config.ssh_any_port_if_taken) {
             return Ok(Vec::new());
@@ -157,7 +157,7 @@ impl DockerRuntime {
                 None => {}
             }
             if Instant::now() >= deadline {
-                tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
+                tracing::warn!(task = %dir.id, "runner did not report the port of its SSH server");
                 return Ok(Vec::new());
             }
             sleep(PORT_POLL_INTERVAL).await;
@@ -167,7 +167,7 @@ impl DockerRuntime {
             asked = Instant::now();
             match inspect(&self.engine, &handle.id).await {
                 Ok(seen) if seen.state.as_ref().is_some_and(is_running) => {}
-                // Its exit is told by `wait`.
+                // `wait` reports the exit.
                 Ok(_) | Err(InspectError::NotFound) => return Ok(Vec::new()),
                 Err(InspectError::Failed(error)) => return Err(error),
             }
@@ -178,7 +178,7 @@ impl DockerRuntime {
         let what = || format!("start container {}", handle.name);
         match self.try_start(handle).await? {
             Ok(()) => Ok(()),
-            // The network was removed since, or two of its name were made at once.
+            // The network was removed meanwhile, or two networks with its name were created at once.
             Err(error) if !publish.is_empty() && failure::said(&error).contains("network") => {
                 self.network.ensure(&self.engine).await?.shield().await;
                 self.try_start(handle).await?.map_err(|error| failure::from_call_error(what(), error))
@@ -208,7 +208,7 @@ impl DockerRuntime {
                         return self.exit(handle, &state, away, kills).await;
                     }
                     counter = counter.or_else(|| KillCounter::open(state.pid, &handle.id));
-                    // It outlived the engine's absence, so that one is no explanation for a later end.
+                    // The container outlived the engine's absence, which therefore does not explain a later end.
                     away = None;
                     answered = clock::now_ms();
                 }
@@ -223,10 +223,10 @@ impl DockerRuntime {
             }
             let asked = Instant::now();
             if self.wait_until_ended(handle, counter.as_ref(), &mut kills).await.is_err() {
-                // The engine went away in the middle: what ends from here on ends in its absence.
+                // The engine became unreachable during the wait: an end from here on happens in its absence.
                 away = Some(clock::now_ms());
             }
-            // An engine that answers at once although the container runs must not be asked in a circle.
+            // An engine that responds at once although the container runs must not be polled in a busy loop.
             if asked.elapsed() < BACKOFF_MIN {
                 sleep(pause).await;
                 pause = (pause * 2).min(BACKOFF_MAX);
@@ -236,8 +236,8 @@ impl DockerRuntime {
         }
     }
 
-    /// The engine hears of the end and of the lack of memory that caused it from two sources, in any order. What was
-    /// killed is looked at for a moment longer.
+    /// Waits briefly for the OOM report of a container that was killed: the engine learns of the end and of its cause
+    /// from two sources, in any order.
     async fn await_oom_report(
         &self,
         handle: &Handle,
@@ -258,7 +258,7 @@ impl DockerRuntime {
         state
     }
 
-    /// Waits for the end by the engine's word, and reads the kernel's count as soon as the first process has ended.
+    /// Waits until the engine reports the end, and reads the kernel's count as soon as the first process has ended.
     async fn wait_until_ended(
         &self,
         handle: &Handle,
@@ -276,12 +276,12 @@ impl DockerRuntime {
         told.await
     }
 
-    /// `not-running`, never `next-exit`: the latter hangs for ever when the end came first.
+    /// Uses `not-running`, never `next-exit`: the latter hangs without limit if the container ended before the call.
     async fn wait_not_running(&self, handle: &Handle) -> Result<(), Error> {
         let options = WaitContainerOptionsBuilder::default().condition("not-running").build();
         let mut answers = std::pin::pin!(self.engine.wait_container(&handle.id, Some(options)));
         match answers.next().await {
-            // The client calls every status but 0 an error.
+            // The client reports every status but 0 as an error.
             Some(Ok(_) | Err(Error::DockerContainerWaitError { .. })) => Ok(()),
             Some(Err(error)) if failure::is_engine_unavailable(&error) => Err(error),
             Some(Err(_)) => Ok(()),
@@ -319,7 +319,7 @@ impl DockerRuntime {
         Ok(Exit { code: i32::try_from(code).ok(), oom_killed, tail, lost })
     }
 
-    /// Whether containers outlive this engine.
+    /// Returns whether containers outlive this engine.
     async fn keeps_containers(&self) -> bool {
         if self.is_podman {
             return true;
@@ -328,7 +328,8 @@ impl DockerRuntime {
         matches!(info, Ok(Ok(info)) if info.live_restore_enabled == Some(true))
     }
 
-    /// An engine that is stopped in order ends its containers first, and answers until the last of them has ended.
+    /// Returns whether the engine is being stopped in an orderly manner: it ends its containers first, and responds
+    /// until the last of them has ended.
     pub(super) async fn is_engine_shutting_down(&self) -> bool {
         if self.keeps_containers().await {
             return false;
@@ -343,7 +344,8 @@ impl DockerRuntime {
         false
     }
 
-    /// The last lines the container printed. None where they cannot be had: the exit is told without them.
+    /// Returns the last lines that the container printed. Empty if they cannot be read: the exit is reported without
+    /// them.
     async fn tail(&self, handle: &Handle) -> Vec<String> {
         let options =
             LogsOptionsBuilder::default().stdout(true).stderr(true).tail(&TAIL_LINES.to_string()).build();
@@ -364,7 +366,7 @@ impl DockerRuntime {
 
     pub(super) async fn stop_within(&self, handle: &Handle, grace: Duration) -> Result<(), RuntimeError> {
         let what = format!("stop container {}", handle.name);
-        // The engine counts whole seconds. Rounded down, the last second of every grace would be lost.
+        // The engine counts whole seconds. Rounding down would lose the last second of every grace period.
         let seconds = i32::try_from(grace.as_millis().div_ceil(1000)).unwrap_or(i32::MAX);
         let options = StopContainerOptionsBuilder::default().t(seconds).build();
         let stopped =
@@ -404,7 +406,7 @@ impl DockerRuntime {
             match removed.map_err(|_| failure::timed_out(what()))? {
                 Ok(()) => return Ok(()),
                 Err(error) if failure::error_status(&error) == Some(404) => return Ok(()),
-                // Somebody is at it already.
+                // A removal is already in progress.
                 Err(error) if failure::error_status(&error) == Some(409) && Instant::now() < deadline => {
                     sleep(REMOVAL_POLL_INTERVAL).await;
                 }
@@ -413,7 +415,7 @@ impl DockerRuntime {
         }
     }
 
-    /// All containers of this shim with the marks.
+    /// Lists all containers of this shim that have the labels.
     async fn list(&self, mut marks: Vec<String>) -> Result<Vec<ContainerSummary>, RuntimeError> {
         marks.push(format!("{}={}", container::HOME_LABEL, self.around.home));
         let filters = HashMap::from([("label", marks)]);
@@ -424,7 +426,7 @@ impl DockerRuntime {
         listed.map_err(|error| failure::from_call_error("list containers", error))
     }
 
-    /// Everything of the host that is mounted into our containers.
+    /// Lists all paths of the host that are mounted into containers of this shim.
     pub(super) async fn mounted_sources(&self) -> Result<Vec<PathBuf>, RuntimeError> {
         let listed = self.list(Vec::new()).await?;
         let mounts = listed.into_iter().flat_map(|one| one.mounts.unwrap_or_default());
@@ -465,7 +467,7 @@ fn parse_millis(text: Option<&str>) -> i64 {
     text.and_then(|text| text.parse::<jiff::Timestamp>().ok()).map_or(0, jiff::Timestamp::as_millisecond)
 }
 
-/// What the engine really mapped, in the order asked for; `None` if one is missing.
+/// Returns the ports that the engine mapped, in the requested order; `None` if one is missing.
 fn mapped_ports(seen: &ContainerInspectResponse, publish: &[u16]) -> Option<Vec<Port>> {
     let mapped = seen.network_settings.as_ref()?.ports.as_ref()?;
     let one = |container: &u16| {

@@ -1,8 +1,8 @@
-//! Whether a container ran out of memory.
+//! Detection of containers that ran out of memory.
 //!
-//! The engine's flag is not enough: Docker 20.10 on version 1 of control groups says `OOMKilled: false` for processes
-//! that the kernel killed for want of memory. The kernel counts them in the container's control group. The engine
-//! removes that group soon after the container's first process has ended, so the count is read at that moment.
+//! The engine's flag is not sufficient: Docker 20.10 on version 1 of control groups reports `OOMKilled: false` for
+//! processes that the kernel killed for lack of memory. The kernel counts them in the container's control group. The
+//! engine removes that group soon after the container's first process has ended, so the count is read at that moment.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -13,31 +13,32 @@ use crate::{
     proc::{self, ProcessHandle},
 };
 
-/// Whether the kernel killed a process of the container for want of memory, by the engine or by the kernel's count.
+/// Returns whether the kernel killed a process of the container for lack of memory, by the engine's flag or by the
+/// kernel's count.
 pub(super) fn is_oom(flag: Option<bool>, kills: u64) -> bool {
     flag == Some(true) || kills > 0
 }
 
-/// The kernel's count of a live container.
+/// Kernel counter of a live container.
 pub(super) struct KillCounter {
     first: AsyncFd<ProcessHandle>,
     group: Group,
 }
 
 impl KillCounter {
-    /// Returns `None` where the process cannot be seen or is not of this container: the engine may count processes
-    /// of a virtual machine, and a pid may be in use again.
+    /// Returns `None` if the process is not visible or does not belong to this container: the engine may report pids of
+    /// a virtual machine, and a pid may have been reused.
     pub(super) fn open(pid: Option<i64>, container: &str) -> Option<Self> {
         let pid = pid.and_then(|pid| i32::try_from(pid).ok()).filter(|pid| *pid > 0)?;
         let first = ProcessHandle::open(proc::stat(pid).ok()??.name).ok()??;
-        // Read while the process is held, so it is the group of the process that is watched.
+        // Read while the process handle is open, so it is the group of the watched process.
         let group = Group::for_process(pid).ok().filter(|group| is_of(group, container))?;
         Some(Self { first: first.watch().ok()?, group })
     }
 
-    /// Waits for the end of the first process and reads the count. Dropping the future loses nothing.
+    /// Waits for the end of the first process and reads the count. Cancel-safe.
     pub(super) async fn kills_at_exit(&self) -> u64 {
-        // Where the process cannot be watched, the engine tells of its end.
+        // If the process cannot be watched, the engine reports its end.
         match self.first.readable().await {
             Ok(mut ended) => ended.retain_ready(),
             Err(_) => std::future::pending().await,
@@ -45,13 +46,13 @@ impl KillCounter {
         self.kills()
     }
 
-    /// The count as it is now; 0 once the group is removed.
+    /// Returns the current count; 0 once the group is removed.
     pub(super) fn kills(&self) -> u64 {
         self.group.oom_kills()
     }
 }
 
-/// Engines name the group of a container by its id.
+/// Returns whether the group belongs to the container: engines name the group by the container's id.
 fn is_of(group: &Group, container: &str) -> bool {
     let memory = group.v1_of("memory").or(group.v2.as_deref());
     let id = container.as_bytes();

@@ -1,8 +1,8 @@
-//! Tasks as containers of an engine that speaks Docker's API: Docker itself, or Podman's service.
+//! Tasks as containers of an engine with Docker's API: Docker itself, or Podman's service.
 //!
-//! Everything a container needs to be found again is on it as labels, so this module keeps nothing in memory
-//! that a restart would lose. Calls are bounded: an engine that does not answer is `Away`, and asking again has
-//! one effect. The decisions are in `container`, `ending`, `failure`, `progress` and `reference`, which do no I/O.
+//! Everything needed to find a container again is stored in its labels, so this module keeps nothing in memory that a
+//! restart would lose. Calls are bounded: an engine that does not respond is `Away`, and repeated calls are idempotent.
+//! The decisions are in `container`, `ending`, `failure`, `progress` and `reference`, which do no I/O.
 
 mod binary;
 mod container;
@@ -62,36 +62,36 @@ use crate::{
     taskdir::{self, ImageConfig, TaskDir},
 };
 
-/// For an engine to say that it is there.
+/// Maximum time for the engine to respond to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// For calls that read or write a record. Longer ones have their own.
+/// Maximum time for calls that read or write a record. Longer calls have separate limits.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
-/// Between two looks at a container that is passing through a state.
+/// Delay before a container in a transient state is inspected again.
 const UNKNOWN_STATE_RETRY_DELAY: Duration = Duration::from_millis(20);
-/// The client's own bound: above every one of ours, so that ours decide.
+/// Timeout of the client: longer than all timeouts of this module, so that those apply.
 const CLIENT_TIMEOUT_SECS: u64 = 24 * 60 * 60;
 const PULL_STALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// What Podman itself asks for, and what its service keeps for itself.
+/// Podman's limits: the one that it requests by default, and the one that its service sets for itself.
 const PODMAN_NOFILE_MAX: i64 = 1_048_576;
 const PODMAN_NPROC_MAX: i64 = 32_768;
-/// From this version of the API on, read-only mounts are so all the way down.
+/// First version of the API in which read-only mounts are recursive.
 const RECURSIVE_READ_ONLY_VERSION: (usize, usize) = (1, 44);
 
-/// How to reach an engine and what to put into its containers.
+/// Connection to an engine and contents of its containers.
 #[derive(Clone, Debug)]
 pub struct DockerSettings {
     pub socket: PathBuf,
     pub home: PathBuf,
     /// The agent's binary; a copy of it is mounted into every container.
     pub agent: PathBuf,
-    /// What a container runs first.
+    /// Command that a container runs.
     pub entrypoint: Vec<String>,
-    /// How long a pull may go without a byte.
+    /// Maximum time of a pull without progress.
     pub stall: Duration,
 }
 
 impl DockerSettings {
-    /// The settings of a shim at `home`: this very binary as the runner of its tasks.
+    /// Settings of a shim at `home`: the current binary is the runner of its tasks.
     pub fn new(socket: PathBuf, home: PathBuf) -> io::Result<Self> {
         let runner = [taskdir::AGENT_IN_CONTAINER, "runner", "--dir", taskdir::RUN_DIR_IN_CONTAINER];
         let entrypoint = runner.map(str::to_owned).to_vec();
@@ -99,7 +99,7 @@ impl DockerSettings {
     }
 }
 
-/// The runtime over a container engine.
+/// Runtime that uses a container engine.
 #[derive(Clone)]
 pub struct DockerRuntime {
     engine: Engine,
@@ -113,7 +113,7 @@ pub struct DockerRuntime {
 }
 
 impl DockerRuntime {
-    /// Finds the engine and agrees on a version. `Away` when it does not answer.
+    /// Connects to the engine and negotiates a version. `Away` if it does not respond.
     pub async fn connect(settings: DockerSettings) -> Result<Self, RuntimeError> {
         let what = format!("reach the container engine at {}", settings.socket.display());
         let away = |error: Error| RuntimeError::Away { what: what.clone(), source: Box::new(error) };
@@ -150,14 +150,14 @@ impl DockerRuntime {
             around: Arc::new(around),
             stall: settings.stall,
         };
-        // What cannot be known to be unused stays; the next start tries again.
+        // A copy that is not known to be unused stays; the next start tries again.
         if let Ok(used) = docker.mounted_sources().await {
             docker.binary.remove_unused(&used);
         }
         Ok(docker)
     }
 
-    /// Where the engine keeps images, as far as it is a place of this host.
+    /// Returns the directory where the engine stores images, if it is a directory of this host.
     pub async fn data(&self) -> Option<PathBuf> {
         let info = tokio::time::timeout(PING_TIMEOUT, self.engine.info()).await.ok()?.ok()?;
         info.docker_root_dir.map(PathBuf::from).filter(|path| path.is_dir())
@@ -177,8 +177,8 @@ impl DockerRuntime {
         };
         let body = self.body(task);
         let image = ImageReference::parse(&task.spec.image_name).full();
-        // The image is asked about itself and the firewall about the network while the engine makes the container:
-        // none waits for the others. All of it is done before the container is started.
+        // The image is inspected and the firewall configured while the engine creates the container; none waits for the
+        // others. All of it completes before the container is started.
         let described = call_with_timeout(what(), self.engine.inspect_image(&image)).boxed();
         let (made, described, ()) =
             tokio::join!(self.create_or_find(task, &name, body), described, shielded.boxed());
@@ -214,7 +214,7 @@ impl DockerRuntime {
         }
     }
 
-    /// The name is taken: by an earlier try of ours, or by something we must not touch.
+    /// Handles a name that is in use: by an earlier attempt of this shim, or by a container that must not be touched.
     async fn find_existing(&self, task: &PreparedTask, name: &str) -> Result<Handle, RuntimeError> {
         let refused = |why: &str| RuntimeError::Refused {
             what: format!("create container {name}"),
@@ -241,8 +241,8 @@ fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
     let version = engine.client_version();
     let mut ulimits = Vec::new();
     if is_podman {
-        // Podman raises these limits by default and fails where it may not. Ours are what it can give; its
-        // service lowers the second one for itself.
+        // Podman raises these limits by default and fails where it lacks permission. These are the limits that it can
+        // grant; its service lowers the second one for itself.
         let own = |which, most: i64| {
             let limit = rustix::process::getrlimit(which).maximum;
             limit.and_then(|limit| i64::try_from(limit).ok()).map_or(most, |limit| limit.min(most))
@@ -260,7 +260,7 @@ fn gather_facts(engine: &Engine, is_podman: bool, home: &Path, entrypoint: Vec<S
     }
 }
 
-/// A bounded call. The outer error is an engine that did not answer in time.
+/// Makes a bounded call. The outer error means that the engine did not respond in time.
 async fn call_with_timeout<T>(
     what: impl Into<String>,
     asked: impl Future<Output = Result<T, Error>>,
@@ -268,8 +268,8 @@ async fn call_with_timeout<T>(
     tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| failure::timed_out(what))
 }
 
-/// A bounded question that is asked again while the answer names a state the client does not know: Podman has
-/// some of its own (`stopped`, `initialized`), which a container passes through in moments.
+/// Makes a bounded call and repeats it while the response contains a state that the client does not know: Podman has
+/// additional ones (`stopped`, `initialized`), in which a container remains only for moments.
 async fn call_until_known_state<T, F: Future<Output = Result<T, Error>>>(
     what: impl Into<String>,
     mut question: impl FnMut() -> F,
@@ -287,8 +287,8 @@ async fn call_until_known_state<T, F: Future<Output = Result<T, Error>>>(
     call_with_timeout(what, settled).await
 }
 
-/// The client writes credentials in plain base64, engines read the URL-safe kind and take anything else for no
-/// credentials at all: a password with `?` or `~` in an unlucky place would be refused.
+/// Rewrites credentials as URL-safe base64. The client sends plain base64, which engines treat as no credentials at
+/// all: a password with an inconvenient `?` or `~` would be refused.
 fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
     if let Some(value) = request.headers_mut().get_mut("x-registry-auth")
         && let Ok(text) = value.to_str()
@@ -300,7 +300,7 @@ fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
     request
 }
 
-/// Podman has no status of its own for a name that is taken.
+/// Returns whether the name is in use. Podman has no separate status for that.
 fn is_name_taken(error: &Error) -> bool {
     match failure::error_status(error) {
         Some(409) => true,
@@ -315,8 +315,8 @@ fn is_image_missing(error: &Error) -> bool {
         && (said.contains("no such image") || said.contains("image not known"))
 }
 
-/// Tells the runner what the image would have run. The job may own the directory by now, so the file is made
-/// anew under a handle and then put in place: no link of the job's is followed.
+/// Writes the command of the image for the runner. The job may own the directory by now, so the file is created under a
+/// directory handle and then renamed: links made by the job are not followed.
 fn write_image_config(task: &TaskDir, image: ImageInspect) -> io::Result<()> {
     let config = image.config.unwrap_or_default();
     let config = ImageConfig {

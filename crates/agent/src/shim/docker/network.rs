@@ -1,7 +1,7 @@
-//! The bridge that tasks without the host's network are on: one for all, and none hears another.
+//! Bridge network of tasks that do not use the host's network: shared by all, with no traffic between tasks.
 //!
-//! It belongs to the engine, not to a task: it is made when first needed and stays, as do the firewall rules
-//! that keep its tasks from the addresses where clouds hand out a machine's credentials.
+//! It belongs to the engine, not to a task: it is created when first needed and kept, as are the firewall rules that
+//! block access from its tasks to the metadata addresses, where clouds serve the credentials of a machine.
 
 use std::{collections::HashMap, path::Path, process::Stdio, time::Duration};
 
@@ -17,21 +17,21 @@ use crate::shim::runtime::RuntimeError;
 
 pub(crate) const NETWORK: &str = "windlass";
 
-/// Where clouds answer questions about the machine, also about its credentials.
+/// Addresses where clouds serve metadata of the machine, including its credentials.
 const METADATA_ADDRESSES: [&str; 3] = ["169.254.169.254", "169.254.170.2", "100.100.100.200"];
-/// Engines keep rules of others in this chain, through their own restarts too.
+/// Chain in which engines preserve foreign rules, also through their restarts.
 const FIREWALL_CHAIN: &str = "DOCKER-USER";
 const FIREWALL_TIMEOUT: Duration = Duration::from_secs(5);
 const NETWORK_LABEL: &str = "ai.windlass.network";
 
 #[derive(Debug, Default)]
 pub(super) struct Bridge {
-    /// Held while looking and making, so that two tasks of one shim do not make two networks.
+    /// Held while the network is looked up and created, so that two tasks of one shim do not create two networks.
     making: tokio::sync::Mutex<()>,
 }
 
 impl Bridge {
-    /// Makes the network unless it is there. Nothing may be started on it before it is shielded.
+    /// Creates the network unless it exists. Nothing may be started on it before it is shielded.
     pub(super) async fn ensure(&self, engine: &Engine) -> Result<UnprotectedNetwork<'_>, RuntimeError> {
         let making = self.making.lock().await;
         let mut all = find_networks(engine).await?;
@@ -43,7 +43,7 @@ impl Bridge {
     }
 }
 
-/// A network whose firewall rules have not been looked at. Containers may be made meanwhile.
+/// A network whose firewall rules have not been checked. Containers may be created meanwhile.
 #[must_use = "tasks on it may reach the cloud's metadata"]
 pub(super) struct UnprotectedNetwork<'a> {
     id: Option<String>,
@@ -58,7 +58,7 @@ impl UnprotectedNetwork<'_> {
     }
 }
 
-/// Leaves exactly one network of the name.
+/// Creates the network and leaves exactly one network of the name.
 async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
     let what = || format!("make network {NETWORK}");
     if find_networks(engine).await?.is_empty() {
@@ -68,22 +68,23 @@ async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
             Err(error) => return Err(failure::from_call_error(what(), error)),
         }
     }
-    // Older engines let two shims that ask at once make two networks of one name, and then find the name
-    // ambiguous. Everybody keeps the same one, so it does not matter who clears up.
+    // Older engines let two shims that act at once create two networks of one name, and then report the name as
+    // ambiguous. All shims keep the same one, so any of them may remove the duplicates.
     let mut same = find_networks(engine).await?.into_iter();
     let keep = same.next();
     for double in same {
         let id = double.id.unwrap_or_default();
-        // It fails where a container is on it already, and then the next one tries.
+        // Fails if a container already uses it; then the next shim tries.
         let _ = call_with_timeout(what(), engine.remove_network(&id)).await?;
     }
     keep.ok_or_else(|| RuntimeError::Refused { what: what(), why: "it is gone again".to_owned() })
 }
 
-/// Containers on the network do not see each other.
+/// Disables traffic between containers on the network.
 const ISOLATION_OPTION: (&str, &str) = ("com.docker.network.bridge.enable_icc", "false");
 
-/// The words for an engine's own program that make the network. Podman knows no networks whose containers are kept apart.
+/// Arguments for the engine's command-line program that create the network. Podman has no networks that isolate
+/// containers from each other.
 pub(crate) fn create_command(is_podman: bool) -> Vec<String> {
     let label = format!("{NETWORK_LABEL}=true");
     let mut words = vec!["network", "create", "--driver", "bridge", "--label", &label];
@@ -106,7 +107,7 @@ fn create_request() -> NetworkCreateRequest {
     }
 }
 
-/// All of the name, the one to keep first.
+/// Lists all networks of the name, the one to keep first.
 async fn find_networks(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
     let what = format!("look for network {NETWORK}");
     let filters = HashMap::from([("name".to_owned(), vec![NETWORK.to_owned()])]);
@@ -120,19 +121,19 @@ async fn find_networks(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
     Ok(all)
 }
 
-/// Best effort: there may be no firewall to speak to, or another one that we do not know.
+/// Adds the firewall rules. Best effort: there may be no firewall, or one of an unknown kind.
 pub(crate) async fn shield(network: &str) {
     let Some(short) = network.get(..12) else { return };
     let bridge = format!("br-{short}");
     let Some(rules) = run_iptables(&["-S", FIREWALL_CHAIN]).await else {
-        tracing::warn!(bridge, "tasks on the bridge may reach the cloud's metadata: no firewall to tell");
+        tracing::warn!(bridge, "failed to read firewall rules; tasks may reach the cloud's metadata");
         return;
     };
     let exists = |bridge: &str| Path::new("/sys/class/net").join(bridge).exists();
     for rule in missing_rules(&rules, &bridge).into_iter().chain(stale_rules(&rules, &exists)) {
         let words: Vec<&str> = rule.iter().map(String::as_str).collect();
         if run_iptables(&words).await.is_none() {
-            tracing::warn!(rule = rule.join(" "), "the firewall does not take a rule");
+            tracing::warn!(rule = rule.join(" "), "failed to change firewall rule");
         }
     }
 }
@@ -141,7 +142,7 @@ fn rule(action: &str, bridge: &str, address: &str) -> Vec<String> {
     [action, FIREWALL_CHAIN, "-d", address, "-i", bridge, "-j", "DROP"].map(str::to_owned).to_vec()
 }
 
-/// Rules to add, given those there are.
+/// Returns the rules to add to the existing ones.
 fn missing_rules(rules: &str, bridge: &str) -> Vec<Vec<String>> {
     let is_there = |address: &&str| {
         let rule = format!("-d {address}/32 -i {bridge} -j DROP");
@@ -154,7 +155,7 @@ fn missing_rules(rules: &str, bridge: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// Rules of ours for a bridge that is no more.
+/// Returns this module's rules for bridges that no longer exist.
 fn stale_rules(rules: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
     let gone = |line: &str| {
         let rest = line.strip_prefix(&format!("-A {FIREWALL_CHAIN} -d "))?.strip_suffix(" -j DROP")?;
@@ -165,7 +166,7 @@ fn stale_rules(rules: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Vec<String>> {
     rules.lines().filter_map(gone).collect()
 }
 
-/// What the firewall said, if it agreed.
+/// Returns the output of `iptables` if it succeeded.
 async fn run_iptables(words: &[&str]) -> Option<String> {
     let mut command = Command::new("iptables");
     command.args(["-w", "3"]).args(words).env_clear();

@@ -1,10 +1,10 @@
-//! How far a pull is: the engine tells of layers one by one, people want one sum. Pure.
+//! Progress of a pull: sums up the engine's reports about single layers. Pure.
 
 use std::collections::BTreeMap;
 
 use windlass_api::agent::shim::PullProgress;
 
-/// More layers than any engine accepts; what is beyond is not counted.
+/// More layers than any engine accepts; further layers are not counted.
 const LAYERS_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ struct Layer {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum LayerStage {
-    /// Named, its size not yet known.
+    /// Named; the size is not yet known.
     #[default]
     Announced,
     Downloading,
@@ -31,7 +31,7 @@ enum LayerStage {
     Done,
 }
 
-/// One line of the engine about one layer.
+/// One progress line of the engine about one layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgressLine<'a> {
     pub(super) layer: &'a str,
@@ -41,8 +41,8 @@ pub(super) struct ProgressLine<'a> {
 }
 
 impl PullLayers {
-    /// Takes a line in. True when something moved: only that counts as a sign of life, since an engine that
-    /// retries says so every second without a byte coming in.
+    /// Applies a line. Returns true if there was progress: only that counts as activity, since an engine that retries
+    /// reports so every second without receiving a byte.
     pub(super) fn note(&mut self, line: ProgressLine<'_>) -> bool {
         let Some(stage) = stage(line.status) else { return false };
         if self.layers.len() >= LAYERS_MAX && !self.layers.contains_key(line.layer) {
@@ -51,7 +51,7 @@ impl PullLayers {
         let new = !self.layers.contains_key(line.layer);
         let layer = self.layers.entry(line.layer.to_owned()).or_default();
         let before = layer.clone();
-        // A broken download starts again, so the stage may fall back to downloading.
+        // A broken download starts again, so the stage may return to downloading.
         if stage > layer.stage || stage == LayerStage::Downloading {
             layer.stage = stage;
         }
@@ -86,7 +86,7 @@ impl PullLayers {
     }
 }
 
-/// `None` for lines that are not about a layer's way.
+/// Returns `None` for lines that do not report the stage of a layer.
 fn stage(status: &str) -> Option<LayerStage> {
     Some(match status {
         "Pulling fs layer" | "Waiting" => LayerStage::Announced,

@@ -1,9 +1,9 @@
-//! Who may use an image that is here but came from behind a credential.
+//! Access control for local images that were pulled with credentials.
 //!
-//! An image on the disk would otherwise be open to everybody who knows its name. So a pull with credentials
-//! leaves a note for the image: it is private, and these credentials opened it at that time. Whoever comes
-//! with the same ones within the hour may use it; everybody else is asked to show the registry. Images that
-//! came without credentials have no note and are free.
+//! Otherwise every user who knows the name of an image on the disk could use it. So a pull with credentials leaves a
+//! record for the image: it is private, and these credentials gave access to it at that time. A task with the same
+//! credentials may use it within the hour; for all others the registry is queried. Images that were pulled without
+//! credentials have no record and are public.
 
 use std::{fs, io, os::unix::fs::DirBuilderExt, path::PathBuf};
 
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::digest::sha256_hex;
 use crate::shim::runtime::RegistryAuth;
 
-/// How long an answer of the registry holds.
+/// Validity of a registry's response.
 const PROOF_TTL_MS: i64 = 60 * 60 * 1000;
-/// Different credentials remembered for one image.
+/// Maximum number of different credentials stored per image.
 const PROOFS_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ struct ImageAccess {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct AccessProof {
-    /// Of credentials and repository, with a salt of its own.
+    /// Digest of credentials and repository, with a separate salt.
     digest: String,
     salt: String,
     at_ms: i64,
@@ -37,10 +37,10 @@ struct AccessProof {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessState {
-    /// It came without credentials.
+    /// The image was pulled without credentials.
     Public,
     Proven,
-    /// The registry must be asked.
+    /// The registry must be queried.
     Unproven,
 }
 
@@ -65,7 +65,7 @@ impl PullAccessStore {
         Ok(if proven { AccessState::Proven } else { AccessState::Unproven })
     }
 
-    /// Notes that the image is private and that these credentials open it.
+    /// Records that the image is private and that these credentials give access to it.
     pub(super) fn add(
         &self,
         image: &str,
@@ -102,7 +102,7 @@ impl PullAccessStore {
 }
 
 fn digest(salt: &str, repository: &str, auth: &RegistryAuth) -> String {
-    // Lengths in front keep two different pairs from running together to the same text.
+    // Length prefixes keep two different pairs from producing the same text.
     let RegistryAuth { username, password } = auth;
     let parts = [salt, repository, username, password].map(|part| format!("{}:{part}", part.len()));
     sha256_hex(parts.concat().as_bytes())

@@ -1,11 +1,11 @@
-//! Bringing an image, and deciding whether the one that is here may be used.
+//! Image pulls, and the decision whether a local image may be used.
 //!
-//! An image that is here is used, unless its tag is `latest` (or absent, which means the same): that name moves,
-//! so the registry is asked each time. When the registry cannot be reached and an image of the name is here, it
-//! is used nevertheless: a host that could run the task a minute ago should not stop because of somebody
-//! else's outage. A registry that *answers* — no such image, not for you — is believed.
+//! A local image is used, unless its tag is `latest` (or absent, which means the same): that tag moves, so the registry
+//! is queried each time. When the registry cannot be reached and there is a local image of the name, it is used
+//! nevertheless: a host that could run the task a minute ago should not fail because of an outage of the registry. A
+//! registry that *responds* (no such image, access denied) is obeyed.
 //!
-//! Who may use an image that came from behind a credential: see `proofs`.
+//! For access to images that were pulled with credentials see `proofs`.
 
 use std::time::Duration;
 
@@ -28,13 +28,13 @@ use crate::{
     shim::runtime::{ProgressCallback, RegistryAuth, RuntimeError},
 };
 
-/// For a registry to say whether credentials open an image.
+/// Maximum time for a registry to check credentials.
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct ImagePull<'a> {
     pub(super) engine: &'a Engine,
     pub(super) proofs: &'a PullAccessStore,
-    /// How long no byte may come.
+    /// Maximum time without progress.
     pub(super) stall: Duration,
     pub(super) image: ImageReference,
     pub(super) auth: Option<&'a RegistryAuth>,
@@ -73,7 +73,7 @@ impl ImagePull<'_> {
                     Ok(Some(here)) if unreachable => {
                         tracing::warn!(
                             image = self.image.full(),
-                            "the registry is out of reach; using what is here"
+                            "registry unreachable; using the local image"
                         );
                         self.check_access(&here).await
                     }
@@ -83,7 +83,7 @@ impl ImagePull<'_> {
         }
     }
 
-    /// The transfer itself. Dropping this future closes the connection, which ends the pull in the engine.
+    /// Performs the transfer. Dropping this future closes the connection, which ends the pull in the engine.
     async fn transfer(&self) -> Result<(), TransferError> {
         let options = CreateImageOptionsBuilder::default()
             .from_image(&self.image.repository)
@@ -111,15 +111,15 @@ impl ImagePull<'_> {
         Ok(())
     }
 
-    /// After a pull with credentials: the image is private, and these open it.
+    /// Records, after a pull with credentials, that the image is private and that these credentials give access to it.
     async fn record_access(&self) -> Result<(), RuntimeError> {
         let Some(auth) = self.auth else { return Ok(()) };
-        // An engine that says "done" without the image is asked again when the container is made.
+        // An engine that reports success without having the image is queried again when the container is created.
         let Some(id) = self.here().await?.and_then(|here| here.id) else { return Ok(()) };
         self.save_proof(&id, auth)
     }
 
-    /// Lets a local image be used by those who may.
+    /// Checks whether the task may use a local image.
     async fn check_access(&self, here: &ImageInspect) -> Result<(), RuntimeError> {
         let id = here.id.as_deref().unwrap_or_default();
         let access = self.proofs.access(id, &self.image.repository, self.auth, clock::now_ms());
@@ -132,13 +132,13 @@ impl ImagePull<'_> {
         }
     }
 
-    /// Asks the registry for the manifest, with what the task came with.
+    /// Requests the manifest from the registry with the credentials of the task.
     async fn verify_with_registry(&self) -> Result<(), RuntimeError> {
         let name = self.image.full();
         let asked = self.engine.inspect_registry_image(&name, self.credentials());
         match tokio::time::timeout(REGISTRY_TIMEOUT, asked).await {
             Ok(Ok(_)) => Ok(()),
-            // Podman cannot ask without pulling; a pull of what is here moves no layers.
+            // Podman cannot query without a pull; a pull of a local image transfers no layers.
             Ok(Err(error)) if is_unsupported_call(&error) => match self.transfer().await {
                 Ok(()) => Ok(()),
                 Err(TransferError::Stalled) => {
@@ -179,7 +179,7 @@ enum TransferError {
     Engine(Error),
 }
 
-/// Whether the engine has no way to ask a registry about an image, as opposed to having asked.
+/// Returns whether the engine does not support registry queries, as opposed to a query that failed.
 fn is_unsupported_call(error: &Error) -> bool {
     let said = failure::said(error).to_lowercase();
     let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());

@@ -1,9 +1,9 @@
-//! Names of images: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. Pure.
+//! Image names: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. Pure.
 
-/// A name, taken apart as far as pulling needs it.
+/// An image name, parsed as far as a pull needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ImageReference {
-    /// With the registry's host, without tag and digest; as written.
+    /// Includes the registry's host, without tag and digest; as written.
     pub(super) repository: String,
     pub(super) version: ImageVersion,
 }
@@ -11,11 +11,11 @@ pub(super) struct ImageReference {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ImageVersion {
     Tag(String),
-    /// `sha256:…`; a tag beside it says nothing more.
+    /// `sha256:…`; an additional tag is ignored.
     Digest(String),
 }
 
-/// The registry meant by a name without a host.
+/// Registry of a name without a host.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
 impl ImageReference {
@@ -24,7 +24,7 @@ impl ImageReference {
             Some((name, digest)) => (name, Some(digest).filter(|digest| !digest.is_empty())),
             None => (name, None),
         };
-        // A colon after the last slash starts the tag; before it, it is the registry's port.
+        // A colon after the last slash starts the tag; before it, it starts the registry's port.
         let path = name.rfind('/').map_or(0, |slash| slash + 1);
         let (repository, tag) = match name.get(path..).and_then(|last| last.find(':')) {
             Some(colon) => {
@@ -41,19 +41,19 @@ impl ImageReference {
         Self { repository: repository.to_owned(), version }
     }
 
-    /// What the engine's pull takes beside the repository. Never empty: that would pull every tag there is.
+    /// Version argument of the engine's pull. Never empty: that would pull all tags.
     pub(super) fn version(&self) -> &str {
         match &self.version {
             ImageVersion::Tag(text) | ImageVersion::Digest(text) => text,
         }
     }
 
-    /// Whether the same name may mean another image tomorrow, by everybody's habit.
+    /// Returns whether the name may refer to another image tomorrow, by convention.
     pub(super) fn moves(&self) -> bool {
         self.version == ImageVersion::Tag("latest".to_owned())
     }
 
-    /// The registry's host, with its port.
+    /// Returns the registry's host, with its port.
     pub(super) fn registry(&self) -> &str {
         match self.repository.split_once('/') {
             Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => host,
@@ -61,7 +61,7 @@ impl ImageReference {
         }
     }
 
-    /// The name with its version spelled out.
+    /// Returns the name with an explicit version.
     pub(super) fn full(&self) -> String {
         match &self.version {
             ImageVersion::Tag(tag) => format!("{}:{tag}", self.repository),

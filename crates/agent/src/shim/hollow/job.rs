@@ -1,4 +1,4 @@
-//! A job that does nothing, as a function of time. No I/O and no clock: times come in, in milliseconds.
+//! A simulated job, as a function of time. No I/O and no clock: times are arguments, in milliseconds.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,13 +6,13 @@ use windlass_api::agent::runner::JobState;
 
 use super::SimulationPlan;
 
-/// Every line of output is as long as any other, so that a byte's line is a division.
+/// All lines of output have the same length, so that the line of a byte is found by division.
 pub(super) const LINE_BYTES: u64 = 26;
-/// Most lines handed out at once.
+/// Maximum number of lines returned at once.
 pub(super) const LINES_MAX: u64 = 2000;
-/// Most lines of one job: those of one millisecond are handed out together.
+/// Maximum number of lines of one job: lines of one millisecond are returned together.
 const JOB_LINES_MAX: u32 = 1_000_000;
-/// What the job exits with when it is interrupted, and when its task is ended.
+/// Exit statuses of a job that is interrupted, and of one whose task is ended.
 const EXIT_INTERRUPTED: i32 = 130;
 const EXIT_TERMINATED: i32 = 143;
 
@@ -20,30 +20,30 @@ const EXIT_TERMINATED: i32 = 143;
 pub(super) struct SimulatedJob {
     plan: SimulationPlan,
     started: bool,
-    /// When its commands began.
+    /// Start time of the commands.
     began: Option<i64>,
-    /// It was ended before its time: when, and with what.
+    /// Time and exit status of an early end.
     cut: Option<(i64, i32)>,
     /// The task itself was ended.
     killed: bool,
-    /// Everything was read after the end.
+    /// All output was read after the end.
     read: bool,
-    /// How many states and bytes were told of.
+    /// Number of states and bytes already reported.
     told_states: usize,
     told_bytes: u64,
 }
 
-/// What a task waits for.
+/// Next change of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobPhase {
     Ended {
         code: i32,
     },
-    /// Something happens by itself.
+    /// A change happens without a call.
     ChangesIn {
         in_ms: u64,
     },
-    /// Something happens when somebody asks for it.
+    /// A change happens only after a call.
     Waiting,
 }
 
@@ -73,7 +73,7 @@ impl SimulatedJob {
         self.began.is_some()
     }
 
-    /// What the job asks for in its environment; words that are no numbers are passed over.
+    /// Applies the settings in the job's environment; values that are not numbers are ignored.
     pub(super) fn configure(&mut self, env: &BTreeMap<String, String>) {
         fn number<T: std::str::FromStr>(env: &BTreeMap<String, String>, name: &str) -> Option<T> {
             env.get(name)?.parse().ok()
@@ -88,7 +88,7 @@ impl SimulatedJob {
         self.began.get_or_insert(now);
     }
 
-    /// Interrupts the job; nothing happens before it began or after its end.
+    /// Interrupts the job; no effect before its start or after its end.
     pub(super) fn stop(&mut self, now: i64) {
         self.end(now, EXIT_INTERRUPTED);
     }
@@ -103,17 +103,17 @@ impl SimulatedJob {
         let running =
             self.began.is_some() && self.cut.is_none() && self.ended_at().is_some_and(|end| now < end);
         if running {
-            // The state that says so comes a millisecond after the last line.
+            // The state that reports the end comes one millisecond after the last line.
             self.cut = Some((now - 1, code));
         }
     }
 
-    /// At least one: every line has its time between the first state and the last.
+    /// At least one: the time of every line lies between the first state and the last.
     fn run_ms(&self) -> i64 {
         i64::try_from(self.plan.run.as_millis()).unwrap_or(i64::MAX / 4).max(1)
     }
 
-    /// After the last line, so that times of states and lines grow strictly.
+    /// Returns a time after the last line, so that times of states and lines increase strictly.
     fn ended_at(&self) -> Option<i64> {
         let began = self.began?;
         Some(self.cut.map_or(began.saturating_add(self.run_ms()), |(at, _)| at.max(began)).saturating_add(1))
@@ -147,7 +147,7 @@ impl SimulatedJob {
         states
     }
 
-    /// States nobody was told of yet; they count as told now.
+    /// Returns the states not yet reported and marks them as reported.
     pub(super) fn take_new_states(&mut self, now: i64) -> Vec<JobState> {
         let states = self.states(now);
         let fresh = states.get(self.told_states..).unwrap_or_default().to_vec();
@@ -155,7 +155,7 @@ impl SimulatedJob {
         fresh
     }
 
-    /// The end of the output, if it grew since this was asked last.
+    /// Returns the end of the output if it grew since the last call.
     pub(super) fn take_new_output_end(&mut self, now: i64) -> Option<u64> {
         let end = self.output_end(now);
         (std::mem::replace(&mut self.told_bytes, end) < end).then_some(end)
@@ -172,7 +172,6 @@ impl SimulatedJob {
         u64::try_from(out.min(lines)).unwrap_or(0)
     }
 
-    /// When line `n` came.
     fn line_time(&self, n: u64) -> i64 {
         let offset = u128::from(n) * u128::try_from(self.run_ms()).unwrap_or(0);
         let offset = offset.checked_div(u128::from(self.plan.log_lines)).unwrap_or(0);
@@ -190,7 +189,7 @@ impl SimulatedJob {
         self.lines(now) * LINE_BYTES
     }
 
-    /// Output from `offset` on, at most `limit` bytes.
+    /// Returns output from `offset`, at most `limit` bytes.
     pub(super) fn output(&self, now: i64, offset: u64, limit: u64) -> Vec<u8> {
         let end = self.output_end(now).min(offset.saturating_add(limit.min(LINES_MAX * LINE_BYTES)));
         let (first, last) = (offset / LINE_BYTES, end.div_ceil(LINE_BYTES));
@@ -200,7 +199,8 @@ impl SimulatedJob {
         text.into_bytes().into_iter().skip(from).take(length).collect()
     }
 
-    /// Output that came after `after`: lines of the same millisecond together. And whether that is all for now.
+    /// Returns the output after `after`, with lines of the same millisecond together, and whether it is complete for
+    /// now.
     pub(super) fn output_after(&self, now: i64, after: i64) -> (Vec<(i64, String)>, bool) {
         let (mut low, total) = (0, self.lines(now));
         let mut high = total;
@@ -224,7 +224,7 @@ impl SimulatedJob {
         (lines, true)
     }
 
-    /// Everything there will ever be was read.
+    /// Marks the complete output as read.
     pub(super) fn mark_read(&mut self) {
         self.read = true;
     }

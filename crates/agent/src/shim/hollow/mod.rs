@@ -1,16 +1,16 @@
-//! Tasks that only seem to run: for a set time, with a set result, at next to no cost.
+//! Simulated tasks: they run for a set time, with a set result, at almost no cost.
 //!
-//! A load test needs hosts by the thousand, and what it measures is the server. So there is no process and no file
-//! here: states and output of a job are functions of when it began, what was asked of it and what time it is.
-//! The runner is played as well. What a task does is set by flags, and by each job in its environment:
+//! A load test needs thousands of hosts, and it measures the server. So there is no process and no file here: states
+//! and output of a job are functions of its start time, its settings and the current time. The runner is simulated as
+//! well. The behaviour of a task is set by flags, and by each job in its environment:
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `HOLLOW_RUN_MS` | how long the job runs |
-//! | `HOLLOW_EXIT` | its exit status |
+//! | `HOLLOW_RUN_MS` | duration of the job |
+//! | `HOLLOW_EXIT` | exit status |
 //! | `HOLLOW_LOG_LINES` | lines of output, spread over that time |
 //!
-//! How long the image takes to come is known before the job is: the tag `pull-MS` of the image says so.
+//! The duration of the image pull must be known before the job is: it is set by the tag `pull-MS` of the image.
 
 mod job;
 mod play;
@@ -41,7 +41,7 @@ use super::{
 use crate::{clock, taskdir::TaskDir};
 use job::{JobPhase, SimulatedJob};
 
-/// What every task does that is not told otherwise.
+/// Default behaviour of the tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimulationPlan {
     pub pull: Duration,
@@ -56,19 +56,19 @@ impl Default for SimulationPlan {
     }
 }
 
-/// [`Plan`] on a command line.
+/// [`Plan`] as command-line flags.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct SimulationFlags {
-    /// Hollow tasks: how long an image takes to come
+    /// Simulated tasks: duration of an image pull, in milliseconds
     #[arg(long, value_name = "MS", env = "HOLLOW_PULL_MS", default_value_t = 0)]
     hollow_pull_ms: u64,
-    /// Hollow tasks: how long a job runs
+    /// Simulated tasks: duration of a job, in milliseconds
     #[arg(long, value_name = "MS", env = "HOLLOW_RUN_MS", default_value_t = 1000)]
     hollow_run_ms: u64,
-    /// Hollow tasks: what a job exits with
+    /// Simulated tasks: exit status of a job
     #[arg(long, value_name = "CODE", env = "HOLLOW_EXIT", default_value_t = 0)]
     hollow_exit: i32,
-    /// Hollow tasks: lines of output
+    /// Simulated tasks: lines of output
     #[arg(long, value_name = "N", env = "HOLLOW_LOG_LINES", default_value_t = 2)]
     hollow_log_lines: u32,
 }
@@ -84,16 +84,16 @@ impl From<SimulationFlags> for SimulationPlan {
     }
 }
 
-/// After the job's end its output may be read for so long, as with a real runner.
+/// Time after the job's end in which its output can be read, as with a real runner.
 const READ_GRACE: Duration = Duration::from_secs(300);
-/// Bytes a hollow image seems to have.
+/// Size that a simulated image reports.
 const IMAGE_BYTES: u64 = 1 << 20;
 
-/// The runtime of one hollow host.
+/// Runtime of one simulated host.
 #[derive(Debug)]
 pub struct SimulatedRuntime {
     plan: SimulationPlan,
-    /// States of jobs are told here at once; there is no file to watch.
+    /// Receives states of jobs directly; there is no file to watch.
     events: EventLog,
     tasks: Mutex<HashMap<SubmissionId, Arc<SimulatedTask>>>,
 }
@@ -114,7 +114,7 @@ impl SimulatedRuntime {
         self.tasks.lock().get(&id).cloned()
     }
 
-    /// Changes a job and tells of the states that came by it.
+    /// Changes a job and publishes the resulting states.
     fn change<T>(
         &self,
         id: SubmissionId,
@@ -134,7 +134,7 @@ impl SimulatedRuntime {
         result
     }
 
-    /// Returns when the task has ended, telling of the job's end when its time has come.
+    /// Returns when the task has ended; publishes the job's end when it is due.
     async fn wait_ended(&self, id: SubmissionId, task: &SimulatedTask) -> Exit {
         let mut changed = task.changed.subscribe();
         loop {
@@ -174,7 +174,7 @@ fn handle(id: SubmissionId) -> Handle {
     Handle { name: format!("hollow-{id}"), id: id.to_string() }
 }
 
-/// What the tag `pull-MS` says.
+/// Parses the tag `pull-MS`.
 fn pull_time(image: &str) -> Option<Duration> {
     let (_, tag) = image.rsplit_once(':')?;
     tag.strip_prefix("pull-")?.parse().ok().map(Duration::from_millis)

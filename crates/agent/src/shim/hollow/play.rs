@@ -1,4 +1,4 @@
-//! The runner of a hollow task: its calls, answered from the job alone.
+//! Runner of a simulated task: answers its calls from the job alone.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use windlass_model::id::SubmissionId;
 use super::{SimulatedJob, SimulatedRuntime, SimulatedTask};
 use crate::{clock, http::ErrorResponse, shim::runtime::JOB_RECORD_PATH};
 
-/// Longest wait for more output.
+/// Maximum time to wait for more output.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// How often a waiting reader looks for output that time alone brings.
+/// Interval at which a waiting reader checks for output that only depends on time.
 const WAIT_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl SimulatedRuntime {

@@ -1,6 +1,6 @@
-//! Checkers: what must hold of every journal, whatever happened to its host.
+//! Checkers: invariants of every journal, whatever happened to its host.
 //!
-//! Each says what it found wrong; nothing found is an empty list. They read journals, never logs.
+//! Each returns the violations that it found; an empty list means none. They read journals, never logs.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use windlass_model::id::SubmissionId;
 
 use super::{JournalEvent, Record};
 
-/// Everything that is checked.
+/// Runs all checks.
 pub fn violations(records: &[Record]) -> Vec<String> {
     [started_once(records), epochs_grow(records), gpus_have_one_owner(records), ends_once(records)].concat()
 }
@@ -23,7 +23,7 @@ fn started_once(records: &[Record]) -> Vec<String> {
         .collect()
 }
 
-/// L2: no effect of an older epoch after one of a newer.
+/// L2: no effect of an older epoch follows one of a newer epoch.
 fn epochs_grow(records: &[Record]) -> Vec<String> {
     let mut seen: HashMap<SubmissionId, i64> = HashMap::new();
     let mut wrong = Vec::new();
@@ -46,7 +46,7 @@ fn epochs_grow(records: &[Record]) -> Vec<String> {
     wrong
 }
 
-/// G1: a device is taken again only after its owner gave it back.
+/// G1: a device is acquired again only after its owner released it.
 fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
     let mut owners: BTreeMap<&str, SubmissionId> = BTreeMap::new();
     let mut wrong = Vec::new();
@@ -72,7 +72,7 @@ fn gpus_have_one_owner(records: &[Record]) -> Vec<String> {
 
 type KindPredicate = fn(&JournalEvent) -> bool;
 
-/// What a task can hold, when it begins to and when it ends.
+/// Resources that a task can hold, with the records that acquire and release them.
 const HELD_RESOURCES: [(&str, KindPredicate, KindPredicate); 3] = [
     (
         "gpus",

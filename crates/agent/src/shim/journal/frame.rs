@@ -1,4 +1,4 @@
-//! How a record lies in the file: length, checksum, JSON. What cannot be read is named, never guessed.
+//! File format of a record: length, checksum, JSON. Unreadable bytes are reported, never guessed.
 
 use super::Record;
 
@@ -6,18 +6,19 @@ use super::Record;
 const HEADER_BYTES: usize = 8;
 /// More than any record needs; a longer one is damage.
 const RECORD_BYTES_MAX: usize = 64 * 1024;
-/// Every record begins so, which makes looking for the next whole one cheap.
+/// Prefix of every record, which makes the search for the next complete one cheap.
 const RECORD_PREFIX: &[u8] = b"{\"seq\":";
 
-/// What a file held.
+/// Contents of a journal file.
 #[derive(Debug, Default, PartialEq)]
 pub struct JournalContents {
     pub records: Vec<Record>,
-    /// Stretches of bytes that are no records although whole records follow, or a whole frame that lies.
+    /// Ranges of bytes that are not records although complete records follow, or a complete frame with a wrong
+    /// checksum.
     pub damage: Vec<Damage>,
-    /// Bytes at the end that never became a record: the writer was killed half way.
+    /// Bytes at the end that never became a record: the writer was killed during the write.
     pub torn_bytes: u64,
-    /// There was no file.
+    /// The file does not exist.
     pub missing: bool,
 }
 
@@ -25,7 +26,7 @@ pub struct JournalContents {
 pub struct Damage {
     pub offset: u64,
     pub len: u64,
-    /// Records with a higher number than this were written after what was lost.
+    /// Records with a higher sequence number were written after the lost ones.
     pub after_seq: u64,
 }
 
@@ -41,7 +42,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) -> Result<(), serde_jso
     Ok(())
 }
 
-/// The length is summed too: a flipped bit in it must not look like a shorter record.
+/// Covers the length as well: a flipped bit in it must not produce a shorter valid record.
 fn checksum(len: u32, json: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&len.to_le_bytes());
@@ -49,7 +50,7 @@ fn checksum(len: u32, json: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The record at the front of `bytes` and how long it is there.
+/// Decodes the record at the start of `bytes` and returns it with its length.
 fn decode(bytes: &[u8]) -> Option<(Record, usize)> {
     let len = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?);
     let sum = u32::from_le_bytes(bytes.get(4..HEADER_BYTES)?.try_into().ok()?);
@@ -61,16 +62,16 @@ fn decode(bytes: &[u8]) -> Option<(Record, usize)> {
     Some((serde_json::from_slice(json).ok()?, end))
 }
 
-/// Whether the bytes could be the beginning of a record that was never finished.
+/// Returns whether the bytes could be the start of an incomplete record.
 fn is_torn(bytes: &[u8]) -> bool {
     let Some(len) = bytes.get(..4).and_then(|len| len.try_into().ok()).map(u32::from_le_bytes) else {
         return true;
     };
-    // A file system may leave zeros where data never arrived.
+    // A file system may leave zeros where data was never written.
     HEADER_BYTES.saturating_add(len as usize) > bytes.len() || bytes.iter().all(|byte| *byte == 0)
 }
 
-/// Every whole record, in order, and what lay between them.
+/// Returns every complete record, in order, and the damage between them.
 pub fn scan(bytes: &[u8]) -> JournalContents {
     let mut reading = JournalContents::default();
     let mut at = 0;

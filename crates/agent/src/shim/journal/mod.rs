@@ -1,9 +1,9 @@
-//! The shim's journal: what it did to its host, in order, on disk before anybody is told.
+//! The shim's journal: its actions on the host, in order, on disk before they are reported.
 //!
-//! Append-only. `append` gives a record its place in the order and never waits; `settle` returns once the disk
-//! has it, and whoever settles at the same time shares one sync. Tests and checkers read it with [`read`].
+//! Append-only. `append` assigns a record its position in the order and never waits; `settle` returns once the record
+//! is on disk, and concurrent callers share one sync. Tests and checkers read it with [`read`].
 //!
-//! Why not a database? The journal is read at the start, never queried, and must survive a cut at any byte.
+//! Why not a database? The journal is read at the start, never queried, and must survive truncation at any byte.
 
 pub mod check;
 mod frame;
@@ -29,23 +29,23 @@ use crate::clock;
 
 pub use frame::{Damage, JournalContents, scan};
 
-/// Space kept aside so that a full disk does not keep the shim from ending and removing tasks.
+/// Space reserved so that the shim can end and remove tasks when the disk is full.
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
-/// A file longer than this, and twice as long as after the last time, is rewritten without what is over.
+/// A file that is longer than this, and twice as long as after the last compaction, is compacted.
 const COMPACT_BYTES_MIN: u64 = 4 * 1024 * 1024;
-/// Records kept in memory where there is no file before removed tasks are dropped.
+/// Maximum number of records in memory, where there is no file, before removed tasks are dropped.
 const MEMORY_RECORDS_MAX: usize = 4096;
-/// Refusals that wait for the disk; more are not written down.
+/// Maximum size of queued records; above it, refusals are not recorded.
 const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// Strictly growing over the life of the journal.
+    /// Strictly increasing over the lifetime of the journal.
     pub seq: u64,
-    /// Microseconds since 1970; for people.
+    /// Microseconds since 1970; informational.
     pub at: i64,
     pub submission: SubmissionId,
-    /// The highest epoch seen for the submission; for a refusal the one refused.
+    /// The highest epoch seen for the submission; for a refusal the refused epoch.
     pub epoch: i64,
     #[serde(flatten)]
     pub kind: JournalEvent,
@@ -55,9 +55,9 @@ pub struct Record {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum JournalEvent {
     Submitted,
-    /// The submission could not be written down and was refused: as if it had never come.
+    /// The submission could not be recorded and was refused: as if it had never been received.
     Withdrawn,
-    /// A call with a higher epoch came.
+    /// A call with a higher epoch was received.
     Admitted,
     Moved {
         to: Status,
@@ -68,7 +68,7 @@ pub enum JournalEvent {
     GpuReleased {
         gpus: Vec<String>,
     },
-    /// Keys of people are about to be added to a user of the host.
+    /// Keys of users are about to be added to an account of the host.
     KeyAdded,
     KeyRemoved,
     /// Volumes and mounts are about to be made.
@@ -77,7 +77,7 @@ pub enum JournalEvent {
     ContainerCreated {
         handle: Handle,
     },
-    /// It is about to be started. Without `container_started` after it nobody knows whether it was.
+    /// The container is about to be started. Without a later `container_started` it is unknown whether it was.
     ContainerStarting {
         boot: String,
     },
@@ -106,7 +106,7 @@ pub enum JournalEvent {
 }
 
 impl JournalEvent {
-    /// Written down for people and checkers; nothing changed.
+    /// Returns whether the record is informational only; a refusal changes nothing.
     pub const fn is_refusal(&self) -> bool {
         matches!(self, Self::RefusedEpoch { .. } | Self::RefusedSpec { .. })
     }
@@ -143,7 +143,7 @@ struct PendingRecords {
     next_seq: u64,
     /// Encoded, not yet on disk.
     bytes: Vec<u8>,
-    /// Everything, where there is no disk.
+    /// All records, where there is no file.
     memory: Vec<Record>,
 }
 
@@ -151,22 +151,22 @@ struct PendingRecords {
 struct JournalFile {
     path: PathBuf,
     file: File,
-    /// Up to here the file holds whole records.
+    /// Length of the complete records in the file.
     len: u64,
     compacted_len: u64,
-    /// The last record known to be on disk.
+    /// Sequence number of the last record known to be on disk.
     synced: u64,
-    /// Held while this is the one shim of its home; without it nothing is written.
+    /// Held while this is the only shim of its home; without it nothing is written.
     lock: Option<File>,
 }
 
 impl Journal {
-    /// For hosts that are not real: kept in memory, gone with the process.
+    /// Journal of a simulated host: kept in memory, lost with the process.
     pub fn in_memory() -> Self {
         Self { queue: Arc::new(Mutex::new(PendingRecords::from(1))), disk: None }
     }
 
-    /// Opens or makes the file, cuts a torn tail and says what it holds.
+    /// Opens or creates the file, truncates an incomplete record at its end and returns its contents.
     pub fn open(path: &Path) -> Result<(Self, JournalContents), Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         let lock = lock(path)?;
@@ -199,7 +199,7 @@ impl Journal {
         Ok((Self { queue, disk: Some(Arc::new(tokio::sync::Mutex::new(disk))) }, reading))
     }
 
-    /// Puts a record in its place in the order. It is not on disk yet: see `settle`.
+    /// Appends a record to the order. It is not on disk yet: see `settle`.
     pub fn append(&self, submission: SubmissionId, epoch: i64, kind: JournalEvent) -> u64 {
         let mut queue = self.queue.lock();
         let seq = queue.next_seq;
@@ -212,17 +212,17 @@ impl Journal {
             queue.keep_in_memory(record);
         } else if let Err(error) = frame::encode(&record, &mut queue.bytes) {
             // Strings and numbers always encode; a defect here must not end the shim.
-            tracing::error!(%error, ?record, "encode a journal record");
+            tracing::error!(%error, ?record, "failed to encode journal record");
         }
         seq
     }
 
-    /// The record appended last.
+    /// Sequence number of the last appended record.
     pub fn last(&self) -> u64 {
         self.queue.lock().next_seq - 1
     }
 
-    /// Returns once the disk holds the record and all before it.
+    /// Returns once the record and all before it are on disk.
     pub async fn settle(&self, seq: u64) -> Result<(), Error> {
         let Some(disk) = &self.disk else { return Ok(()) };
         let mut disk = Arc::clone(disk).lock_owned().await;
@@ -230,13 +230,13 @@ impl Journal {
             return Ok(());
         }
         let queue = Arc::clone(&self.queue);
-        // The guard goes along: a caller that is dropped meanwhile does not let another write between.
+        // The guard moves along: if the caller is dropped meanwhile, no other write can intervene.
         let written = tokio::task::spawn_blocking(move || disk.drain(&queue)).await;
         written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// As [`Journal::compact`], where so much of the file is about what is over that it is worth it. Of many who
-    /// ask at once one rewrites.
+    /// Compacts as [`Journal::compact`] does if enough of the file is obsolete. Of several concurrent callers one
+    /// rewrites.
     pub async fn compact_if_long(
         &self,
         keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
@@ -244,7 +244,7 @@ impl Journal {
         self.compact_if(JournalFile::is_long, keep).await
     }
 
-    /// Rewrites the file with the records that `keep` wants; the old one is replaced in one step.
+    /// Rewrites the file with the records that `keep` returns; the old file is replaced atomically.
     pub async fn compact(
         &self,
         keep: impl FnOnce(Vec<Record>) -> Vec<Record> + Send + 'static,
@@ -270,14 +270,14 @@ impl Journal {
         rewritten.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// Waits for a write that goes on and lets none follow, so that another may open the file.
+    /// Waits for a write in progress and prevents further ones, so that another process may open the file.
     pub async fn close(&self) {
         if let Some(disk) = &self.disk {
             disk.lock().await.lock = None;
         }
     }
 
-    /// What a journal without a file holds.
+    /// Records of a journal without a file.
     pub fn in_memory_records(&self) -> Vec<Record> {
         self.queue.lock().memory.clone()
     }
@@ -298,7 +298,7 @@ impl PendingRecords {
                 .map(|record| record.submission)
                 .collect();
             self.memory.retain(|record| !removed.contains(&record.submission));
-            // Everything that lives is kept unless it alone is too much.
+            // All records of existing tasks are kept, unless they alone exceed the maximum.
             let over = self.memory.len().saturating_sub(MEMORY_RECORDS_MAX);
             self.memory.drain(..over);
         }
@@ -314,7 +314,7 @@ impl JournalFile {
         Error::Write { path: self.path.clone(), source: Arc::new(source) }
     }
 
-    /// Writes what waits and syncs it. What could not be written waits on, in its place.
+    /// Writes and syncs the queued records. Records that could not be written stay queued, in order.
     fn drain(&mut self, queue: &Mutex<PendingRecords>) -> Result<(), Error> {
         if self.lock.is_none() {
             return Err(Error::Closed { path: self.path.clone() });
@@ -329,7 +329,7 @@ impl JournalFile {
             {
                 return Err(error);
             }
-            tracing::warn!(path = %self.path.display(), "the disk is full; the journal uses its reserve");
+            tracing::warn!(path = %self.path.display(), "disk full; the journal uses its reserve");
             self.write(&bytes)
         });
         if let Err(source) = written {
@@ -345,10 +345,10 @@ impl JournalFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let written = self.file.write_all(bytes).and_then(|()| self.file.sync_data());
         if written.is_err() {
-            // No half record should stand before the next one; a reader would find its way past it all the same.
+            // No partial record should precede the next one, although a reader would skip it.
             let cut = self.file.set_len(self.len).and_then(|()| self.file.seek(SeekFrom::Start(self.len)));
             if let Err(error) = cut {
-                tracing::error!(%error, "cut a half record off the journal");
+                tracing::error!(%error, "failed to truncate a partial journal record");
             }
         } else {
             self.len += bytes.len() as u64;
@@ -368,7 +368,7 @@ impl JournalFile {
             Ok(file)
         });
         if written.is_err() {
-            // Half a file takes up what a full disk needs.
+            // A partial file occupies space that a full disk needs.
             let _ = std::fs::remove_file(&beside);
         }
         self.file = written?;
@@ -383,7 +383,7 @@ impl JournalFile {
         self.path.with_extension("reserve")
     }
 
-    /// Without it the shim works too, until the disk is full.
+    /// Allocates the reserve. Without it the shim works too, until the disk is full.
     fn fill_reserve(&self) {
         let filled =
             OpenOptions::new().write(true).create(true).truncate(false).open(self.reserve_path()).and_then(
@@ -394,7 +394,7 @@ impl JournalFile {
             );
         if let Err(error) = filled {
             let _ = std::fs::remove_file(self.reserve_path());
-            tracing::info!(%error, "there is no room for the journal's reserve");
+            tracing::info!(%error, "failed to allocate the journal reserve");
         }
     }
 
@@ -411,7 +411,8 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Two shims on one home would start everything twice. The lock goes with the process, however it ends.
+/// Locks the journal: two shims on one home would start everything twice. The kernel releases the lock when the process
+/// ends, for whatever reason.
 fn lock(path: &Path) -> Result<File, Error> {
     use rustix::{
         fs::{FlockOperation, flock},

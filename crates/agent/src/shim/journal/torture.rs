@@ -1,4 +1,4 @@
-//! Every cut and every flipped byte of a small journal.
+//! Truncation at every byte and corruption of every byte of a small journal.
 
 use super::{super::tasks::TaskEnd, *};
 
@@ -100,7 +100,7 @@ async fn what_settled_is_in_the_file_and_a_torn_tail_is_cut() {
     assert_eq!(read(&path).unwrap().records.len(), 20);
     assert!(matches!(Journal::open(&path), Err(Error::Locked { .. })), "one home, one shim");
     journal.close().await;
-    // A record that was never finished stands in nobody's way.
+    // An incomplete record does not prevent further writes.
     let mut bytes = std::fs::read(&path).unwrap();
     bytes.truncate(bytes.len() - 3);
     std::fs::write(&path, &bytes).unwrap();
@@ -134,8 +134,8 @@ async fn a_rewritten_journal_goes_on_counting() {
     assert_eq!(journal.append(id(11), 1, JournalEvent::Submitted), 12);
 }
 
-/// A disk of one megabyte would need a mount; a file-size limit of the process would hit other tests. So the
-/// full disk is `/dev/full`, which answers every write with the same error.
+/// A disk of one megabyte would need a mount; a file-size limit of the process would affect other tests. So the full
+/// disk is `/dev/full`, on which every write fails with the same error.
 #[tokio::test]
 async fn f11_a_full_disk_is_an_error_and_what_waited_is_written_later() {
     let dir = windlass_testkit::temp_dir("journal").unwrap();

@@ -1,22 +1,22 @@
-//! What this host lets a task have, whoever asks: root's own file, read once at the start.
+//! Policy of this host: the permissions of tasks, independent of the server. Owned by root, read once at the start.
 //!
 //! ```yaml
 //! # /etc/windlass/policy.yml; everything has a default
 //! privileged: false
 //! host_network: true
-//! mounts: [/data, /scratch]                 # these and what is below; `/etc` and its like by their exact path only. Default none
+//! mounts: [/data, /scratch]                 # with everything below; `/etc` etc. by exact path only. Default none
 //! devices: [/dev/nvidia*, /dev/dri]         # an entry may end in `*`
 //! registries: [docker.io, ghcr.io/team]     # absent: any
-//! new_privileges: false                     # true lets set-user-id programs work
+//! new_privileges: false                     # true permits set-user-id programs
 //! capabilities: [CHOWN, SETUID]             # kept; everything else is dropped
-//! pids: 16384                               # default and ceiling
-//! host_ssh_users: [ubuntu]                  # whose account may carry keys of users; absent: any
-//! processes: confined                       # tasks without an image; or `own`, `refused`. Wins over the shim's flag
-//! users: [nobody]                           # accounts that a plain process may ask for; default none, never root
+//! pids: 16384                               # default and maximum
+//! host_ssh_users: [ubuntu]                  # accounts that may hold keys of users; absent: any
+//! processes: confined                       # tasks without an image; or `own`, `refused`. Overrides the shim's flag
+//! users: [nobody]                           # accounts that a plain process may request; default none, never root
 //! user_ids: 1900000000-1900065535           # users of confined tasks, one each
 //! ```
 //!
-//! The decision is pure: what the links of a path lead to was looked up before (`mounts::look`).
+//! The decision is pure: the links of a path are resolved beforehand (`mounts::look`).
 
 use std::{
     fmt::Write as _,
@@ -47,7 +47,7 @@ const DEVICES_DEFAULT: [&str; 8] = [
     "/dev/habanalabs*",
     "/dev/vfio",
 ];
-/// Enough to install packages and to become another user.
+/// Sufficient to install packages and to switch to another user.
 const CAPABILITIES_DEFAULT: [&str; 10] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -60,8 +60,8 @@ const CAPABILITIES_DEFAULT: [&str; 10] = [
     "SETUID",
     "SYS_CHROOT",
 ];
-/// Whoever holds one of these holds the host. Neither they nor what contains them nor what is below them is
-/// given by an entry for something larger.
+/// Paths whose owner controls the host. An entry for a larger directory permits neither these paths nor their parents
+/// nor their contents.
 const SENSITIVE_PATHS: [&str; 24] = [
     "/bin",
     "/boot",
@@ -88,12 +88,12 @@ const SENSITIVE_PATHS: [&str; 24] = [
     "/var/lib/kubelet",
     "/var/spool",
 ];
-/// The agent's own, beside its home: nobody gets it by any entry.
+/// Directories of the agent in addition to its home: no entry permits them.
 const AGENT_DIRS: [&str; 1] = ["/var/lib/windlass"];
-/// Where nothing may be put inside a container: the agent's own place and the kernel's.
+/// Paths inside a container where nothing may be mounted: those of the agent and of the kernel.
 const RESERVED_TARGETS: [&str; 3] = ["/windlass", "/proc", "/sys"];
 
-/// What the file says.
+/// Contents of the policy file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyRules {
     pub privileged: bool,
@@ -105,7 +105,7 @@ pub struct PolicyRules {
     pub capabilities: Vec<String>,
     pub pids: i64,
     pub host_ssh_users: Option<Vec<String>>,
-    /// Absent: as the shim was started.
+    /// `None`: the shim's flag decides.
     pub processes: Option<ProcessMode>,
     pub users: Vec<String>,
     pub user_ids: UserIdRange,
@@ -115,9 +115,9 @@ pub struct PolicyRules {
 pub struct Policy {
     file: PathBuf,
     rules: PolicyRules,
-    /// Of this host, beside the well-known ones.
+    /// Sensitive paths of this host, in addition to the well-known ones.
     sensitive: Vec<PathBuf>,
-    /// Directories of the agent and of the server beside it.
+    /// Directories of the agent and of the server on the same host.
     agents: Vec<PathBuf>,
 }
 
@@ -133,25 +133,26 @@ pub enum PolicyError {
     Owner { path: PathBuf, uid: u32 },
     #[error("{path} has mode {mode:03o}; nobody but its owner may write a policy")]
     Writable { path: PathBuf, mode: u32 },
-    /// Every problem, as a person reads them.
+    /// All problems, as text for people.
     #[error("{0}")]
     Content(String),
 }
 
-/// One thing the policy forbids, and what would allow it.
+/// One violation of the policy, and the change that would allow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyProblem {
     pub what: String,
-    /// What would allow it, as an imperative; without brackets, which a dstack server takes for markup of its log.
+    /// Change that would allow it, as an imperative; without brackets, which a dstack server interprets as markup of
+    /// its log.
     pub line: Option<String>,
 }
 
-/// What the policy says to a task.
+/// Decision of the policy about a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyDecision {
     /// Empty: allowed.
     pub problems: Vec<PolicyProblem>,
-    /// Positions of optional instance mounts that are not given.
+    /// Indices of optional instance mounts that are not permitted.
     pub left_out: Vec<usize>,
 }
 
@@ -180,7 +181,7 @@ impl Policy {
         Self { file: file.to_owned(), rules, sensitive: Vec::new(), agents: Vec::new() }
     }
 
-    /// Reads the file; an absent one is all defaults. One that others could write is refused.
+    /// Reads the file; if it is absent, all defaults apply. Refuses a file that others can write.
     pub fn load(path: &Path) -> Result<Self, PolicyError> {
         let failed = |source| PolicyError::Read { path: path.to_owned(), source };
         let file = match fs::File::open(path) {
@@ -190,7 +191,7 @@ impl Policy {
             opened => opened.map_err(failed)?,
         };
         let meta = file.metadata().map_err(failed)?;
-        // A shim without root's rights could write its own policy anyway.
+        // A shim without root's rights could write its policy itself anyway.
         let own = rustix::process::geteuid().as_raw();
         if meta.uid() != 0 && meta.uid() != own {
             return Err(PolicyError::Owner { path: path.to_owned(), uid: meta.uid() });
@@ -204,7 +205,7 @@ impl Policy {
         Ok(Self::new(path, rules))
     }
 
-    /// Adds directories of the agent that no entry gives away, those above them included: its home, the server's data.
+    /// Adds directories of the agent that no entry permits, including their parents: its home, the server's data.
     #[must_use]
     pub fn with_agent_dirs(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let known = AGENT_DIRS.iter().map(PathBuf::from).filter(|path| path.exists());
@@ -214,7 +215,7 @@ impl Policy {
         self
     }
 
-    /// What it says about plain processes; the mode is the shim's where the file names none.
+    /// Returns the rules of plain processes; the mode is that of the shim if the file specifies none.
     pub fn processes(&self, mode: ProcessMode, hidden: Vec<PathBuf>) -> process::ProcessRules {
         process::ProcessRules {
             mode: self.rules.processes.unwrap_or(mode),
@@ -224,7 +225,7 @@ impl Policy {
         }
     }
 
-    /// Adds what only this host knows to be sensitive: the engine's socket.
+    /// Adds sensitive paths that are specific to this host: the engine's socket.
     #[must_use]
     pub fn with_sensitive_paths(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         for path in paths {
@@ -237,7 +238,6 @@ impl Policy {
         &self.file
     }
 
-    /// Whether images must come from certain registries.
     pub fn restricts_registries(&self) -> bool {
         self.rules.registries.is_some()
     }
@@ -250,7 +250,7 @@ impl Policy {
         }
     }
 
-    /// Decides over a whole specification, and tells everything that is wrong with it at once.
+    /// Decides on a whole specification, and reports all violations at once.
     pub fn decide(&self, spec: &TaskSpec, seen: &ResolvedPaths) -> PolicyDecision {
         let mut verdict = PolicyDecision { problems: Vec::new(), left_out: Vec::new() };
         let rules = &self.rules;
@@ -314,7 +314,7 @@ impl Policy {
         }
     }
 
-    /// Why a resolved path is not given, and the entry that would give it.
+    /// Returns the reason why a resolved path is refused, and the entry that would permit it.
     fn mount_refusal(&self, real: &Path) -> Option<(String, Option<String>)> {
         let touches = |path: &&PathBuf| real.starts_with(path) || path.starts_with(real);
         if let Some(own) = self.agents.iter().find(touches) {
@@ -358,7 +358,7 @@ impl Policy {
         }
         let allowed = match &self.rules.host_ssh_users {
             Some(users) => users.iter().any(|allowed| allowed == user),
-            // A key in an account opens ports of tasks and nothing else, whoever the account belongs to.
+            // A key permits only ports of tasks, whatever the account.
             None => true,
         };
         if !allowed {
@@ -367,7 +367,7 @@ impl Policy {
         }
     }
 
-    /// A refusal as a person reads it: everything that is wrong, and the lines that would allow it.
+    /// Formats a refusal for people: all violations, and the lines that would allow them.
     pub fn render(&self, problems: &[PolicyProblem]) -> String {
         let mut text = String::from("the policy of this host forbids the task:\n");
         for problem in problems {
@@ -394,13 +394,13 @@ fn add_hint(entry: &str, list: &str) -> String {
     format!("add `{}` to `{list}`", escape_name(entry))
 }
 
-/// Names come from the network and end in answers and logs.
+/// Escapes names, which come from the network and appear in responses and logs.
 fn escape_name(text: &str) -> String {
     const CHARS_MAX: usize = 200;
     text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect()
 }
 
-/// `debian` is `docker.io/library/debian`; a first word with a dot or a port is a registry.
+/// Completes an image name: `debian` is `docker.io/library/debian`; a first part with a dot or a port is a registry.
 fn full_image_name(image: &str) -> String {
     match image.split_once('/') {
         None => format!("docker.io/library/{image}:"),
@@ -420,7 +420,7 @@ fn target_refusal(target: &str) -> Option<&'static str> {
     if path.components().count() < 2 {
         return Some("the root of the container");
     }
-    // Engines take a bind as `source:target`.
+    // Engines parse a bind as `source:target`.
     if target.contains(':') {
         return Some("contains a colon");
     }
@@ -430,7 +430,8 @@ fn target_refusal(target: &str) -> Option<&'static str> {
         .then_some("a place of the agent or the kernel")
 }
 
-/// An entry means itself and what is below; one that ends in `*`, every name that begins so.
+/// Returns whether an entry matches: the path itself and everything below; with a final `*`, every name with that
+/// prefix.
 fn matches_device(entry: &str, real: &Path) -> bool {
     match entry.strip_suffix('*') {
         None => real.starts_with(entry),
@@ -440,7 +441,7 @@ fn matches_device(entry: &str, real: &Path) -> bool {
     }
 }
 
-/// Reads the text, or tells everything that is wrong with it.
+/// Parses the text, or returns all errors in it.
 fn parse(file: &str, bytes: &[u8]) -> Result<PolicyRules, String> {
     let (text, node) = yaml::read_bytes(bytes).map_err(|problem| problem.render(file, ""))?;
     if node.value == yaml::Value::Null {
@@ -471,7 +472,7 @@ impl Decode for PolicyRules {
         decode::expect_map(node, cx)?;
         decode::check_keys(node, &POLICY_KEYS, cx);
         let default = Self::default();
-        // Every field is read before any is missed: one pass tells all.
+        // Every field is read before a missing one is reported, so that one pass reports everything.
         let privileged = decode::optional_field(node, "privileged", cx, || default.privileged);
         let host_network = decode::optional_field(node, "host_network", cx, || default.host_network);
         let mounts = match node.entry("mounts") {
@@ -541,7 +542,7 @@ fn range(node: &Node, cx: &mut Ctx) -> Option<UserIdRange> {
     }
 }
 
-/// `CAP_SYS_NICE`, `sys_nice`: one name.
+/// Normalizes a name: `CAP_SYS_NICE` and `sys_nice` are the same.
 fn capability(name: &str) -> String {
     let name = name.to_ascii_uppercase();
     name.strip_prefix("CAP_").unwrap_or(&name).to_owned()
@@ -555,7 +556,7 @@ fn absolute_paths(node: &Node, cx: &mut Ctx) -> Option<Vec<PathBuf>> {
         if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
             return cx.invalid(node, format!("`{text}` is not an absolute path without `..`"));
         }
-        // Rebuilt from its parts, `/mnt/` and `/mnt` are the same.
+        // Rebuilt from its components, so that `/mnt/` and `/mnt` are the same.
         paths.push(path.components().collect());
     }
     Some(paths)

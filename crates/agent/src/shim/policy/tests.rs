@@ -13,7 +13,7 @@ fn policy(yaml: &str) -> Policy {
     Policy { agents: vec![home], ..Policy::new(Path::new("/etc/windlass/policy.yml"), rules) }
 }
 
-/// What the policy says to a change of the plainest specification; mounts lead where they say.
+/// Returns the policy's problems with a change of the minimal specification; mounts resolve to their own path.
 fn problems(yaml: &str, change: impl FnOnce(&mut TaskSpec)) -> Vec<String> {
     let mut spec = spec();
     change(&mut spec);
@@ -93,7 +93,7 @@ fn x9_what_gives_the_host_away_needs_its_exact_entry() {
         may_not_mount(all, path);
     }
     may_mount(all, "/opt");
-    // The agent's home, /mnt/windlass here, is given by no entry, nor is what contains it.
+    // No entry permits the agent's home, here /mnt/windlass, or its parents.
     for path in ["/mnt/windlass", "/mnt/windlass/tasks", "/mnt", "/"] {
         may_not_mount(&format!("mounts: [{path}]"), path);
     }

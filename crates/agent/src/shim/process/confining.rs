@@ -1,4 +1,4 @@
-//! How a task of this host is confined: its user, its directories, and what it must not see.
+//! Confinement of a task on this host: its user, its directories and the paths hidden from it.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use crate::{
     isolation::{Confinement, TASK_DIRS_ROOT, TaskUser, user_ids::UserIdAllocator},
 };
 
-/// Sockets and directories that give the host, the agent or the server away, wherever they exist.
+/// Sockets and directories that would expose the host, the agent or the server, if they exist.
 const HIDDEN_PATHS: [&str; 14] = [
     "/run/windlass",
     "/var/lib/windlass",
@@ -33,19 +33,19 @@ const HIDDEN_PATHS: [&str; 14] = [
     "/var/lib/containerd",
     "/var/lib/containers",
 ];
-/// Others of ours may be beside them.
+/// This directory may contain further entries of windlass.
 const RUN_DIR: &str = "/run";
 const RUN_PREFIX: &str = "windlass";
-/// Directories that a confined task has for itself.
+/// Directories of which a confined task has private instances.
 const TEMP_DIRS: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
-/// Whether the mount point is in a directory that the task has for itself.
+/// Returns whether the mount point is in a private directory of the task.
 pub(super) fn is_own_place(task: &Confinement, target: &Path) -> bool {
     target.starts_with(&task.cover) || TEMP_DIRS.iter().any(|own| target.starts_with(own))
 }
 
 impl Shared {
-    /// How the task is confined, and what of it could not be had.
+    /// Returns the confinement of the task, and the part of it that is not available.
     pub(super) fn build_confinement(
         &self,
         task: &PreparedTask,
@@ -79,7 +79,7 @@ impl Shared {
             ConfinementMethod::Users => {
                 (Path::new(TASK_DIRS_ROOT).join(task.dir.id.to_string()), PathBuf::from(TASK_DIRS_ROOT))
             }
-            // Where it is anyway. What is hidden above it is covered whole.
+            // The path stays the same. A hidden directory above it is covered entirely.
             ConfinementMethod::Namespaces => {
                 let root = canonical(task.dir.root());
                 let cover = hidden.iter().find(|path| root.starts_with(path)).cloned();
@@ -108,7 +108,7 @@ impl Shared {
         Ok((confinement, gap))
     }
 
-    /// A user that no other task has, kept in the record.
+    /// Returns a user id that no other task has, and stores it in the record.
     fn assign_user(&self, dir: &TaskDir, record: &mut ProcessRecord) -> io::Result<u32> {
         let others = ProcessRecord::other_users(&self.home, dir);
         let ids = UserIdAllocator::new(self.rules.user_ids);
@@ -128,7 +128,7 @@ impl Shared {
         }
     }
 
-    /// Outermost first; nothing twice.
+    /// Returns the hidden paths, outermost first, without duplicates.
     fn hidden(&self, by: ConfinementMethod) -> Vec<PathBuf> {
         let mut all: BTreeSet<PathBuf> = HIDDEN_PATHS.iter().map(PathBuf::from).collect();
         all.extend(self.rules.hidden.iter().cloned());
@@ -140,13 +140,13 @@ impl Shared {
         };
         all.extend(ours.filter(is_ours));
         if by == ConfinementMethod::Namespaces {
-            // Its user owns what is in there: keys, and files that run when the user logs in.
+            // The agent's user owns its contents: keys, and files that run when the user logs in.
             all.extend(
                 std::env::var_os("HOME").map(PathBuf::from).filter(|home| home.components().count() > 1),
             );
         }
         let all: BTreeSet<PathBuf> = all.iter().filter_map(|path| path.canonicalize().ok()).collect();
-        // In order, what is below something comes right after it.
+        // In this order, children follow their parent directly.
         let mut outermost: Vec<PathBuf> = Vec::new();
         for path in all {
             if !outermost.iter().any(|above| path.starts_with(above)) && path.components().count() > 1 {
@@ -179,7 +179,7 @@ fn create_private_dirs(dir: &TaskDir, user: Option<u32>) -> io::Result<()> {
     Ok(())
 }
 
-/// Groups without which its devices cannot be opened.
+/// Groups that are required to open the task's devices.
 fn device_groups(gpus: &[Gpu]) -> Vec<u32> {
     let devices = gpus.iter().flat_map(|gpu| &gpu.devices).filter_map(|device| fs::metadata(device).ok());
     let by_group = devices.filter(|meta| meta.mode() & 0o060 == 0o060 && meta.mode() & 0o006 != 0o006);

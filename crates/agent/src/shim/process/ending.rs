@@ -1,4 +1,4 @@
-//! The end of a task: asked politely, killed, and everything taken away.
+//! End of a task: stop, kill and removal.
 
 use std::{
     collections::BTreeSet,
@@ -16,9 +16,9 @@ use super::{
 };
 use crate::proc::{self, ProcessHandle, ProcessId, ProcessState};
 
-/// After its job was killed an init has this long to reap it and leave its last word.
+/// Time for an init to reap its killed job and to write the exit record.
 const EXIT_RECORD_TIMEOUT: Duration = Duration::from_secs(5);
-/// What was killed and is still there after this is stuck in the kernel.
+/// A process that still exists this long after it was killed is stuck in the kernel.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 const KILL_RETRY_DELAY: Duration = Duration::from_millis(10);
 
@@ -30,7 +30,7 @@ struct UnkillableProcesses {
 }
 
 impl Shared {
-    /// Kills the job first, so that init can say what became of it, and then whatever there is.
+    /// Kills the job first, so that init can record its exit, and then everything that remains.
     pub(super) fn kill(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
         if let Some(init) = held(dir).map_err(|error| failed("find the task's process", error))?
             && !init.ended(Duration::ZERO).unwrap_or(true)
@@ -53,7 +53,7 @@ impl Shared {
         }
     }
 
-    /// Kills whatever there is of the task until there is nothing.
+    /// Kills the processes of the task until none remains.
     pub(super) fn end(&self, dir: &TaskDir) -> Result<(), RuntimeError> {
         let begun = Instant::now();
         loop {
@@ -75,7 +75,8 @@ impl Shared {
         }
     }
 
-    /// Everything of the task that lives: init and all below it, members of its groups, and whoever has its marks.
+    /// Returns all live processes of the task: init and its descendants, members of its groups, and processes with its
+    /// marks.
     pub(super) fn remaining(&self, dir: &TaskDir) -> io::Result<BTreeSet<ProcessId>> {
         let all = proc::all()?;
         let mut found = BTreeSet::new();
@@ -96,7 +97,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// Tasks of this shim that somebody has the marks of.
+    /// Returns the tasks of this shim whose marks any process has.
     pub(super) fn marked_tasks(&self) -> io::Result<BTreeSet<SubmissionId>> {
         let home = format!("WINDLASS_HOME_ID={}", self.home_id);
         let alive = proc::all()?.into_iter().filter(|stat| stat.state == ProcessState::Alive);
@@ -114,7 +115,7 @@ impl Shared {
             .map_err(|error| failed("remove the task's control groups", error))?;
         let record = ProcessRecord::load(dir).map_err(|error| failed("read the task's record", error))?;
         for made in record.iter().flat_map(|record| record.made.iter().rev()) {
-            // Removing a directory detaches what another task has mounted there.
+            // Removing a directory detaches the mounts of other tasks on it.
             if !ProcessRecord::is_used_by_others(&self.home, dir, made) {
                 let _ = fs::remove_dir(made).or_else(|_| remove_empty_file(made));
             }

@@ -1,4 +1,4 @@
-//! The environment a task starts with: clean, marked, and with exactly its own GPUs in sight.
+//! Initial environment of a task: clean, marked, and with only its own GPUs visible.
 
 use std::ffi::OsString;
 
@@ -8,13 +8,13 @@ use crate::host::gpu::{Gpu, Vendor};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// By these two a process is known as part of a task of this shim. A job can drop them, so they are the last
-/// resort where there are no control groups.
+/// Returns the two variables that mark a process as part of a task of this shim. A job can drop them, so they are the
+/// last resort where there are no control groups.
 pub(super) fn marks(home_id: &str, task: SubmissionId) -> [(String, String); 2] {
     [("WINDLASS_TASK_ID".to_owned(), task.to_string()), ("WINDLASS_HOME_ID".to_owned(), home_id.to_owned())]
 }
 
-/// In order; what comes later wins. The host's own additions come before the marks and the GPUs.
+/// Returns the variables in order; later ones take precedence. Additions of the host precede the marks and the GPUs.
 pub(super) fn variables(
     home: Option<OsString>,
     added: &[(String, String)],
@@ -31,7 +31,7 @@ pub(super) fn variables(
     variables
 }
 
-/// What tells each vendor's libraries which GPUs there are. With none, nothing is to be seen.
+/// Returns the variables that select the visible GPUs for each vendor's libraries. Without GPUs, none is visible.
 fn visible_gpus(gpus: &[Gpu]) -> Vec<(&'static str, String)> {
     let of = |vendor: Vendor, say: fn(&Gpu) -> String| {
         gpus.iter().filter(|gpu| gpu.vendor == vendor).map(say).collect::<Vec<_>>().join(",")
@@ -40,10 +40,10 @@ fn visible_gpus(gpus: &[Gpu]) -> Vec<(&'static str, String)> {
     let by_index: fn(&Gpu) -> String = |gpu| gpu.index.to_string();
     let amd = ("ROCR_VISIBLE_DEVICES", of(Vendor::Amd, by_index));
     match gpus.first().map(|gpu| gpu.vendor) {
-        // AMD's libraries heed CUDA's variable, too.
+        // AMD's libraries also obey CUDA's variable.
         None => vec![nvidia, amd],
         Some(Vendor::Nvidia) => vec![nvidia],
-        // HIP's own variable counts among those ROCR shows: setting both would hide what is meant.
+        // HIP's variable indexes the devices that ROCR exposes: setting both would hide the intended ones.
         Some(Vendor::Amd) => vec![amd],
         Some(Vendor::Intel) => vec![("HABANA_VISIBLE_DEVICES", of(Vendor::Intel, by_index))],
         Some(Vendor::Tenstorrent) => vec![("TT_VISIBLE_DEVICES", of(Vendor::Tenstorrent, by_index))],

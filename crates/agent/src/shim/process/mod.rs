@@ -1,14 +1,14 @@
 //! Tasks as plain processes, for hosts without a container engine.
 //!
-//! A task is an init (`runner::init`) in its own session and control groups, and everything below it. It is no
-//! part of the shim's life: it survives the shim and is found again by its record (pid and start time), by its
-//! groups, and last by marks in its environment. Nobody is signalled whose pid merely looks right.
+//! A task is an init (`runner::init`) in a separate session and control groups, and all its descendants. It is
+//! independent of the shim: it survives the shim and is found again by its record (pid and start time), by its groups,
+//! and last by marks in its environment. A process is never signalled on the basis of its pid alone.
 //!
-//! An init does nothing before it was written down: it waits at a gate for its orders, and ends without them.
+//! An init does nothing before it is recorded: it waits at a gate for its orders, and ends without them.
 //!
-//! A task is confined ([`crate::isolation`]) unless it asks for the rights of the agent's user and the host's owner allowed
-//! that. Network mode and privileges are a container's and mean nothing here. A task that names an image is refused. Mounts
-//! are made in a mount namespace of the task's own.
+//! A task is confined ([`crate::isolation`]) unless it requests the rights of the agent's user and the owner of the
+//! host allows that. Network mode and privileges apply to containers and have no effect here. A task that names an
+//! image is refused. Mounts are made in a separate mount namespace of the task.
 
 mod confining;
 mod ending;
@@ -49,20 +49,20 @@ use crate::{
 };
 use record::ProcessRecord;
 
-/// What the task's first process itself printed: not the job's output.
+/// Output of the task's first process itself, not of the job.
 const OUTPUT_FILE: &str = "output.log";
-/// How much of it is told at the end.
+/// Number of its lines that are reported at the end.
 const TAIL_LINES: usize = 20;
 const TAIL_BYTES: u64 = 16 * 1024;
-/// How long a runner may take to say where its SSH server listens.
+/// Maximum time for a runner to report the port of its SSH server.
 const PORT_TIMEOUT: Duration = Duration::from_secs(15);
 const PORT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Hexadecimal digits of the hash that stands for a shim's home.
+/// Number of hexadecimal digits of the hash that identifies a shim's home.
 const HOME_ID_LEN: usize = 12;
-/// How the names of handles begin.
+/// Prefix of the names of handles.
 const NAME_PREFIX: &str = "windlass-";
 
-/// The runtime of one shim.
+/// Runtime of one shim.
 #[derive(Clone, Debug)]
 pub struct ProcessRuntime {
     shared: Arc<Shared>,
@@ -71,28 +71,28 @@ pub struct ProcessRuntime {
 #[derive(Debug)]
 struct Shared {
     home: PathBuf,
-    /// Stands for `home` in names of groups and in marks.
+    /// Identifies `home` in names of groups and in marks.
     home_id: String,
     agent: PathBuf,
     groups: TaskGroups,
-    /// The owner of the host has said that images are to be ignored.
+    /// True if the owner of the host chose to ignore images.
     ignores_images: bool,
     rules: ProcessRules,
-    /// What confines tasks here, or why nothing can. Tried when it is first asked for.
+    /// Available confinement method, or the reason why there is none. Determined on first use.
     confined_by: OnceLock<Result<ConfinementMethod, String>>,
-    /// Starts are made one after another: whether one was made before is seen from the record.
+    /// Serializes starts: the record shows whether a task was started before.
     starting: Mutex<()>,
 }
 
-/// What the host's owner says about plain processes.
+/// Rules of the host's owner for plain processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessRules {
     pub mode: ProcessMode,
-    /// Users of tasks.
+    /// Range of the user ids of tasks.
     pub user_ids: UserIdRange,
-    /// Accounts that a job may ask for.
+    /// Accounts that a job may request.
     pub users: Vec<String>,
-    /// What confined tasks must not see beside what they never see.
+    /// Paths hidden from confined tasks, in addition to those that are always hidden.
     pub hidden: Vec<PathBuf>,
 }
 
@@ -104,15 +104,15 @@ impl Default for ProcessRules {
 }
 
 impl ProcessRuntime {
-    /// `home` is the shim's own directory. Tasks of shims with other homes are not touched.
+    /// `home` is the shim's directory. Tasks of shims with other homes are not touched.
     pub fn new(home: PathBuf) -> Self {
-        // This very binary, also after its file was replaced by a newer one.
+        // The running binary, even after its file was replaced by a newer one.
         let agent = PathBuf::from("/proc/self/exe");
         let hierarchies = Hierarchies::mounted().unwrap_or_default();
         Self::with(home, agent, hierarchies)
     }
 
-    /// With another binary for the runner, and only these control groups.
+    /// Uses another binary for the runner, and only these control groups.
     pub fn with(home: PathBuf, agent: PathBuf, hierarchies: Hierarchies) -> Self {
         let real = home.canonicalize().unwrap_or_else(|_| home.clone());
         let mut home_id = sha256_hex(real.as_os_str().as_encoded_bytes());
@@ -131,7 +131,7 @@ impl ProcessRuntime {
         Self { shared: Arc::new(shared) }
     }
 
-    /// As the host's owner says.
+    /// Sets the rules of the host's owner.
     #[must_use]
     pub fn with_rules(mut self, rules: ProcessRules) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
@@ -140,14 +140,15 @@ impl ProcessRuntime {
         self
     }
 
-    /// With what was found out about this host before.
+    /// Sets the result of an earlier probe of this host.
     #[must_use]
     pub fn confined_by(self, found: Result<ConfinementMethod, String>) -> Self {
         let _ = self.shared.confined_by.set(found);
         self
     }
 
-    /// Runs tasks of images as plain processes too: for servers that always name one, on hosts whose owner wants that.
+    /// Runs tasks with images as plain processes too: for servers that always name an image, if the host's owner wants
+    /// that.
     pub fn ignoring_images(mut self) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.ignores_images = true;
@@ -155,12 +156,12 @@ impl ProcessRuntime {
         self
     }
 
-    /// Whether the handle is one of ours.
+    /// Returns whether this runtime made the handle.
     pub(super) fn made(handle: &Handle) -> bool {
         handle.name == format!("{NAME_PREFIX}{}", handle.id)
     }
 
-    /// Runs what may block beside the runtime's own threads.
+    /// Runs blocking work outside the runtime's threads.
     async fn run_blocking<T: Send + 'static>(
         &self,
         what: String,
@@ -173,8 +174,8 @@ impl ProcessRuntime {
         }
     }
 
-    /// The ports of the SSH server and, where it took any, of the HTTP API, once the runner says them. None where none was
-    /// asked for, or the task ended first.
+    /// Returns the ports of the SSH server and, if it chose any free port, of the HTTP API, once the runner reports
+    /// them. Empty if none was requested, or if the task ended first.
     async fn ports(&self, dir: &TaskDir) -> Result<Vec<Port>, RuntimeError> {
         let Some(config) = dir.runner_config().filter(|config| config.ssh_listen.is_some()) else {
             return Ok(Vec::new());
@@ -192,7 +193,7 @@ impl ProcessRuntime {
                 return Ok(Vec::new());
             }
             if tokio::time::Instant::now() >= deadline {
-                tracing::warn!(task = %dir.id, "the runner does not say where its SSH server listens");
+                tracing::warn!(task = %dir.id, "runner did not report the port of its SSH server");
                 return Ok(Vec::new());
             }
             tokio::time::sleep(PORT_POLL_INTERVAL).await;
@@ -202,7 +203,7 @@ impl ProcessRuntime {
     async fn ended(&self, dir: &TaskDir) -> Result<Exit, RuntimeError> {
         let init = held(dir).map_err(|source| failed("find the task's process", source))?;
         let reaped = match init {
-            // What it says of itself counts; if it was killed, it could say nothing of its task.
+            // The exit record of the init takes precedence; an init that was killed could not write one.
             Some(init) => ended(init).await?.reap(),
             None => None,
         };
@@ -230,7 +231,7 @@ async fn ended(held: ProcessHandle) -> Result<ProcessHandle, RuntimeError> {
     Ok(watched.into_inner())
 }
 
-/// The task's first process, if that is still the one that was started and it has not been reaped.
+/// Returns the task's first process, if it is still the one that was started and has not been reaped.
 fn held(dir: &TaskDir) -> io::Result<Option<ProcessHandle>> {
     let Some(record) = ProcessRecord::load(dir)? else { return Ok(None) };
     let Some(name) = record.process.filter(|_| proc::boot_id().is_ok_and(|boot| boot == record.boot)) else {
@@ -343,7 +344,7 @@ impl Runtime for ProcessRuntime {
     }
 }
 
-/// A path of the task's namespace must say exactly where it leads.
+/// Returns whether the path is absolute and has no `..`: it must be unambiguous in the task's namespace.
 fn is_plain_path(path: &Path) -> bool {
     use std::path::Component;
     path.is_absolute()
@@ -356,7 +357,7 @@ impl Shared {
         found.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Why this host takes no such plain process, and what would change that.
+    /// Returns the reason why this host refuses such a plain process, and the change that would allow it.
     fn refusal(&self, isolation: ProcessIsolation) -> Option<String> {
         match (self.rules.mode, isolation) {
             (ProcessMode::Refused, _) => Some(

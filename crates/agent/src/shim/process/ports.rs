@@ -1,4 +1,4 @@
-//! Which ports of the machine a task gets for those that its program names.
+//! Ports of the host that a task gets for the ports of its program.
 
 use std::{
     collections::BTreeSet,
@@ -8,10 +8,10 @@ use std::{
 
 use crate::cgroup::ports::PortMap;
 
-/// How often the system is asked for a port that no other task has.
+/// Maximum number of attempts to find a port that no other task has.
 const PORT_ATTEMPTS: u32 = 100;
 
-/// The very port where it is free, so that it is found where people look for it; else any.
+/// Chooses the same port if it is free, so that users find it where they expect it; else any.
 pub(super) fn choose_ports(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Result<PortMap> {
     let mut map = PortMap::new();
     for &port in wanted {
@@ -27,7 +27,7 @@ pub(super) fn choose_ports(wanted: &[u16], of_others: &BTreeSet<u16>) -> io::Res
     Ok(map)
 }
 
-/// Whether a program could listen there on all addresses.
+/// Returns whether a program could listen on the port on all addresses.
 fn is_free(port: u16) -> bool {
     match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
         Ok(_) => true,

@@ -1,4 +1,4 @@
-//! What is kept of a task that is a plain process: enough to find it again, and to touch nothing else.
+//! Stored record of a task that is a plain process: enough to find it again, and to touch nothing else.
 
 use std::{
     collections::BTreeSet,
@@ -19,18 +19,18 @@ const FILE: &str = "process.json";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessRecord {
-    /// Start times count from boot: a name of another boot names nobody.
+    /// Start times count from boot: a process name of another boot is meaningless.
     pub(super) boot: String,
-    /// The first process of the task; absent until it was started.
+    /// First process of the task; absent until it was started.
     pub(super) process: Option<ProcessId>,
-    /// Where something is mounted for this task.
+    /// Mount points in use by this task.
     pub(super) targets: Vec<PathBuf>,
-    /// Mount points that were made for it, outermost first.
+    /// Mount points that were created for it, outermost first.
     pub(super) made: Vec<PathBuf>,
-    /// Its ports on this machine; absent until it was started.
+    /// Its ports on this host; absent until it was started.
     #[serde(default)]
     pub(super) ports: Option<TaskPorts>,
-    /// Its own user, where it has one.
+    /// Its separate user, if it has one.
     #[serde(default)]
     pub(super) user: Option<u32>,
 }
@@ -40,7 +40,7 @@ impl ProcessRecord {
         Self { boot, process: None, targets: Vec::new(), made: Vec::new(), ports: None, user: None }
     }
 
-    /// `None` when there is none. One that cannot be read is as good as none: the task is found by its marks.
+    /// Returns `None` if there is no record, or if it cannot be parsed: then the task is found by its marks.
     pub(super) fn load(dir: &TaskDir) -> io::Result<Option<Self>> {
         match fs::read(dir.root().join(FILE)) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
@@ -49,7 +49,7 @@ impl ProcessRecord {
         }
     }
 
-    /// Returns when it is on disk. Whoever reads meanwhile sees the old one or the new one.
+    /// Returns when the record is on disk. Concurrent readers see the old record or the new one.
     pub(super) fn save(&self, dir: &TaskDir) -> io::Result<()> {
         let fresh = dir.root().join(format!("{FILE}.new"));
         let mut file =
@@ -64,7 +64,7 @@ impl ProcessRecord {
         absent_is_fine(fs::remove_file(dir.root().join(FILE)))
     }
 
-    /// Those of all other tasks of this home.
+    /// Records of all other tasks of this home.
     fn others<'a>(home: &'a Path, but: &'a TaskDir) -> impl Iterator<Item = Self> + use<'a> {
         let entries = fs::read_dir(home.join("tasks")).into_iter().flatten().flatten();
         let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -72,17 +72,17 @@ impl ProcessRecord {
         others.filter_map(|other| Self::load(&other).ok().flatten())
     }
 
-    /// Whether any other task of this home has something mounted at or below `path`.
+    /// Returns whether another task of this home has a mount at or below `path`.
     pub(super) fn is_used_by_others(home: &Path, but: &TaskDir, path: &Path) -> bool {
         Self::others(home, but).any(|record| record.targets.iter().any(|target| target.starts_with(path)))
     }
 
-    /// Users that other tasks of this home have.
+    /// User ids of other tasks of this home.
     pub(super) fn other_users(home: &Path, but: &TaskDir) -> BTreeSet<u32> {
         Self::others(home, but).filter_map(|record| record.user).collect()
     }
 
-    /// Ports of this machine that other tasks of this home have.
+    /// Host ports of other tasks of this home.
     pub(super) fn other_ports(home: &Path, but: &TaskDir) -> BTreeSet<u16> {
         Self::others(home, but)
             .filter_map(|record| record.ports)

@@ -1,4 +1,4 @@
-//! From nothing to a task that runs: directories, groups, the gated init, its orders.
+//! Start of a task: directories, groups, the gated init and its orders.
 
 use std::{
     fs,
@@ -32,14 +32,14 @@ use crate::{
     taskdir::{EXIT_RECORD, PORTS, TaskPorts},
 };
 
-/// Mounts and groups take milliseconds; a network file system that hangs may take for ever.
+/// Mounts and groups take milliseconds; a network file system may hang without limit.
 const ORDERS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Search permission for group and others.
 const SEARCH_BITS: u32 = 0o011;
 /// The answer to orders is one sentence.
 const ANSWER_BYTES_MAX: u64 = 4096;
 
-/// An init was started, and its shim went away before it gave orders: nothing of the task ever ran.
+/// Returns whether an init was started but the shim ended before it sent orders: nothing of the task ever ran.
 pub(super) fn was_never_started(dir: &TaskDir) -> bool {
     dir.read_small_file(NEVER_STARTED_FILE).is_some() && dir.read_small_file(EXIT_RECORD).is_none()
 }
@@ -94,8 +94,8 @@ impl Shared {
         self.launch(task, &mut record, &orders)
     }
 
-    /// The runner gives it to the user of the job, whom nobody knows yet. That user must be able to walk there.
-    /// A confined task has another way.
+    /// Creates the scratch directory. The runner later assigns it to the user of the job, which is not known yet; that
+    /// user must be able to traverse the parents. A confined task does not need that.
     fn create_scratch(&self, dir: &TaskDir, is_confined: bool) -> io::Result<()> {
         match fs::DirBuilder::new().recursive(true).mode(0o700).create(dir.scratch()) {
             Ok(()) if rustix::process::geteuid().is_root() && !is_confined => {}
@@ -126,7 +126,7 @@ impl Shared {
         for bind in &task.binds {
             let target = PathBuf::from(&bind.target);
             let is_hidden = confinement.as_ref().is_some_and(|task| is_own_place(task, &target));
-            // What is the task's own is made in its namespaces.
+            // The private directories of the task are created in its namespaces.
             if !is_hidden {
                 record.targets.push(target.clone());
                 create_mount_point(&bind.source, &target, &mut record.made)
@@ -144,7 +144,7 @@ impl Shared {
         })
     }
 
-    /// Chooses the task's ports on this machine, once, and tells its runner. Says what its program must know.
+    /// Chooses the task's ports on this host, once, and writes them for its runner. Returns notices for its program.
     fn assign_ports(
         &self,
         task: &PreparedTask,
@@ -163,7 +163,7 @@ impl Shared {
                 None => Err(io::Error::new(io::ErrorKind::Unsupported, "no control groups of version 2")),
             };
             if let Err(error) = &rewritten {
-                tracing::debug!(%error, task = %task.spec.id, "ports of a task cannot be rewritten");
+                tracing::debug!(%error, task = %task.spec.id, "failed to rewrite the ports of a task");
             }
             record.ports = Some(TaskPorts { map, is_rewritten: rewritten.is_ok() });
         }
@@ -187,11 +187,11 @@ impl Shared {
         let cannot = |error| failed("start the task's first process", error);
         let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
         let mut child = self.command(task, theirs).and_then(|mut command| command.spawn()).map_err(cannot)?;
-        // The child is ours and not reaped, so its pid is its own.
+        // The child is not reaped yet, so its pid cannot be reused.
         let stat = i32::try_from(child.id()).map_err(io::Error::other).and_then(proc::stat);
         record.process = stat.map_err(cannot)?.map(|stat| stat.name);
         if let Err(error) = record.save(&task.dir) {
-            // Nothing was ordered: closing the gate ends it.
+            // No orders were sent: closing the gate ends it.
             drop(ours);
             let _ = child.wait();
             return Err(failed("write the task's record", error));
@@ -231,7 +231,7 @@ impl Shared {
     }
 }
 
-/// Others may pass through, and see nothing.
+/// Lets other users traverse the directory, but not list it.
 fn allow_search(dir: &Path) -> io::Result<()> {
     let mode = fs::metadata(dir)?.permissions().mode() & 0o7777;
     let wanted = mode & 0o7770 | SEARCH_BITS;
@@ -248,7 +248,7 @@ fn cgroup_limits(task: &PreparedTask) -> TaskLimits {
     TaskLimits {
         cpu: Some(task.spec.cpu).filter(|&cores| cores > 0.0),
         memory: positive(task.spec.memory),
-        // What is asked for may be less than what is granted, never more.
+        // The request may lower the granted limit, never raise it.
         pids: asked.map_or(granted, |asked| Some(granted.map_or(asked, |granted| asked.min(granted)))),
     }
 }
@@ -262,7 +262,7 @@ fn send_orders(mut gate: UnixStream, orders: &InitRequest) -> io::Result<String>
     Ok(answer)
 }
 
-/// A mount point of the source's kind, noting what had to be made for it.
+/// Creates a mount point of the source's kind and records the directories that were created for it.
 fn create_mount_point(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> io::Result<()> {
     if target.symlink_metadata().is_ok() {
         return Ok(());
@@ -281,7 +281,7 @@ fn create_mount_point(source: &Path, target: &Path, made: &mut Vec<PathBuf>) -> 
     Ok(())
 }
 
-/// Another task may make the same mount point at the same time.
+/// Another task may create the same mount point at the same time.
 fn ignore_exists(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),

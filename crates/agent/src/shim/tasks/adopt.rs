@@ -1,6 +1,6 @@
-//! How a shim comes up: it reads its journal, finds what lives, and goes on.
+//! Startup of the task table: reads the journal, finds what is alive, and continues.
 //!
-//! The table is there at once; the runtime may be away for a while, and is waited for beside it.
+//! The table is available at once; the runtime may be unreachable for a while and is waited for in the background.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,7 +32,7 @@ use crate::{
     taskdir::TaskDir,
 };
 
-/// Between two tries to ask a runtime what is there.
+/// Delay between two attempts to list the containers of the runtime.
 const FIND_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -47,15 +47,15 @@ pub enum OpenError {
     Journal(#[from] journal::Error),
 }
 
-/// What is known of tasks before the runtime was asked.
+/// State of the tasks before the runtime was queried.
 struct RecoveredState {
     journal: Journal,
     tasks: BTreeMap<SubmissionId, Arc<Task>>,
     doubtful: Vec<SubmissionId>,
     graves: Tombstones,
-    /// Directories no record speaks of.
+    /// Directories that no record mentions.
     unknown: Vec<TaskDir>,
-    /// The journal lost records, so there may be tasks it does not know.
+    /// The journal lost records, so there may be tasks that it does not know.
     lossy: bool,
 }
 
@@ -87,11 +87,11 @@ pub(super) async fn open(
     });
     if tasks.settings.keep == Storage::OnDisk {
         if let Err(error) = tasks.compact().await {
-            // The old file holds all the same. A disk that is full needs a shim that takes tasks away.
-            tracing::warn!(error = chain(&error), "rewrite the journal");
+            // The old file stays valid. On a full disk, the shim is needed to remove tasks.
+            tracing::warn!(error = chain(&error), "failed to compact the journal");
         }
         let unknown = UnknownDirs { dirs: remembered.unknown, lossy: remembered.lossy };
-        // Before the first call can come: nobody's new keys are taken for old ones.
+        // Before the first call can arrive, so that new keys are not mistaken for old ones.
         tasks.sweep(remembered.tasks.values(), &unknown).await;
         let known = remembered.tasks.into_values().collect();
         tasks.spawn(recover_tasks(Arc::clone(&tasks), known, remembered.doubtful, unknown));
@@ -130,7 +130,7 @@ fn read_recovered_state(settings: &TasksSettings) -> Result<RecoveredState, Open
         let there = dirs.remove(&id).is_some();
         let doubtful = story.may_be_incomplete(&reading.damage);
         if doubtful && !there {
-            // Its removal may be what was lost; an id is never used twice.
+            // Its removal may be the lost record; an id is never used twice.
             remembered.graves.insert(id, story.state.epoch, clock::now_us());
             remembered.journal.append(id, story.state.epoch, JournalEvent::Removed);
             continue;
@@ -145,23 +145,23 @@ fn read_recovered_state(settings: &TasksSettings) -> Result<RecoveredState, Open
     Ok(remembered)
 }
 
-/// Damage is said loudly and the damaged file kept once, for people.
+/// Logs damage as errors and keeps one copy of the damaged file for inspection.
 fn report_damage(path: &std::path::Path, reading: &JournalContents) {
     if reading.torn_bytes > 0 {
-        tracing::info!(bytes = reading.torn_bytes, "cut a record off the journal that was never finished");
+        tracing::info!(bytes = reading.torn_bytes, "removed an incomplete record from the journal");
     }
     if reading.damage.is_empty() {
         return;
     }
     for damage in &reading.damage {
-        tracing::error!(?damage, path = %path.display(), "the journal is damaged; these records are lost");
+        tracing::error!(?damage, path = %path.display(), "journal damaged; records lost");
     }
     if let Err(error) = std::fs::copy(path, path.with_extension("damaged")) {
-        tracing::warn!(%error, "keep the damaged journal");
+        tracing::warn!(%error, "failed to keep a copy of the damaged journal");
     }
 }
 
-/// A task of the journal with its files.
+/// Restores a task of the journal with its files.
 fn restore_task(home: &std::path::Path, id: SubmissionId, story: TaskHistory) -> Task {
     let dir = TaskDir::new(home, id);
     let stored = files::read_task(&dir);
@@ -169,7 +169,7 @@ fn restore_task(home: &std::path::Path, id: SubmissionId, story: TaskHistory) ->
     let auth = files::read_auth(&dir);
     let spec = stored.map(|stored| stored.spec).unwrap_or_else(|error| {
         if story.state.status.is_active() {
-            tracing::error!(%error, %id, "read task.json; the task cannot go on");
+            tracing::error!(%error, %id, "failed to read task.json; the task cannot continue");
         }
         placeholder_spec(id)
     });
@@ -179,7 +179,7 @@ fn restore_task(home: &std::path::Path, id: SubmissionId, story: TaskHistory) ->
     task
 }
 
-/// Stands for a specification that is lost: enough to end and to remove the task.
+/// Placeholder for a lost specification: enough to end and to remove the task.
 fn placeholder_spec(id: SubmissionId) -> TaskSpec {
     TaskSpec {
         id,
@@ -210,7 +210,8 @@ fn placeholder_spec(id: SubmissionId) -> TaskSpec {
     }
 }
 
-/// What is held is what tasks hold that are not over. A device that is gone, or that two claim, is said.
+/// Rebuilds the ledger from the tasks that have not ended. Reports a device that no longer exists, or that two tasks
+/// claim.
 fn ledger<'a>(
     settings: &TasksSettings,
     tasks: impl Iterator<Item = &'a Arc<Task>>,
@@ -227,14 +228,14 @@ fn ledger<'a>(
             let exists = devices().any(|device| device == *gpu);
             let free = exists && *taken.entry(gpu.clone()).or_insert(task.id) == task.id;
             if !free {
-                tracing::error!(id = %task.id, gpu, exists, "a task holds a GPU that is not its own");
+                tracing::error!(id = %task.id, gpu, exists, "task holds a missing or already allocated GPU");
             }
             free
         });
         live.push((task.id, state.held.gpus.clone()));
     }
     DeviceAllocator::rebuild(devices(), live).unwrap_or_else(|error| {
-        tracing::error!(%error, "rebuild the ledger of GPUs");
+        tracing::error!(%error, "failed to rebuild the GPU ledger");
         DeviceAllocator::new(devices())
     })
 }
@@ -244,7 +245,7 @@ struct UnknownDirs {
     lossy: bool,
 }
 
-/// Asks the runtime what is there and goes on with every task.
+/// Queries the runtime and continues every task.
 async fn recover_tasks(
     tasks: Arc<Tasks>,
     mut known: Vec<Arc<Task>>,
@@ -260,10 +261,10 @@ async fn recover_tasks(
                 known.extend(tasks.register_found(&dir, stored));
                 doubtful.push(dir.id);
             }
-            // Never accepted, or already removed: whatever runs under its mark goes below.
+            // Never accepted, or already removed: anything that runs under its mark is removed below.
             Some(Err(_)) | None => {
                 if let Err(error) = files::remove(&dir) {
-                    tracing::warn!(%error, id = %dir.id, "delete the files of a task nobody knows");
+                    tracing::warn!(%error, id = %dir.id, "failed to delete the files of an unknown task");
                 }
             }
         }
@@ -273,7 +274,7 @@ async fn recover_tasks(
         tasks.recover_task(&task, found, doubtful.contains(&task.id));
     }
     for stranger in found.into_values() {
-        // A submission of this very moment is no stranger.
+        // It may have been submitted just now.
         if tasks.find(stranger.task).is_none() {
             tasks.spawn(remove_stray(Arc::clone(&tasks), stranger));
         }
@@ -285,32 +286,32 @@ async fn found(tasks: &Tasks) -> Vec<FoundTask> {
         match tasks.runtime.found().await {
             Ok(found) => return found,
             Err(error) => {
-                tracing::warn!(error = chain(&error), "find what runs on this host");
+                tracing::warn!(error = chain(&error), "failed to list the tasks of the runtime; retrying");
             }
         }
         sleep(FIND_RETRY_DELAY).await;
     }
 }
 
-/// Something with our mark that no task knows: it must not run.
+/// Removes an object with the shim's mark that belongs to no task: it must not run.
 async fn remove_stray(tasks: Arc<Tasks>, stranger: FoundTask) {
     let dir = TaskDir::new(&tasks.settings.home, stranger.task);
-    tracing::warn!(id = %stranger.task, name = stranger.handle.name, "remove a container nobody knows");
+    tracing::warn!(id = %stranger.task, name = stranger.handle.name, "removing unknown container");
     while let Err(error) = tasks.runtime.remove(&dir, Some(&stranger.handle)).await {
-        tracing::warn!(error = chain(&error), id = %stranger.task, "remove a container nobody knows");
+        tracing::warn!(error = chain(&error), id = %stranger.task, "failed to remove unknown container");
         sleep(FIND_RETRY_DELAY).await;
     }
 }
 
 impl Tasks {
-    /// A task the journal lost, told by its own file and by what runs.
+    /// Registers a task that the journal lost, from its own file and the runtime's state.
     fn register_found(&self, dir: &TaskDir, stored: files::StoredTask) -> Option<Arc<Task>> {
         let id = dir.id;
         let mut table = self.table.lock();
         if table.tasks.contains_key(&id) {
             return None;
         }
-        tracing::warn!(%id, "adopt a task the journal does not know");
+        tracing::warn!(%id, "adopted a task that is missing from the journal");
         let mut state = stored.state();
         state.held.keys = !stored.spec.host_ssh_keys.is_empty();
         state.held.mounts = !stored.spec.volume_mounts.is_empty() || !stored.spec.instance_mounts.is_empty();
@@ -327,24 +328,24 @@ impl Tasks {
         Some(task)
     }
 
-    /// Takes away keys and mounts of tasks that are over, or that nobody knows.
+    /// Removes keys and mounts of tasks that have ended or are unknown.
     async fn sweep(&self, known: impl Iterator<Item = &Arc<Task>>, unknown: &UnknownDirs) {
         let known: Vec<_> = known.filter(|task| task.state.lock().status.is_active()).collect();
         for task in known.iter().filter(|task| task.state.lock().held.mounts) {
-            // So that the host knows who uses what before it takes away what nobody does.
+            // The host must know all users of a mount before it removes the unused ones.
             if let Err(error) = self.host.mount(&task.spec).await {
-                tracing::warn!(error = chain(&error), id = %task.id, "mount what a task uses");
+                tracing::warn!(error = chain(&error), id = %task.id, "failed to mount the volumes of a task");
             }
         }
         let mut living: Vec<_> = known.iter().map(|task| task.id).collect();
         {
-            // A removal that was cut short left its directory, and may have left more.
+            // An interrupted removal left its directory, and may have left more.
             let table = self.table.lock();
             let unknown = unknown.dirs.iter().map(|dir| dir.id);
             living.extend(unknown.filter(|id| table.graves.epoch(*id).is_none()));
         }
         if let Err(error) = self.host.sweep(&living).await {
-            tracing::warn!(error = chain(&error), "sweep up keys and mounts");
+            tracing::warn!(error = chain(&error), "failed to remove unused keys and mounts");
         }
     }
 
@@ -367,7 +368,7 @@ impl Tasks {
             let doubtful = doubtful || task.spec.image_name.is_empty();
             replay::recovery_action(&state, found.as_ref().map(|found| found.state), same_boot, doubtful)
         };
-        tracing::info!(id = %task.id, ?verdict, "adopt a task");
+        tracing::info!(id = %task.id, ?verdict, "task adopted");
         let (tasks, task) = (Arc::clone(self), Arc::clone(task));
         match verdict {
             RecoveryAction::Keep => {}
@@ -391,7 +392,7 @@ impl Tasks {
         let now = clock::now_us();
         let rewritten = self.journal.compact_if_long(move |records| replay::retained_records(records, now));
         if let Err(error) = rewritten.await {
-            tracing::warn!(error = chain(&error), "rewrite the journal");
+            tracing::warn!(error = chain(&error), "failed to compact the journal");
         }
     }
 }

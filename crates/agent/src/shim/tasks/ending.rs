@@ -1,4 +1,4 @@
-//! What an end comes to: the word, the message and the detail. Pure.
+//! Translation of an end into termination reason, message and detail. Pure.
 
 use windlass_api::agent::runner::JobState;
 use windlass_model::{
@@ -15,18 +15,19 @@ use crate::{
     taskdir::ExitRecord,
 };
 
-/// What the container printed last, at most this many lines of it.
+/// Maximum number of the container's last lines in the message.
 const TAIL_LINES_MAX: usize = 5;
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// What the task left in its `run` directory. The job may have written it, so it may refine the end, never deny it.
+/// Files that the task left in its `run` directory. The job may have written them, so they may refine the end, never
+/// deny it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ExitEvidence {
     pub(super) last_word: Option<ExitRecord>,
     pub(super) job: Option<JobState>,
 }
 
-/// A container ended of itself.
+/// End of a container that ended by itself.
 pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
     match exit.lost {
         Some(LossReason::EngineRestarted) => return Ending::host_runtime_restart().into(),
@@ -49,7 +50,7 @@ pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
             }
             (_, Some(TerminationDetail::NoDisk)) => ending = ending.with(TerminationDetail::NoDisk),
             (_, Some(TerminationDetail::SetupFailed)) => ending = ending.with(TerminationDetail::SetupFailed),
-            // The others are not the job's to say.
+            // A job may not claim the other details.
             (
                 false,
                 Some(
@@ -69,10 +70,11 @@ pub(super) fn from_exit(exit: &Exit, left: &ExitEvidence) -> TaskEnd {
     ending.into()
 }
 
-/// SIGKILL and SIGTERM, as shells count them.
+/// Exit statuses after SIGKILL and SIGTERM, as shells count them.
 const SIGNAL_EXIT_CODES: [i32; 2] = [137, 143];
 
-/// Whether it was ended by a signal that nobody accounts for: the job's runner says at most that it was told to end.
+/// Returns whether the task ended by a signal of unknown origin: the job's runner reports at most that it received a
+/// request to end.
 pub(super) fn is_external_kill(exit: &Exit, left: &ExitEvidence) -> bool {
     let is_signalled = exit.code.is_some_and(|code| SIGNAL_EXIT_CODES.contains(&code));
     let is_oom = exit.oom_killed || left.last_word.as_ref().is_some_and(|word| word.oom_killed);
@@ -84,15 +86,15 @@ pub(super) fn is_external_kill(exit: &Exit, left: &ExitEvidence) -> bool {
     is_signalled && exit.lost.is_none() && !is_oom && !is_told
 }
 
-/// It ran, and is gone without a trace although the host and its engine stayed.
+/// End of a task that ran and disappeared although the host and its engine kept running.
 pub(super) fn for_vanished() -> TaskEnd {
     Ending::new(TerminationReason::ExecutorError).with_message("the container vanished").into()
 }
 
-/// It was made to end. What it exited with is kept where it is known.
+/// End of a task that was stopped. The exit status is kept if it is known.
 pub(super) fn for_stop(ask: &StopRequest, exit: Option<&Exit>) -> TaskEnd {
     let exit_status = exit.filter(|exit| exit.lost.is_none()).and_then(|exit| exit.code);
-    // The shim's own, and no word that clients know as a reason.
+    // Internal to the shim; not a reason that clients know.
     if ask.reason == TerminationDetail::DiskLimitExceeded.as_str() {
         let end = TaskEnd::from(Ending::disk_limit_exceeded().with_message(&ask.message));
         return TaskEnd { exit_status, ..end };
@@ -100,14 +102,14 @@ pub(super) fn for_stop(ask: &StopRequest, exit: Option<&Exit>) -> TaskEnd {
     TaskEnd { reason: ask.reason.clone(), message: ask.message.clone(), exit_status, detail: None }
 }
 
-/// GPUs, keys, volumes or mounts could not be had.
+/// End of a task whose GPUs, keys, volumes or mounts were not available.
 pub(super) fn for_prepare_error(error: &(dyn std::error::Error + 'static)) -> TaskEnd {
     let no_disk = error.downcast_ref::<HostError>().is_some_and(HostError::is_disk_full);
     let ending = if no_disk { Ending::no_disk() } else { Ending::new(TerminationReason::ExecutorError) };
     ending.with_message(truncate_message(chain(error))).into()
 }
 
-/// The image could not be brought, or the container not be made.
+/// End of a task whose image could not be pulled, or whose container could not be created.
 pub(super) fn for_create_error(error: &RuntimeError) -> TaskEnd {
     let ending =
         Ending::new(TerminationReason::CreatingContainerError).with_message(truncate_message(chain(error)));
@@ -128,7 +130,7 @@ pub(super) fn for_pull_timeout(secs: u64) -> TaskEnd {
     Ending::new(TerminationReason::CreatingContainerError).with_message(said).into()
 }
 
-/// The journal lost records and nothing else tells what became of the task: it is never started on a guess.
+/// End of a task whose records were lost and whose state is unknown: it is never started on a guess.
 pub(super) fn for_lost_journal() -> TaskEnd {
     let said = "the host's journal was damaged and nothing runs for this task";
     Ending::new(TerminationReason::ExecutorError).with_message(said).into()

@@ -1,5 +1,4 @@
-//! The shim's files of a task (see `taskdir`): written whole, replaced in one step, read with distrust where the
-//! job may write.
+//! Files of a task that the shim writes (see `taskdir`): replaced atomically, and not trusted where the job may write.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -29,13 +28,13 @@ use crate::{
     taskdir::{EXIT_RECORD, ExitRecord, RUNNER_CONFIG, RunnerConfig, STATES, TaskDir},
 };
 
-/// What the job could make longer than is sensible.
+/// Maximum size read of a file that the job could make arbitrarily long.
 const EXIT_FILE_BYTES_MAX: u64 = 1024 * 1024;
 const ANY_ADDRESS: &str = "0.0.0.0";
 const LOOPBACK: &str = "127.0.0.1";
 
-/// `task.json`: the specification without credentials, and what became of it. The journal is what counts; this
-/// is what remains when the journal is lost.
+/// `task.json`: the specification without credentials, and its state. The journal is authoritative; this file remains
+/// if the journal is lost.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StoredTask {
     pub(super) spec: TaskSpec,
@@ -63,7 +62,7 @@ impl StoredTask {
         }
     }
 
-    /// The state as far as this file knows it.
+    /// Returns the state as far as this file contains it.
     pub(super) fn state(&self) -> TaskState {
         let mut state = TaskState::new(self.epoch);
         state.status = self.status;
@@ -86,15 +85,15 @@ struct StoredAuth {
     password: String,
 }
 
-/// 256 random bits.
+/// Returns 256 random bits.
 pub(super) fn new_token() -> String {
     let mut random = [0u8; 32];
-    // Without randomness nothing here can be kept apart from a guess.
+    // Without randomness the token could be guessed.
     getrandom::fill(&mut random).expect("the kernel gives random bytes");
     hex::encode(random)
 }
 
-/// Everything of a new task that must be there after a kill.
+/// Writes everything of a new task that must survive a kill.
 pub(super) fn write_submission(
     dir: &TaskDir,
     stored: &StoredTask,
@@ -139,12 +138,12 @@ pub(super) fn read_auth(dir: &TaskDir) -> Option<RegistryAuth> {
     Some(RegistryAuth { username: stored.username, password: stored.password })
 }
 
-/// The credential is of no use once the image is here.
+/// Deletes the registry credential, which is not needed after the pull.
 pub(super) fn delete_auth(dir: &TaskDir) -> io::Result<()> {
     ignore_not_found(fs::remove_file(dir.registry()))
 }
 
-/// Everything of a task. What the job made below is deleted by handles, links are not followed.
+/// Deletes all files of a task. Files of the job are deleted by handle; links are not followed.
 pub(super) fn remove(dir: &TaskDir) -> io::Result<()> {
     ignore_not_found(fs::remove_dir_all(dir.root()))
 }
@@ -156,7 +155,7 @@ fn ignore_not_found(done: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// The directories below `HOME/tasks` that are named like a task.
+/// Lists the directories below `HOME/tasks` whose names are task ids.
 pub(super) fn dirs(home: &Path) -> io::Result<Vec<TaskDir>> {
     let entries = match fs::read_dir(home.join("tasks")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -172,7 +171,7 @@ pub(super) fn dirs(home: &Path) -> io::Result<Vec<TaskDir>> {
     Ok(dirs)
 }
 
-/// `runner.json`: how the runner is to listen and whom to let in.
+/// Writes `runner.json`: the runner's listen addresses and the permitted keys.
 pub(super) fn write_runner_config(
     settings: &TasksSettings,
     task: &Task,
@@ -193,7 +192,6 @@ pub(super) fn write_runner_config(
     write_atomic(&task.dir.run().join(RUNNER_CONFIG), &serde_json::to_vec(&config)?)
 }
 
-/// Where a runner listens.
 #[derive(Debug, PartialEq, Eq)]
 struct ListenAddresses {
     http: Option<String>,
@@ -206,17 +204,18 @@ fn doors(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddr
     let is_bridged = runtime == "docker" && spec.network_mode == NetworkMode::Bridge;
     let (address, port, any_port_if_taken) = match (is_bridged, runtime) {
         (true, _) => (ANY_ADDRESS, SSH_PORT, false),
-        // Its other nodes come to exactly this port.
+        // The other nodes connect to exactly this port.
         (false, _) if spec.cluster => (ANY_ADDRESS, SSH_PORT, false),
-        // It does not say whether there are other nodes, and expects what an sshd does. Nodes have the whole host.
+        // A dstack server does not specify whether there are other nodes, and expects the behaviour of an sshd. Nodes
+        // use the whole host.
         (false, _) if foreign && spec.network_mode == NetworkMode::Host => (ANY_ADDRESS, SSH_PORT, true),
-        // Plain processes share the host's ports with everybody: any free one.
+        // Plain processes share the ports of the host: any free one.
         (false, "process") => (LOOPBACK, 0, false),
         (false, _) => (LOOPBACK, SSH_PORT, true),
     };
-    // Whoever reaches that port is let in: on the host's network nobody from outside may.
+    // The port requires no authentication: on the host's network it must not be reachable from outside.
     let http_address = if is_bridged { ANY_ADDRESS } else { LOOPBACK };
-    // Several blocks of a host are several runners, and plain processes have no network of their own.
+    // Several blocks of a host have several runners, and plain processes have no separate network.
     let is_one_of_many = runtime == "process" && spec.network_mode == NetworkMode::Bridge;
     let http_port = if is_one_of_many { 0 } else { RUNNER_PORT };
     ListenAddresses {
@@ -226,12 +225,12 @@ fn doors(settings: &TasksSettings, spec: &TaskSpec, runtime: &str) -> ListenAddr
     }
 }
 
-/// Whether a dstack server sent it: ours makes claims.
+/// Returns whether a dstack server sent the specification: those of a windlass server have claims.
 pub(super) fn is_from_dstack(settings: &TasksSettings, spec: &TaskSpec) -> bool {
     settings.compat_tcp && spec.claims.is_none()
 }
 
-/// Container ports that a bridge maps to the host's loopback.
+/// Returns the container ports that a bridge maps to the host's loopback.
 pub(super) fn published_ports(settings: &TasksSettings, spec: &TaskSpec) -> Vec<u16> {
     match (spec.network_mode, is_from_dstack(settings, spec)) {
         (NetworkMode::Host, _) => Vec::new(),
@@ -240,7 +239,7 @@ pub(super) fn published_ports(settings: &TasksSettings, spec: &TaskSpec) -> Vec<
     }
 }
 
-/// What runner and job left. Anything unreadable is as if it were not there.
+/// Reads the files that runner and job left. Unreadable files count as absent.
 pub(super) fn read_exit_evidence(dir: &TaskDir) -> ExitEvidence {
     let Ok(run) = DirHandle::open(&dir.run()) else { return ExitEvidence::default() };
     let mut left = ExitEvidence::default();
@@ -254,7 +253,7 @@ pub(super) fn read_exit_evidence(dir: &TaskDir) -> ExitEvidence {
     left
 }
 
-/// Writes beside and renames: a reader, or a kill, sees the old file or the new one.
+/// Writes a temporary file and renames it: a reader, or a kill, sees the old file or the new one.
 fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let beside = path.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
@@ -274,7 +273,8 @@ mod tests {
 
     use super::*;
 
-    /// A runtime, its network, whether ours made it, whether it has other nodes; the doors, and a fixed SSH port.
+    /// Runtime, network, whether a windlass server made it, whether it has other nodes; then the HTTP and SSH
+    /// addresses, and whether another SSH port is used if that one is in use.
     type Row<'a> = (&'a str, NetworkMode, bool, bool, Option<&'a str>, &'a str, bool);
 
     #[test]

@@ -1,23 +1,23 @@
-//! The ids of removed tasks: nothing may start under them again.
+//! Tombstones of removed tasks: nothing may start under their ids again.
 
 use std::collections::{BTreeMap, HashMap};
 
 use windlass_model::id::SubmissionId;
 
-/// No server remembers a submission for longer.
+/// Limits of the tombstones: no server remembers a submission for longer.
 pub(super) const TOMBSTONES_MAX: usize = 100_000;
 pub(super) const AGE_US_MAX: i64 = 30 * 24 * 3600 * 1_000_000;
 
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
     epochs: HashMap<SubmissionId, (i64, (i64, u64))>,
-    /// By age, oldest first.
+    /// Ids by age, oldest first.
     order: BTreeMap<(i64, u64), SubmissionId>,
     dug: u64,
 }
 
 impl Tombstones {
-    /// Buries an id; the oldest give way when there are too many.
+    /// Adds a tombstone; drops the oldest when there are too many.
     pub(super) fn insert(&mut self, id: SubmissionId, epoch: i64, at: i64) {
         self.dug += 1;
         let place = (at, self.dug);
@@ -34,7 +34,7 @@ impl Tombstones {
         }
     }
 
-    /// The epoch of the removal.
+    /// Epoch of the removal.
     pub(super) fn epoch(&self, id: SubmissionId) -> Option<i64> {
         self.epochs.get(&id).map(|(epoch, _)| *epoch)
     }

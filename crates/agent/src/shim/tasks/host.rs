@@ -1,7 +1,7 @@
-//! What a task needs from its host beside a runtime, and who is told of changes.
+//! Interfaces of the host resources of a task, and of the observer of changes.
 //!
-//! The tasks decide when; whoever implements these knows how. Every call may be repeated, also by a shim that was
-//! killed half way through the first: it has one effect.
+//! The tasks decide when; the implementations know how. Every call is idempotent, also when a shim that was killed
+//! during the first call repeats it.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use windlass_model::id::SubmissionId;
 
 use crate::shim::runtime::{BindMount, PolicyLimits};
 
-/// What policy makes of a specification.
+/// Permissions of the policy for a specification.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PolicyGrant {
     pub limits: PolicyLimits,
-    /// Variables every task on this host gets. Never secrets.
+    /// Variables that every task on this host receives. Never secrets.
     pub env: Vec<(String, String)>,
 }
 
@@ -35,42 +35,42 @@ pub enum HostError {
 pub type HostFuture<'a, T> = BoxFuture<'a, Result<T, HostError>>;
 
 pub trait Host: Send + Sync + 'static {
-    /// Whether the policy allows the task, in every respect, as things stand now.
+    /// Checks whether the policy allows the task, in every respect, at this time.
     fn allow<'a>(&'a self, _spec: &'a TaskSpec) -> HostFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// What policy grants now. Asked again at every preparation: policy may have changed since the submission.
+    /// Returns the present permissions. Called for every preparation: the policy may have changed since the submission.
     fn grant(&self, spec: &TaskSpec) -> Result<PolicyGrant, HostError>;
 
-    /// Lets `spec.host_ssh_keys` in as `spec.host_ssh_user` for this task's life.
+    /// Permits `spec.host_ssh_keys` to log in as `spec.host_ssh_user` for the lifetime of this task.
     fn add_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()>;
-    /// Lets the same people in a little longer, to this port of the loopback alone: the task has ended, and they may
-    /// want its output. `remove_keys` ends it.
+    /// Permits the same keys for a little longer, for this port of the loopback alone: the task has ended, and users
+    /// may request its output. `remove_keys` revokes it.
     fn keep_keys<'a>(&'a self, _spec: &'a TaskSpec, _port: u16) -> HostFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    /// Takes away this task's keys and nobody else's.
+    /// Removes the keys of this task and no others.
     fn remove_keys<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()>;
 
-    /// Volumes and instance mounts, with links resolved. A volume two tasks use is mounted once. Called again
-    /// for every living task after a restart, so that holders can be counted afresh.
+    /// Mounts volumes and instance mounts, with links resolved. A volume of two tasks is mounted once. Called again for
+    /// every live task after a restart, so that the users of a volume can be counted again.
     fn mount<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, Vec<BindMount>>;
-    /// Unmounts what no other task uses.
+    /// Unmounts everything that no other task uses.
     fn unmount<'a>(&'a self, spec: &'a TaskSpec) -> HostFuture<'a, ()>;
 
-    /// Takes away keys and mounts of every task but these: left by a shim that was killed.
+    /// Removes keys and mounts of every task but these: remains of a shim that was killed.
     fn sweep<'a>(&'a self, living: &'a [SubmissionId]) -> HostFuture<'a, ()>;
 }
 
-/// Told of every change, in the order of the changes of a task. Must not block nor call back.
+/// Receives every change, in the order of the changes of a task. Must not block nor call back.
 pub trait Observer: Send + Sync + 'static {
-    /// The status or anything beside it but the pull's progress changed.
+    /// Called when the status or any other state except the pull's progress changed.
     fn changed(&self, info: &TaskInfo);
     fn removed(&self, id: SubmissionId);
 }
 
-/// Nobody looks.
+/// Observer that ignores all changes.
 #[derive(Clone, Copy, Debug)]
 pub struct NoObserver;
 

@@ -1,9 +1,9 @@
-//! The output of tasks that have ended, for people who attach late.
+//! Output of ended tasks, for users who attach late.
 //!
 //! dstack's client attaches to a run that is already done and reads its output over SSH. The SSH server of a task ends
-//! with the task, so the shim listens on that port in its place: until the output was read, a minute at most. It holds
-//! no device and no directory of the task, only the open files of its output. Whoever comes in may read that and
-//! nothing else: there is no session, no file and no forwarded port.
+//! with the task, so the shim listens on that port instead: until the output was read, for at most a minute. It holds
+//! no device and no directory of the task, only the open files of its output. A user who connects may read that and
+//! nothing else: there are no sessions, files or forwarded ports.
 
 use std::{
     collections::VecDeque,
@@ -34,17 +34,17 @@ use crate::{
     taskdir::TaskDir,
 };
 
-/// How long somebody may come. Tests wait until everything of a task is gone, and so it is less in builds for them.
+/// Maximum time to wait for readers. Tests wait until everything of a task is removed, so it is shorter in test builds.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(if cfg!(feature = "testing") { 15 } else { 60 });
 /// A client that has read everything closes its connection itself.
 const CLOSE_DELAY: Duration = Duration::from_secs(2);
-/// The engine gives a port back a moment after the container has ended.
+/// The engine releases a port shortly after the container has ended.
 const BIND_TIMEOUT: Duration = Duration::from_secs(5);
 const BIND_RETRY_DELAY: Duration = Duration::from_millis(50);
-/// Ports at a time; the oldest is closed for a newer one.
+/// Maximum number of open ports; the oldest is closed for a new one.
 const PORTS_MAX: usize = 64;
 
-/// The ports that are open now, oldest first.
+/// Open ports, oldest first.
 #[derive(Default)]
 pub(super) struct LateReaders {
     open: Mutex<VecDeque<OpenPort>>,
@@ -93,14 +93,14 @@ impl LateReaders {
     }
 }
 
-/// The output of a task that has ended, and the port where people look for it.
+/// Output of an ended task, and the port where users expect it.
 pub(super) struct EndedOutput {
     reader: Reader,
     port: u16,
 }
 
-/// Opens the output of a task that ends, while it is there. Nothing where nobody would come: only runs that are done
-/// are attached to, and a dstack server keeps the task until its output was read.
+/// Opens the output of an ending task while it exists. `None` if no reader is expected: users only attach to runs that
+/// are done, and a dstack server keeps the task until its output was read.
 pub(super) async fn open_output(tasks: &Tasks, task: &Task, end: &TaskEnd) -> Option<EndedOutput> {
     let is_done = end.reason == TerminationReason::DoneByRunner.as_str();
     let is_kept =
@@ -114,27 +114,27 @@ pub(super) async fn open_output(tasks: &Tasks, task: &Task, end: &TaskEnd) -> Op
     opened.ok().map(|reader| EndedOutput { reader, port })
 }
 
-/// Both files are open when this returns: they can be read when their directory is gone.
+/// Opens both files: they stay readable when their directory is removed.
 fn open_reader(dir: &TaskDir) -> io::Result<Reader> {
     let reader = Reader::new(Arc::new(DirHandle::open(&dir.run())?), Stream::Job);
     reader.position()?;
     Ok(reader)
 }
 
-/// On the host's own network it is the usual one where no other is named.
+/// Returns the port of the SSH server. On the host's network it is the default port unless another is listed.
 fn ssh_port(ports: &[Port]) -> u16 {
     ports.iter().find(|port| port.container == SSH_PORT).map_or(SSH_PORT, |port| port.host)
 }
 
-/// Lets people read the output, for a while.
+/// Serves the output for a limited time.
 pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: EndedOutput) {
     let open = tasks.late_readers.register(output.port);
-    // Whichever way this ends, nobody waits for the port.
+    // However this function ends, no other task waits for the port any longer.
     let _closed = open.closed.clone().drop_guard();
     let Some(listener) = bind(&open).await else { return };
     let host_key = match tasks.late_readers.host_key() {
         Ok(host_key) => host_key,
-        Err(error) => return tracing::warn!(error = chain(&error), "failed to make a host key"),
+        Err(error) => return tracing::warn!(error = chain(&error), "failed to create a host key"),
     };
     if let Err(error) = tasks.host.keep_keys(&task.spec, output.port).await {
         tracing::warn!(error = chain(&error), id = %task.id, "failed to keep the keys of an ended task");
@@ -170,14 +170,14 @@ pub(super) async fn serve(tasks: Arc<Tasks>, task: Arc<Task>, output: EndedOutpu
     }
 }
 
-/// On the loopback alone: people come through the host's own SSH server, or are on this machine.
+/// Binds to the loopback only: users connect through the host's SSH server, or from this host.
 async fn bind(open: &OpenPort) -> Option<TcpListener> {
     let until = Instant::now() + BIND_TIMEOUT;
     loop {
         match TcpListener::bind((Ipv4Addr::LOCALHOST, open.port)).await {
             Ok(listener) => return Some(listener),
             Err(error) if Instant::now() >= until => {
-                tracing::debug!(%error, port = open.port, "failed to listen in the place of an ended task");
+                tracing::debug!(%error, port = open.port, "failed to listen on the port of an ended task");
                 return None;
             }
             Err(_) => {}
@@ -199,7 +199,7 @@ mod tests {
         let first = late.register(1);
         let rest: Vec<OpenPort> = (2..=64).map(|port| late.register(port)).collect();
         assert!(!first.stop.is_cancelled());
-        // One that has closed makes room by itself.
+        // A closed port does not count.
         rest[0].closed.cancel();
         late.register(65);
         assert!(!first.stop.is_cancelled());

@@ -1,12 +1,12 @@
-//! The tasks of one host: from their acceptance to their removal.
+//! Tasks of one host: from their acceptance to their removal.
 //!
-//! Owns     the table of tasks, the ledger of GPUs, the journal, and the shim's files of each task.
-//! Drives   a [`Runtime`] and a [`Host`], which know how and never decide.
-//! Tells    an [`Observer`] of every change, after the journal has it.
+//! Owns      the table of tasks, the ledger of GPUs, the journal, and the shim's files of each task.
+//! Drives    a [`Runtime`] and a [`Host`], which execute and never decide.
+//! Notifies  an [`Observer`] of every change, after the journal has it.
 //!
-//! Each task lives in a tokio task of its own (`life`), so a slow engine or a slow end of one delays no other.
-//! Calls never do the work themselves: they write down what is wanted, wake the life and wait a little for it.
-//! A caller that goes away therefore changes nothing.
+//! The lifecycle of each task is a separate tokio task (`life`), so a slow engine or a slow end of one task delays no
+//! other. Calls never do the work themselves: they record the request, wake the lifecycle and wait briefly for it. A
+//! caller that disconnects therefore changes nothing.
 
 mod adopt;
 mod ending;
@@ -48,12 +48,12 @@ pub use adopt::OpenError;
 pub use host::{Host, HostError, HostFuture, NoObserver, Observer, PolicyGrant};
 pub use task::TaskEnd;
 
-/// Clients give up after 9 s.
+/// Clients time out after 9 s.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// More tasks than this on one host are refused; removed ones do not count.
+/// Maximum number of tasks on one host; removed ones do not count.
 const TASKS_MAX: usize = 10_000;
 
-/// What a task that runs may hold of the disk.
+/// Disk limit of a running task.
 #[derive(Clone, Debug)]
 pub struct DiskLimit {
     pub dir: TaskDir,
@@ -61,36 +61,36 @@ pub struct DiskLimit {
     pub bytes: u64,
 }
 
-/// How the tasks of a host are kept.
+/// Settings of the task table.
 #[derive(Clone, Debug)]
 pub struct TasksSettings {
     /// Directory of journal and tasks.
     pub home: PathBuf,
     pub keep: Storage,
     pub gpus: Vec<Gpu>,
-    /// The runner of each task listens on TCP too, as a dstack server expects.
+    /// The runner of each task also listens on TCP, as a dstack server expects.
     pub compat_tcp: bool,
-    /// How long a runner waits for its job, and for the last reader of its logs.
+    /// Time that a runner waits for its job, and for the last reader of its logs.
     pub runner_wait_secs: u64,
-    /// An image must be here by then.
+    /// Maximum duration of an image pull, in seconds.
     pub pull_secs_max: u64,
-    /// How long a call waits for the life of a task before it answers with what is so far.
+    /// Time that a call waits for the lifecycle of a task before it returns the present state.
     pub answer_within: Duration,
-    /// Which boot of the host this is.
+    /// Identifies the present boot of the host.
     pub boot: String,
-    /// For tests: where every life stops until the shim is killed.
+    /// Point at which every lifecycle pauses until the shim is killed; for tests.
     pub pause_at: Option<PauseAt>,
 }
 
-/// Where journal and task files are.
+/// Storage of journal and task files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Storage {
     OnDisk,
-    /// For hosts that are not real: no files, and nothing survives the process.
+    /// No files, and nothing survives the process; for simulated hosts.
     InMemory,
 }
 
-/// A point in the life of a task where tests stop it.
+/// A point in the lifecycle of a task where tests pause it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PauseAt {
     Status(Status),
@@ -98,7 +98,7 @@ pub enum PauseAt {
 }
 
 impl TasksSettings {
-    /// As a real host wants them.
+    /// Settings of a real host.
     pub fn on_disk(home: PathBuf, gpus: Vec<Gpu>) -> Self {
         Self {
             home,
@@ -113,19 +113,19 @@ impl TasksSettings {
         }
     }
 
-    /// As a host wants them that is not real.
+    /// Settings of a simulated host.
     pub fn in_memory(home: PathBuf, gpus: Vec<Gpu>) -> Self {
         Self { keep: Storage::InMemory, ..Self::on_disk(home, gpus) }
     }
 }
 
-/// Empty where the kernel does not say: then every boot looks the same.
+/// Returns the boot id of the host; empty if the kernel does not provide it: then every boot has the same id.
 pub fn boot_id() -> String {
     let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     read.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
-/// Binaries that are built for people know no such variable.
+/// Reads the variable only in builds with the feature `testing`.
 fn pause_at() -> Option<PauseAt> {
     if !cfg!(feature = "testing") {
         return None;
@@ -147,7 +147,7 @@ pub enum TaskError {
     Fenced { id: SubmissionId, seen: i64 },
     #[error("remove task {id}: it was not terminated")]
     Alive { id: SubmissionId },
-    /// It goes on; asking again tells.
+    /// The removal continues; the caller may repeat the call.
     #[error("remove task {id}: not done yet")]
     RemovalPending { id: SubmissionId },
     #[error("accept task {id}: {max} tasks are here")]
@@ -189,7 +189,7 @@ enum TaskLookup {
 }
 
 impl Tasks {
-    /// Reads the journal, finds what lives and goes on with it. Answers before the runtime does.
+    /// Reads the journal, finds what is alive and continues with it. Does not wait for the runtime.
     pub async fn open(
         settings: TasksSettings,
         runtime: Arc<dyn Runtime>,
@@ -199,7 +199,7 @@ impl Tasks {
         adopt::open(settings, runtime, host, observer).await
     }
 
-    /// Lets go of all lives where they are, as a kill would: what runs goes on running.
+    /// Stops all lifecycles where they are, as a kill would: containers continue to run.
     pub async fn close(&self) {
         self.closed.cancel();
         self.lives.close();
@@ -207,7 +207,7 @@ impl Tasks {
         self.journal.close().await;
     }
 
-    /// Accepts a task that policy allows, and starts it. A repeat is accepted and has no second effect.
+    /// Accepts a task that the policy allows, and starts it. Idempotent.
     pub async fn submit(self: &Arc<Self>, spec: TaskSpec, epoch: Option<i64>) -> Result<(), TaskError> {
         let id = spec.id;
         let (task, fresh) = self.register(spec, epoch)?;
@@ -245,8 +245,8 @@ impl Tasks {
         Ok((task, true))
     }
 
-    /// Ends a task. The first reason is kept; a repeat may only shorten the grace. Answers with the end when
-    /// it comes soon, else with the task as it is; the ending goes on.
+    /// Ends a task. The first reason is kept; a repeated call may only shorten the grace period. Returns the end if it
+    /// comes soon, else the present state; the termination continues.
     pub async fn terminate(
         self: &Arc<Self>,
         id: SubmissionId,
@@ -263,7 +263,7 @@ impl Tasks {
         Ok(task.info())
     }
 
-    /// Notes what is asked; the record of the first ask is to be settled before anybody is answered.
+    /// Registers the request; the record of the first request must be on disk before the call is answered.
     fn ask(&self, task: &Task, terminate: &TerminateRequest) -> Option<u64> {
         let state = task.state.lock();
         if state.status.is_final() {
@@ -291,7 +291,7 @@ impl Tasks {
         seq
     }
 
-    /// Forgets a terminated task and deletes all that is left of it. Its id can never be used again.
+    /// Removes a terminated task and deletes all that is left of it. Its id can never be used again.
     pub async fn remove(self: &Arc<Self>, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
         match self.known(id) {
             TaskLookup::Present(task) => {
@@ -325,13 +325,13 @@ impl Tasks {
         Ok(())
     }
 
-    /// A server that fears a late submission buries the id before it came.
+    /// Adds a tombstone for an unknown id: the server expects that a late submission may still arrive.
     async fn tombstone_unknown(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
         let Some(epoch) = epoch else { return Err(TaskError::NotFound { id }) };
         let seq = {
             let mut table = self.table.lock();
             if table.tasks.contains_key(&id) {
-                // It came in this very moment; the caller asks again.
+                // It arrived just now; the caller retries.
                 return Err(TaskError::Alive { id });
             }
             table.graves.insert(id, epoch, crate::clock::now_us());
@@ -340,7 +340,7 @@ impl Tasks {
         self.journal.settle(seq).await.map_err(|source| TaskError::Journal { id, source })
     }
 
-    /// Checks the epoch of any other call for a task, and remembers a higher one.
+    /// Checks the epoch of any other call for a task, and stores a higher one.
     pub async fn admit(&self, id: SubmissionId, epoch: Option<i64>) -> Result<(), TaskError> {
         match self.known(id) {
             TaskLookup::Present(task) => {
@@ -351,17 +351,17 @@ impl Tasks {
         }
     }
 
-    /// Writes down that a specification was refused: signature, claims or policy.
+    /// Records that a specification was refused: signature, claims or policy.
     pub async fn record_refused_spec(&self, id: SubmissionId, epoch: Option<i64>, why: &str) {
         let why = why.chars().take(1000).collect();
         let seq = self.journal.append(id, epoch.unwrap_or(0), JournalEvent::RefusedSpec { why });
         if let Err(error) = self.journal.settle(seq).await {
-            tracing::error!(%error, %id, "write down a refusal");
+            tracing::error!(%error, %id, "failed to record a refusal");
         }
         self.compact_if_long().await;
     }
 
-    /// By id, so that two lists can be compared.
+    /// Sorted by id, so that two lists can be compared.
     pub fn list(&self) -> Vec<TaskItem> {
         let mut items: Vec<_> = self.table.lock().tasks.values().map(|task| task.item()).collect();
         items.sort_by_key(|item| item.id);
@@ -381,20 +381,19 @@ impl Tasks {
         self.find(id).map(|task| task.dir.clone())
     }
 
-    /// What the shim says to the runner of this task.
+    /// Token that the shim presents to the runner of this task.
     pub fn runner_token(&self, id: SubmissionId) -> Option<String> {
         self.find(id).map(|task| task.token.clone())
     }
 
-    /// Devices that no task holds.
-    /// Tasks that run and may hold so much of the disk.
+    /// Returns the running tasks that have a disk limit.
     pub fn disk_limits(&self) -> Vec<DiskLimit> {
         let table = self.table.lock();
         let limit = |task: &Arc<Task>| {
             let bytes = u64::try_from(task.spec.disk).ok().filter(|bytes| *bytes > 0)?;
             let state = task.state.lock();
             let handle = state.container.handle.clone().filter(|_| state.status == Status::Running)?;
-            // Nobody is ended twice.
+            // A task that is already ending is skipped.
             task.ask.borrow().is_none().then(|| DiskLimit { dir: task.dir.clone(), handle, bytes })
         };
         table.tasks.values().filter_map(limit).collect()
@@ -453,7 +452,7 @@ impl Tasks {
         TaskError::Fenced { id, seen }
     }
 
-    /// Whether the state came to be so within the time a call may take.
+    /// Returns whether the state met the condition within the time limit of a call.
     async fn wait_for(&self, task: &Task, is_so: impl Fn(&TaskState) -> bool) -> bool {
         let mut changes = task.changes.subscribe();
         let reached = async {
@@ -475,7 +474,7 @@ impl Tasks {
     }
 }
 
-/// Waits until the submission is on disk, or could not be brought there.
+/// Waits until the submission is on disk, or failed to be written.
 async fn wait_accepted(id: SubmissionId, task: &Task) -> Result<(), TaskError> {
     let mut acceptance = task.acceptance.subscribe();
     let answer = match acceptance.wait_for(|state| *state != Acceptance::Pending).await {

@@ -1,4 +1,4 @@
-//! What a journal says of each task, and what to do with a task after a restart. Pure.
+//! Reconstruction of each task from the journal, and the decision how to continue it after a restart. Pure.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::shim::{
     runtime::FoundState,
 };
 
-/// A task as the journal tells it.
+/// A task as reconstructed from the journal.
 #[derive(Clone, Debug)]
 pub(super) struct TaskHistory {
     pub(super) first_seq: u64,
@@ -27,7 +27,7 @@ pub(super) struct TaskHistory {
 #[derive(Debug, Default)]
 pub(super) struct ReplayedJournal {
     pub(super) stories: BTreeMap<SubmissionId, TaskHistory>,
-    /// Removed ids, the epoch and the moment.
+    /// Removed ids, with epoch and time of the removal.
     pub(super) graves: BTreeMap<SubmissionId, (i64, i64)>,
 }
 
@@ -43,14 +43,14 @@ impl ReplayedJournal {
     fn take(&mut self, record: &Record) {
         let id = record.submission;
         if record.kind.is_refusal() {
-            // What was refused changed nothing.
+            // A refusal changed nothing.
         } else if record.kind == JournalEvent::Withdrawn {
             self.stories.remove(&id);
         } else if record.kind == JournalEvent::Removed {
             self.stories.remove(&id);
             self.graves.insert(id, (record.epoch, record.at));
         } else if !self.graves.contains_key(&id) {
-            // A record after the removal can only be a last breath.
+            // Records after the removal are ignored.
             let story = self.stories.entry(id).or_insert_with(|| TaskHistory {
                 first_seq: record.seq,
                 submitted: false,
@@ -103,24 +103,24 @@ impl TaskHistory {
         }
     }
 
-    /// Whether records of this task may be among the lost ones.
+    /// Returns whether records of this task may be among the lost ones.
     pub(super) fn may_be_incomplete(&self, damage: &[Damage]) -> bool {
         !self.submitted || damage.iter().any(|damage| damage.after_seq >= self.first_seq)
     }
 }
 
-/// What to do with a task after a restart.
+/// Action for a task after a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RecoveryAction {
-    /// It is over; nothing to do.
+    /// It has ended; nothing to do.
     Keep,
-    /// It is over, yet something of it runs.
+    /// It has ended, but something of it still runs.
     RemoveStray,
-    /// Go on where it was: every step may be repeated.
+    /// Continue at the present status: every step may be repeated.
     Resume,
-    /// A container was started; waiting for it tells the rest.
+    /// A container was started; waiting for it determines the rest.
     Watch(FoundState),
-    /// It was started, or nobody can know that it was not, and there is nothing.
+    /// It was started, or may have been, and nothing of it exists.
     Finish(TaskEnd),
 }
 
@@ -146,15 +146,16 @@ pub(super) fn recovery_action(
     }
 }
 
-/// Refusals that are kept when the journal is rewritten; they are for people and checkers.
+/// Maximum number of refusals kept when the journal is compacted; they are informational.
 const REFUSALS_KEPT_MAX: usize = 1000;
 
-/// What a rewritten journal keeps: living tasks, graves that are not too old, the last refusals.
+/// Returns the records that a compacted journal keeps: existing tasks, tombstones that are not too old, the last
+/// refusals.
 pub(super) fn retained_records(records: Vec<Record>, now_us: i64) -> Vec<Record> {
     let replayed = replay(&records);
     let mut refusals = 0;
     let mut graves = HashSet::new();
-    // From the end: of several of a kind the last ones count.
+    // From the end: of several records of a kind the last ones count.
     let mut kept: Vec<_> = records
         .into_iter()
         .rev()

@@ -1,4 +1,4 @@
-//! One task in the table: what was asked for, what is known of it, and how its life is told to end.
+//! One task in the table: its specification, its state, and the requests to end it.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
     taskdir::TaskDir,
 };
 
-/// How a task ended. The reason is a word of the job termination reasons, or whatever the server said.
+/// End of a task. The reason is a job termination reason, or the text that the server sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskEnd {
     pub reason: String,
@@ -39,12 +39,12 @@ impl From<Ending> for TaskEnd {
     }
 }
 
-/// That the server wants the task to end.
+/// Request of the server to end the task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StopRequest {
     pub(super) reason: String,
     pub(super) message: String,
-    /// When politeness ends. Later asks may only bring it forward.
+    /// End of the grace period. Later requests may only shorten it.
     pub(super) until: Instant,
 }
 
@@ -59,10 +59,10 @@ impl StopRequest {
     }
 }
 
-/// Nobody means more than a day; a larger number must not overflow the clock.
+/// No grace period is longer than a day; a larger number must not overflow the clock.
 const GRACE_SECS_MAX: u64 = 24 * 3600;
 
-/// What the task holds on the host. Each is set before it is taken and cleared after it was given back.
+/// Resources of the host that the task holds. Each is set before it is acquired and cleared after it was released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HeldResources {
     pub(super) gpus: Vec<String>,
@@ -70,11 +70,11 @@ pub(super) struct HeldResources {
     pub(super) mounts: bool,
 }
 
-/// How far the container came.
+/// Progress of the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContainerProgress {
     pub(super) handle: Option<Handle>,
-    /// The boot of the host in which the start was decided.
+    /// Boot of the host in which the start was decided.
     pub(super) starting: Option<String>,
     pub(super) started: bool,
     pub(super) exited: bool,
@@ -83,15 +83,15 @@ pub(super) struct ContainerProgress {
 #[derive(Clone, Debug)]
 pub(super) struct TaskState {
     pub(super) status: Status,
-    /// The highest seen.
+    /// Highest epoch seen.
     pub(super) epoch: i64,
-    /// The record that raised it.
+    /// Record that raised the epoch.
     pub(super) epoch_seq: u64,
     pub(super) held: HeldResources,
     pub(super) container: ContainerProgress,
     pub(super) ports: Option<Vec<Port>>,
     pub(super) progress: Option<PullProgress>,
-    /// The GPUs it has or had.
+    /// GPUs that the task holds or held.
     pub(super) gpus: Vec<String>,
     pub(super) end: Option<TaskEnd>,
     pub(super) removal: Removal,
@@ -121,7 +121,7 @@ impl TaskState {
     }
 }
 
-/// Whether the submission is on disk.
+/// State of the submission on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Acceptance {
     Pending,
@@ -139,7 +139,7 @@ pub(super) struct Task {
     pub(super) state: Mutex<TaskState>,
     pub(super) acceptance: watch::Sender<Acceptance>,
     pub(super) ask: watch::Sender<Option<StopRequest>>,
-    /// Counts changes of the state, for those who wait for one.
+    /// Counts changes of the state, for callers that wait for one.
     pub(super) changes: watch::Sender<u64>,
 }
 
@@ -192,7 +192,6 @@ impl Task {
     }
 }
 
-/// The machine's word on the wire.
 pub(super) const fn to_wire_status(status: Status) -> TaskStatus {
     match status {
         Status::Pending => TaskStatus::Pending,

@@ -1,4 +1,4 @@
-//! A job that owns its spool's files can lie about its own output and do nothing else.
+//! A job that owns its spool's files can falsify its own output and do nothing else.
 
 use std::{fs, os::unix::fs::symlink, time::Duration};
 
@@ -57,10 +57,10 @@ proptest! {
         let reader = run.reader();
         check_all_reads(&reader, offset, time)?;
         prop_assert_eq!(&read_all(&reader, 777), &log);
-        // It shrinks under the reader's hands.
+        // The file shrinks while the reader has it open.
         fs::OpenOptions::new().write(true).open(run.file("job.log")).unwrap().set_len(log.len() as u64 / 2).unwrap();
         check_all_reads(&reader, offset, time)?;
-        // And a writer that comes upon it still starts.
+        // A writer that opens it still starts.
         let writer = run.writer(&Timestamps::manual(1));
         prop_assert!(writer.position().complete || writer.append(b"x").is_ok());
     }

@@ -1,4 +1,4 @@
-//! What must hold of a spool whatever is written, cut or put there.
+//! Invariants of a spool, whatever is written, truncated or placed there.
 
 mod hostile;
 mod order;
@@ -13,7 +13,7 @@ use windlass_testkit::{TempDir, temp_dir};
 
 use super::*;
 
-/// A `run` directory, removed at the end.
+/// A `run` directory, removed when dropped.
 struct RunDir(TempDir);
 
 impl RunDir {

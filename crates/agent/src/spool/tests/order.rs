@@ -52,7 +52,7 @@ enum Step {
     Write(Stream, usize),
     Pause(i64),
     State,
-    /// Pull; `false`: the server fails to keep the answer and asks the same again.
+    /// Pull; with `false` the server fails to store the answer and repeats the request.
     Pull(bool),
 }
 
@@ -68,7 +68,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..80)
 }
 
-/// A server that knows milliseconds only.
+/// Server whose cursor has millisecond resolution.
 #[derive(Default)]
 struct TestServer {
     cursor: i64,
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// The same with real threads and a real clock: what is published late must not be passed by the cursor.
+/// The same with real threads and a real clock: the cursor must not pass what is published late.
 #[tokio::test]
 async fn o1_pulls_race_with_writers_and_lose_nothing() {
     let (run, stamps) = (RunDir::new(), Timestamps::new());

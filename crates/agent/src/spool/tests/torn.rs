@@ -1,4 +1,4 @@
-//! Crashes and full disks: nothing that was kept is lost, nothing is invented.
+//! Crashes and full disks: nothing that was stored is lost, and nothing is invented.
 
 use std::fs::{File, OpenOptions};
 
@@ -122,7 +122,7 @@ fn f11_a_full_disk_is_said_and_what_was_kept_stays() {
     };
     assert!(kept < 3000);
     assert_eq!(read_all(&run.reader(), 999), written);
-    // Readers are told of the end although the disk has no room to say so.
+    // Readers are notified of the end although the disk has no space for the mark.
     let _ = writer.finish();
     assert!(writer.position().complete);
     drop(writer);
@@ -140,7 +140,7 @@ fn f11_a_record_that_found_no_room_is_written_again_later() {
     let writer = run.writer(&stamps);
     writer.append(b"first").unwrap();
     let filler = run.file("filler");
-    // A whole page for each of our files is taken; the log's is not full, so only a new page fails.
+    // Each of the spool's files has a whole page; the log's is not full, so only a new page fails.
     let mut hog = File::create(&filler).unwrap();
     while std::io::Write::write_all(&mut hog, &[0; 4096]).is_ok() {}
     stamps.advance(20);
@@ -157,7 +157,7 @@ fn f11_a_record_that_found_no_room_is_written_again_later() {
     drop((writer, mounted));
 }
 
-/// A small file system over the directory, taken away at the end.
+/// Small file system mounted over the directory, unmounted when dropped.
 struct MountedTmpfs(PathBuf);
 
 impl MountedTmpfs {

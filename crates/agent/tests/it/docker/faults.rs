@@ -1,4 +1,4 @@
-//! Engines that are killed, stopped, restarted and frozen under a task. Each test has its own.
+//! Engines that are killed, stopped, restarted and frozen under a task. Each test has a private engine.
 
 use std::{
     fs,
@@ -34,11 +34,11 @@ async fn f12_docker_killed_takes_the_task_along_and_it_is_said_so() {
     let (exit, ()) = tokio::join!(waiting, engine.start_dockerd());
     let exit = exit.unwrap();
     assert_eq!((exit.code, exit.lost), (Some(137), Some(LossReason::EngineRestarted)));
-    // A shim that was away at the time finds it out from the times alone.
+    // A shim that was down at the time derives it from the times alone.
     let late = DockerRuntime::connect(settings(&engine.socket(), host.scratch.path(), |_| {})).await.unwrap();
     let told = late.wait(&task, &handle).await.unwrap();
     assert_eq!(told.lost, Some(LossReason::EngineRestarted));
-    // Its next task ends of itself, right after the start as it is.
+    // The next task ends by itself, although right after the engine's start.
     let next = host.task("exit 137").await;
     let exit = host.run(&next).await;
     assert_eq!((exit.code, exit.lost), (Some(137), None));
@@ -75,7 +75,7 @@ async fn f12_docker_with_live_restore_leaves_the_task_alone() {
     };
     let restart = async {
         engine.kill_dockerd();
-        // One ends while the engine is away.
+        // One ends while the engine is down.
         fs::write(second.dir.run().join("go"), "").unwrap();
         wait_written(&second, "out").await;
         engine.start_dockerd().await;

@@ -1,4 +1,4 @@
-//! From create to remove, in order and repeated.
+//! All steps from create to remove, in order and repeated.
 
 use std::{
     fs,
@@ -108,7 +108,7 @@ async fn docker_never_hangs_on_a_container_that_ends_at_once() {
     let one = async |code: i32| {
         let task = host.task_with_image(&name, &format!("exit {code}"));
         let handle = host.docker.create(&task).await.unwrap();
-        // Somebody who waits already must be told as well as one who comes late.
+        // A caller that already waits must get the exit, as must one that calls late.
         let (waited, started) = tokio::join!(
             async {
                 wait_written(&task, "image.json").await;
@@ -168,7 +168,7 @@ async fn docker_finds_only_what_is_its_own() {
     assert_eq!(other.docker.found().await.unwrap(), []);
     other.docker.remove(&task.dir, None).await.unwrap();
     assert_eq!(one.docker.found().await.unwrap().len(), 1);
-    // The same shim after a restart finds it again.
+    // The same shim finds it again after a restart.
     let again = DockerRuntime::connect(settings(&one.socket, one.scratch.path(), |_| {})).await.unwrap();
     assert_eq!(again.found().await.unwrap()[0].handle, handle);
     assert!(
@@ -210,7 +210,7 @@ async fn docker_that_is_not_there_is_away() {
     let nothing = scratch.path().join("none.sock");
     let connected = DockerRuntime::connect(settings(&nothing, scratch.path(), |_| {})).await;
     assert!(is_unavailable(&connected.err().unwrap()));
-    // A socket that takes connections and says nothing.
+    // A socket that accepts connections and never responds.
     let _deaf = std::os::unix::net::UnixListener::bind(&nothing).unwrap();
     let begun = Instant::now();
     let connected = DockerRuntime::connect(settings(&nothing, scratch.path(), |_| {})).await;
@@ -218,7 +218,7 @@ async fn docker_that_is_not_there_is_away() {
     assert!(begun.elapsed() < Duration::from_secs(10));
 }
 
-/// Stands before an engine and takes the time in which at least one question is open.
+/// Proxy in front of an engine that measures the time in which at least one request is open.
 struct EngineTimingProxy {
     taken: Arc<Mutex<EngineTiming>>,
     scratch: TempDir,
@@ -242,7 +242,7 @@ impl EngineTimingProxy {
         let (end, ended) = tokio::sync::oneshot::channel();
         let listener = std::os::unix::net::UnixListener::bind(at).unwrap();
         listener.set_nonblocking(true).unwrap();
-        // In a thread of its own: the guard of the host still asks when the test's own runtime is at its end.
+        // In a separate thread: the guard of the host still sends requests when the test's runtime ends.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
@@ -265,7 +265,7 @@ impl EngineTimingProxy {
         self.scratch.path().join("sock")
     }
 
-    /// Questions asked and time the engine took, since this was last asked.
+    /// Returns the number of requests and the engine's time since the last call.
     async fn read(&self) -> (usize, Duration) {
         let is_closed = async || (self.taken.lock().open == 0).then_some(());
         eventually_async("the last connection is closed", is_closed).await;
@@ -274,7 +274,7 @@ impl EngineTimingProxy {
     }
 }
 
-/// Carries one question to the engine and its answer back.
+/// Forwards one request to the engine and its response back.
 async fn forward_request(
     mut client: tokio::net::UnixStream,
     engine: PathBuf,
@@ -310,7 +310,7 @@ async fn docker_start_adds_little_to_what_the_engine_takes() {
         let handle = host.start(&task).await;
         let took = begun.elapsed();
         let (questions, engine) = watch.read().await;
-        // Is the image here; make it, with the image asked for its settings meanwhile; was it started; start it.
+        // Check for the image; create, with the image inspected meanwhile; check whether it was started; start.
         assert_eq!(questions, 5);
         least = least.min(took.saturating_sub(engine));
         host.docker.remove(&task.dir, Some(&handle)).await.unwrap();

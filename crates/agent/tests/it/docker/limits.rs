@@ -1,4 +1,4 @@
-//! What a task can take and reach, as seen from inside.
+//! Limits and reachability of a task, as seen from inside.
 
 use std::{fs, time::Duration};
 
@@ -48,7 +48,7 @@ async fn docker_pids_limit_stops_a_fork_bomb() {
 #[tokio::test]
 async fn docker_says_when_memory_ran_out() {
     let host = DockerHost::new().await;
-    // Jobs begin when the shim hands them over. By then it watches the container, also where the engine says nothing.
+    // Jobs begin when the shim submits them. By then it watches the container, even if the engine reports nothing.
     let mut task = host
         .task(
             "touch /windlass/run/up; while ! [ -e /windlass/run/go ]; do sleep 0.05; done
@@ -67,7 +67,7 @@ async fn docker_says_when_memory_ran_out() {
     assert_eq!((exit.code, exit.oom_killed, exit.lost), (Some(137), true, None));
 }
 
-/// Whether this process has a handle of the process `pid`.
+/// Returns whether this process has a handle of the process `pid`.
 fn is_watched(pid: i64) -> bool {
     let line = format!("Pid:\t{pid}");
     let mut handles = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();

@@ -1,8 +1,8 @@
-//! Who can reach what on a host: from tasks on the host's network and on the bridge, and from a neighbour in a network
-//! of its own, to the agent, a runner, the engine, the cloud's metadata and the server's database.
+//! Reachability on a host: from tasks on the host's network and on the bridge, and from a neighbour in a separate
+//! network, to the agent, a runner, the engine, the cloud's metadata and the server's database.
 //!
-//! The places are real containers and a real namespace; each asks for everything in every way it can think of, and
-//! writes down what answered.
+//! The origins are real containers and a real namespace; each attempts every connection that it can, and records the
+//! responses.
 
 use std::{
     collections::BTreeSet,
@@ -25,8 +25,8 @@ use crate::support::{
     shim::{Setup, Shim},
 };
 
-/// A service on the loopback of the host that asks nobody who they are: what a database must not be, and what
-/// shows which places share the loopback.
+/// A service on the loopback of the host without authentication: what a database must not be, and what shows which
+/// origins share the loopback.
 fn start_open_service() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -41,7 +41,8 @@ fn start_open_service() -> u16 {
     port
 }
 
-/// Everything a task can try without being told. What answers is written down, a line each.
+/// Returns a script with everything that a task can attempt without prior knowledge. It records each response on a
+/// line.
 fn probe_script(paths: &[PathBuf], port: u16) -> String {
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     format!(
@@ -83,7 +84,7 @@ fn sockets(home: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Inodes of the TCP sockets of this machine that listen.
+/// Inodes of the listening TCP sockets of this host.
 fn listening() -> BTreeSet<String> {
     let mut inodes = BTreeSet::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
@@ -120,13 +121,13 @@ async fn x5_docker_tasks_and_neighbours_reach_no_agent_runner_engine_or_metadata
     targets.push(host.socket.clone());
     targets.push(shim.home());
 
-    // The question works: on the host's network the loopback is the host's own.
+    // The script works: on the host's network the loopback is that of the host.
     let task = host.task(&probe_script(&targets, port)).await;
     assert_eq!(host.said(&task).await, "database", "from the host's network");
     let task = host.bridged_task(&probe_script(&targets, port)).await;
     assert_eq!(host.said(&task).await, "", "from the bridge");
 
-    // A neighbour on the same machine, with a network and rights of its own.
+    // A neighbour on the same host, with a separate network and other rights.
     let names: Vec<String> = targets.iter().map(|path| path.display().to_string()).collect();
     let tries = format!(
         "for p in {}; do [ -r $p ] || [ -w $p ] && echo $p; done
@@ -148,7 +149,7 @@ async fn x5_docker_tasks_and_neighbours_reach_no_agent_runner_engine_or_metadata
     assert!(said.status.success(), "{said:?}");
     assert_eq!(String::from_utf8_lossy(&said.stdout), "", "from a neighbour");
 
-    // Whoever finds a socket all the same has no credential, and there is no other door.
+    // A process that finds a socket nevertheless has no credential, and there is no other listener.
     for socket in &targets[..targets.len() - 2] {
         let open = fs::metadata(socket).unwrap().permissions().mode() & 0o007;
         let above = fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode() & 0o007;

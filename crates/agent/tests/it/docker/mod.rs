@@ -1,5 +1,5 @@
-//! The runtime over a real container engine. The first process of these containers is a script of the test's,
-//! in the place where the runner stands otherwise.
+//! The runtime on a real container engine. The first process of these containers is a script of the test instead of the
+//! runner.
 
 mod faults;
 mod life;
@@ -32,7 +32,7 @@ use crate::support::{self, TempDir, engine, images::Image, temp_dir};
 
 const SCRIPT: &str = "script";
 
-/// A host with an engine: whatever it made is gone when it goes.
+/// A host with an engine: everything that it created is removed when it is dropped.
 struct DockerHost {
     docker: DockerRuntime,
     engine: Engine,
@@ -50,7 +50,7 @@ impl DockerHost {
         let settings = settings(socket, scratch.path(), change);
         let docker = eventually_ok_async("the engine answers", async || {
             match DockerRuntime::connect(settings.clone()).await {
-                // An engine that has just started on a busy machine.
+                // An engine that has just started on a busy host.
                 Err(error @ RuntimeError::Away { .. }) => Err(error),
                 connected => Ok(connected.unwrap()),
             }
@@ -59,7 +59,7 @@ impl DockerHost {
         Self { docker, engine: engine::client(socket), socket: socket.to_owned(), scratch }
     }
 
-    /// A task on the host's network whose container runs `script`.
+    /// Returns a task on the host's network whose container runs `script`.
     async fn task(&self, script: &str) -> PreparedTask {
         let image = Image::Busybox.ensure(&self.engine).await;
         self.task_with_image(&image, script)
@@ -86,7 +86,7 @@ impl DockerHost {
         }
     }
 
-    /// The same on the bridge, with a port.
+    /// Returns such a task on the bridge, with a port.
     async fn bridged_task(&self, script: &str) -> PreparedTask {
         let mut task = self.task(script).await;
         task.spec.network_mode = NetworkMode::Bridge;
@@ -110,7 +110,7 @@ impl DockerHost {
         self.wait(task, &handle).await
     }
 
-    /// Runs a script to its end and gives what it wrote to `out` in the run directory.
+    /// Runs a script to its end and returns the contents of `out` in the run directory.
     async fn said(&self, task: &PreparedTask) -> String {
         let exit = self.run(task).await;
         assert_eq!(exit.code, Some(0), "{exit:?}");
@@ -120,7 +120,7 @@ impl DockerHost {
 
 impl Drop for DockerHost {
     fn drop(&mut self) {
-        // A thread of its own, since the test's runtime may be the one that is ending.
+        // A separate thread, since the test's runtime may be ending.
         let docker = self.docker.clone();
         let home = self.scratch.path().to_owned();
         let cleaned = std::thread::spawn(move || {
@@ -154,7 +154,6 @@ fn read(task: &PreparedTask, name: &str) -> String {
     fs::read_to_string(task.dir.run().join(name)).unwrap().trim().to_owned()
 }
 
-/// Waits until the task wrote `name`.
 async fn wait_written(task: &PreparedTask, name: &str) {
     let path = task.dir.run().join(name);
     eventually_async(&format!("the task writes {name}"), async || path.exists().then_some(())).await;

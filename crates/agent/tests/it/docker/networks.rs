@@ -1,4 +1,4 @@
-//! Tasks on the bridge: reachable where published, deaf to each other.
+//! Tasks on the bridge: reachable on published ports, isolated from each other.
 
 use std::{
     collections::BTreeSet,
@@ -12,7 +12,7 @@ use windlass_testkit::wait::eventually_async;
 
 use super::{DockerHost, read, wait_written};
 
-/// Answers every connection to port 8000 with the name of the container.
+/// Responds to every connection to port 8000 with the name of the container.
 const SERVE_SCRIPT: &str = "cd /windlass/run; mkdir /www; hostname > /www/name; hostname -i > address
     httpd -p 8000 -h /www; touch up; sleep 600";
 
@@ -54,7 +54,7 @@ async fn docker_tasks_on_the_bridge_do_not_hear_each_other() {
     host.start(&served).await;
     wait_written(&served, "up").await;
     let address = read(&served, "address");
-    // The loopback proves that the question itself works; the neighbour must not answer it.
+    // The loopback proves that the request itself works; the neighbour must not respond to it.
     let script = format!(
         "cd /windlass/run; mkdir /www; echo me > /www/name; httpd -p 8000 -h /www
         ask() {{ timeout 3 wget -q -O - http://$1:8000/name || echo none; }}
@@ -83,7 +83,7 @@ async fn docker_keeps_tasks_on_the_bridge_from_the_clouds_metadata() {
     let rules = std::process::Command::new("iptables").args(["-S", "DOCKER-USER"]).output();
     let rules = String::from_utf8(rules.unwrap().stdout).unwrap();
     if !rules.contains("DOCKER-USER") {
-        // An engine without a firewall has nothing to hang a rule into.
+        // An engine without a firewall has no chain for a rule.
         println!("skipped: no firewall here");
         return;
     }

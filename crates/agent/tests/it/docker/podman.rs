@@ -1,4 +1,4 @@
-//! The same runtime over Podman's service, as far as this machine lets Podman go.
+//! The same runtime on Podman's service, as far as this host supports Podman.
 
 use std::{
     path::Path,
@@ -16,7 +16,7 @@ use crate::support::{
     temp_dir,
 };
 
-/// A service of its own, with its own storage.
+/// A private service, with private storage.
 struct PodmanService {
     child: Child,
     scratch: TempDir,
@@ -42,7 +42,7 @@ impl PodmanService {
         let socket = dir.join("podman.sock");
         let service = Self { child, scratch };
         eventually_async("podman listens", async || listens(&socket).then_some(())).await;
-        // The first answer of a new storage takes its time.
+        // The first response with new storage is slow.
         client(&socket).version().await.unwrap();
         service
     }

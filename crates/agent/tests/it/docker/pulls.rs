@@ -1,4 +1,4 @@
-//! Images from registries that work, refuse, stall and lie.
+//! Images from registries that work, refuse, stall and return false data.
 
 use std::{
     sync::Arc,
@@ -23,7 +23,7 @@ async fn host() -> DockerHost {
     DockerHost::at(&engine::shared_socket(), |settings| settings.stall = STALL_TIMEOUT).await
 }
 
-/// Content nobody has yet, so that it must really come over the wire.
+/// Returns new content, so that it must be transferred.
 fn random_layer(size: usize) -> Vec<u8> {
     let mut tar = Tar::new();
     let seed: [u8; 32] = random();
@@ -36,7 +36,7 @@ fn auth(username: &str, password: &str) -> RegistryAuth {
     RegistryAuth { username: username.into(), password: password.into() }
 }
 
-/// Takes an image away again at the end.
+/// Removes an image at the end.
 struct ImageCleanup<'a>(&'a DockerHost, Vec<String>);
 
 impl Drop for ImageCleanup<'_> {
@@ -155,7 +155,7 @@ async fn docker_credentials_reach_the_registry_whatever_their_letters() {
     let (host, registry) = (host().await, Registry::start().await);
     let (name, _) = registry.put("private", "1", random_layer(1000));
     let _pulled = ImageCleanup(&host, vec![name.clone()]);
-    // Each of the three places a letter can have in base64, with letters that come out as `+` and `/`.
+    // Each of the three positions of a character in base64, with characters that are encoded as `+` and `/`.
     let right = auth("ann", "a?b~c>??~~>>ü");
     registry.set_password(&right.username, &right.password);
     let task = host.task_with_image(&name, "");

@@ -1,4 +1,4 @@
-//! A task from its submission to its removal: the real shim, the engine, the real runner inside.
+//! A task from its submission to its removal: the real shim, the engine, and the real runner in the container.
 
 use serde_json::{Value, json};
 use windlass_api::agent::{
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Submits a job to the runner of a task that runs, and starts it.
+/// Submits a job to the runner of a running task, and starts it.
 async fn run_job(shim: &Shim, id: SubmissionId, commands: &[&str]) {
     let job = json!({
         "run": {"id": "0", "run_spec": {"run_name": "whole"}},
@@ -63,7 +63,7 @@ async fn docker_whole_jobs_run_in_any_image_and_leave_nothing() {
     ];
     for (image, commands, expected) in table {
         let info = start_task(&shim, image, |_| {}).await;
-        // Another test may have the usual SSH port of this machine.
+        // Another test may use the default SSH port of this host.
         assert!(info.ports.as_ref().unwrap().iter().all(|port| port.container == SSH_PORT), "{info:?}");
         run_job(&shim, info.id, commands).await;
         let (record, text) = wait_output(&shim, info.id).await;
@@ -115,7 +115,7 @@ async fn docker_whole_job_has_the_last_second_of_its_grace() {
         if shim.client().get(&logs).await.text() == "up\n" { Ok(()) } else { Err(shim.log()) }
     })
     .await;
-    // Whole seconds are all the engine knows, and a moment of this one is over when it is asked.
+    // The engine only counts whole seconds, and a part of this one has passed when the request arrives.
     let ended = shim.terminate(info.id, 1, 1).await;
     assert_eq!(ended.exit_status, Some(7), "{ended:?}");
     assert_eq!(shim.client().get(&logs).await.text(), "up\nbye\n");
@@ -153,7 +153,7 @@ async fn docker_whole_tasks_on_the_hosts_network_are_all_reached_by_ssh() {
         let ports = info.ports.clone().unwrap();
         let port = ports.iter().find(|port| port.container == SSH_PORT).map_or(SSH_PORT, |port| port.host);
         assert!(taken.insert(port), "no two have one port: {info:?}");
-        // Each server has a key of its own, and their ports may have been others' before.
+        // Each server has a different key, and their ports may have been used by others before.
         let _ = std::fs::remove_file(keys.path().join("known_hosts"));
         let mut client = ssh::client(keys.path(), "ssh", "-p", port);
         client.args(["root@127.0.0.1", "cat /windlass/run/runner.json"]);

@@ -1,4 +1,4 @@
-//! Repositories brought by the real git, as another user, with real servers.
+//! Repositories cloned by the real git, as another user, from real servers.
 
 mod serve;
 
@@ -21,7 +21,7 @@ use windlass_testkit::wait::eventually_async;
 use crate::support::{self, TempDir, temp_dir};
 
 const TOKEN: &str = "canary-token-5f0c2b";
-/// A user nobody else is.
+/// A user id that is not used otherwise.
 const USER: u32 = 47_110;
 
 /// A job's user with a home, and a repository to clone.
@@ -44,7 +44,7 @@ impl RepoFixture {
             lchown(at(dir), Some(uid), Some(uid)).unwrap();
         }
         fs::write(at("served/gitconfig"), "[safe]\n\tdirectory = *\n").unwrap();
-        // The other user may not be let into the directory the tests are built in.
+        // The other user may lack access to the build directory of the tests.
         fs::hard_link(support::agent(), at("agent"))
             .or_else(|_| fs::copy(support::agent(), at("agent")).map(drop))
             .unwrap();
@@ -74,7 +74,7 @@ impl RepoFixture {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
-    /// `served/main.git`: two commits on `main`, one more on `side`, and its work tree in `source`.
+    /// Creates `served/main.git`: two commits on `main`, one more on `side`, and its work tree in `source`.
     fn create_repository(&self) -> PathBuf {
         let source = self.at("source");
         fs::create_dir(&source).unwrap();
@@ -102,7 +102,7 @@ impl RepoFixture {
         served
     }
 
-    /// Git refuses repositories of others; a served one belongs to the job's user.
+    /// Assigns a repository to the job's user: git refuses those of other users.
     fn chown_to_job_user(&self, path: &Path) {
         let status =
             Command::new("chown").arg("-R").arg(self.site.account.uid.to_string()).arg(path).status();
@@ -117,7 +117,7 @@ impl RepoFixture {
         fs::read_to_string(self.at("work").join(name)).unwrap()
     }
 
-    /// Neither in any file nor in the log.
+    /// Checks that the secret is neither in any file nor in the log.
     #[track_caller]
     fn assert_nowhere(&self, secret: &str) {
         let grep = Command::new("grep")
@@ -232,7 +232,7 @@ async fn x3_a_private_key_needs_neither_an_ssh_client_nor_a_file() {
     let dir = ground.at("sshd");
     fs::create_dir(&dir).unwrap();
     let sshd = serve::GitSshServer::start(&dir);
-    // The server's own git asks whose repository it serves.
+    // The server's git checks the owner of the repository.
     lchown(&served, Some(0), Some(0)).unwrap();
     let key = sshd.key("user");
     let credentials_ = credentials(&sshd.url(&served), None, Some(key.trim_end()));
@@ -268,7 +268,7 @@ async fn a_commit_is_checked_out_on_its_branch_or_alone() {
     ground.prepare(&RepoRequest { dir: "one", ..wanted(&data, &url) }).await.unwrap();
     assert_eq!((ground.read("one/a").as_str(), head("one").as_str()), ("one\n", "ref: refs/heads/main\n"));
 
-    // A single branch does not bring the other's commit: it is asked for by its hash.
+    // A single branch does not include the commit of the other: it is requested by its hash.
     let data = remote(Some("main"), Some(&side));
     ground.prepare(&RepoRequest { dir: "two", single_branch: true, ..wanted(&data, &url) }).await.unwrap();
     assert_eq!(ground.read("two/a"), "side\n");
@@ -332,7 +332,7 @@ async fn submodules_come_along_and_hooks_never_run() {
     ground.git(&outer, &["submodule", "add", "-q", &inner, "sub"]);
     ground.git(&outer, &["commit", "-qm", "with a submodule"]);
     let outer = ground.publish("outer", "outer.git");
-    // A hook of the user's own template would run at the first checkout.
+    // A hook of the user's template would run at the first checkout.
     let hooks = ground.at("home/template/hooks");
     fs::create_dir_all(&hooks).unwrap();
     fs::write(hooks.join("post-checkout"), format!("#!/bin/sh\ntouch {}\n", ground.at("home/ran").display()))

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 const MAX_BODY: usize = 64 << 20;
 
-/// Connections are handed to `serve`, each on a thread of its own, until this is dropped.
+/// Passes connections to `serve`, each on a separate thread, until it is dropped.
 struct TestListener {
     port: u16,
     closed: Arc<AtomicBool>,
@@ -56,7 +56,7 @@ impl Drop for TestListener {
     }
 }
 
-/// `git http-backend` below `root`, for those who say the token.
+/// `git http-backend` below `root`, for clients that send the token.
 pub(crate) struct GitHttpServer {
     door: TestListener,
     seen: Arc<ServerObservations>,
@@ -64,11 +64,11 @@ pub(crate) struct GitHttpServer {
 
 #[derive(Default)]
 struct ServerObservations {
-    /// Where the token was found that it must not be.
+    /// Locations where the token was found but must not be.
     leaks: Mutex<Vec<String>>,
-    /// Requests with the right token.
+    /// Number of requests with the right token.
     let_in: Mutex<u32>,
-    /// Packs are held back once this is set; `stalled` says that one is.
+    /// Packs are held back once this is set; `stalled` is set when one is.
     stall: AtomicBool,
     stalled: AtomicBool,
     ended: AtomicBool,
@@ -198,7 +198,7 @@ fn backend(
     child.wait_with_output().unwrap().stdout
 }
 
-/// Everybody's arguments and variables, as a neighbour of the job could read them.
+/// Searches arguments and variables of all processes, as a neighbour of the job could read them.
 pub(crate) fn processes_showing(secret: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -216,7 +216,7 @@ pub(crate) fn processes_showing(secret: &str) -> Vec<String> {
     found
 }
 
-/// An OpenSSH server that knows one key.
+/// An OpenSSH server that accepts one key.
 pub(crate) struct GitSshServer {
     door: TestListener,
     dir: PathBuf,
@@ -224,7 +224,7 @@ pub(crate) struct GitSshServer {
 
 impl GitSshServer {
     pub(crate) fn start(dir: &Path) -> Self {
-        // The server gives up its rights in this directory; Debian makes it at boot only.
+        // The server drops its privileges in this directory; Debian creates it at boot only.
         std::fs::create_dir_all("/run/sshd").unwrap();
         for name in ["host", "user", "other"] {
             let mut keygen = Command::new("ssh-keygen");

@@ -1,4 +1,4 @@
-//! What the nodes of a replica find.
+//! Environment of the nodes of a replica.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
@@ -12,7 +12,7 @@ use crate::support::{
 
 const USER: u32 = 64001;
 
-/// A runner in a mount namespace of its own where a user has a home in the scratch directory.
+/// Starts a runner in a separate mount namespace where a user has a home in the scratch directory.
 fn start(scratch: &TempDir) -> Runner {
     let home = scratch.path().join("home");
     std::fs::create_dir_all(home.join(".ssh")).unwrap();
@@ -60,7 +60,7 @@ fn the_nodes_of_a_replica_find_each_other_and_leave_no_key_behind() {
     assert!(config.contains("Host 10.4.0.8\n    Port 10022\n    User rower\n"), "{config}");
     assert!(config.ends_with("end\nServerAliveInterval 5\n"), "{config}");
     assert_eq!(std::fs::read_to_string(scratch.path().join("home/copy")).unwrap(), "PRIVATE\n");
-    // Nothing is left but what was there.
+    // Only the original files are left.
     let left: Vec<_> = std::fs::read_dir(&ssh).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["config"]);
     assert_eq!(std::fs::read_to_string(ssh.join("config")).unwrap(), "ServerAliveInterval 5\n");

@@ -1,4 +1,4 @@
-//! Who is waited for after the end of the job.
+//! Readers that the runner waits for after the end of the job.
 
 use std::{
     io::{Read, Write},
@@ -12,7 +12,7 @@ use windlass_testkit::wait::TIMEOUT;
 
 use crate::support::runner::{Runner, RunnerSetup, script, signal};
 
-/// A WebSocket that follows the job's output.
+/// Opens a WebSocket that follows the job's output.
 pub(super) fn tail(runner: &Runner) -> UnixStream {
     let mut stream = UnixStream::connect(runner.run_dir().join("runner.sock")).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -64,7 +64,7 @@ fn o7_a_tailer_is_waited_for() {
     runner.run_to_end(&script("echo hello"));
     runner.read_all();
     let mut got = Vec::new();
-    // The frame with the line, then the closing one; ours in answer ends it.
+    // The frame with the line, then the closing one; the reply to it ends the connection.
     while !got.windows(6).any(|six| six == b"hello\n") {
         let mut bytes = [0; 64];
         let count = tail.read(&mut bytes).unwrap();

@@ -1,4 +1,4 @@
-//! As whom, where and with which variables the job runs.
+//! User, directory and variables of the job.
 
 use std::{collections::BTreeMap, os::unix::fs::MetadataExt};
 

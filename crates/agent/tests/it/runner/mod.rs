@@ -1,4 +1,4 @@
-//! The runner proper, under its init: one job from its submission to the last reader of its output.
+//! The runner itself, under its init: one job from its submission to the last reader of its output.
 
 mod cluster;
 mod drain;

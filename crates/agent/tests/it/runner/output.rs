@@ -1,4 +1,4 @@
-//! What the commands print and how they end.
+//! Output and exit of the commands.
 
 use std::time::{Duration, Instant};
 
@@ -160,14 +160,14 @@ fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
     let mut setting = RunnerSetup::new();
     setting.wrapper = Some("trap '' INT HUP QUIT PIPE TERM; exec 9</etc/hostname; exec \"$@\"".to_owned());
     let runner = setting.start();
-    // Neither a pipe nor a redirection, whose ends the shell holds for a moment, nor a last command that takes
-    // the shell's place.
+    // Neither a pipe nor a redirection, whose ends the shell holds for a moment, nor a last command that replaces the
+    // shell.
     runner.run_to_end(&script("grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/$$/fd; :"));
     let log = runner.log_text();
     let mut lines = log.lines();
     for name in ["SigBlk:", "SigIgn:"] {
         let set = lines.next().unwrap().strip_prefix(name).unwrap();
-        // The two first of the real-time signals belong to the C library, which lets nobody change them.
+        // The first two of the real-time signals belong to the C library, which does not let programs change them.
         let set = u64::from_str_radix(set.trim(), 16).unwrap() & 0x7fff_ffff;
         assert_eq!(set, 0, "{name} {set:x}");
     }
@@ -177,7 +177,7 @@ fn the_job_inherits_neither_files_nor_signals_of_the_runner() {
 #[test]
 fn times_grow_over_output_and_states() {
     let runner = Runner::start();
-    // What comes within 10 ms is one piece, and so is what is read at once: the second waits for both.
+    // Output within 10 ms is one piece, and so is output that is read at once: the second waits for both.
     runner.go(&script("echo one; until [ -e go ]; do sleep 0.01; done; sleep 0.05; echo two"));
     runner.wait_printed("one");
     std::fs::write(runner.work().join("go"), "").unwrap();
@@ -214,7 +214,7 @@ impl SmallMemoryGroup {
 
 impl Drop for SmallMemoryGroup {
     fn drop(&mut self) {
-        // What was killed may need a moment to leave.
+        // A killed process may need a moment to leave.
         let end = Instant::now() + Duration::from_secs(5);
         while std::fs::remove_dir(&self.0).is_err() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(20));

@@ -1,4 +1,4 @@
-//! Calls in order, out of order, twice and at once.
+//! Calls in order, out of order, repeated and concurrent.
 
 use std::{
     io::{Read, Write},
@@ -71,7 +71,7 @@ fn r26_a_repeat_gets_the_same_answer_and_has_no_effect() {
 fn r26_a_job_stopped_before_its_start_never_starts() {
     let mut runner = Runner::start();
     runner.submit(&script("echo never"));
-    // Somebody reads, so that the runner stays to be asked.
+    // A reader is connected, so that the runner keeps responding.
     let mut tail = super::drain::tail(&runner);
     assert_eq!(runner.post("/api/stop").status, 200);
     assert_eq!(runner.post("/api/run").status, 409);
@@ -121,7 +121,7 @@ fn a_dstack_server_needs_no_token_on_its_port() {
         serde_json::from_str::<serde_json::Value>(text.split_once("\r\n\r\n").unwrap().1).unwrap()
     };
     assert_eq!(ask("/api/healthcheck"), json!({ "service": "dstack-runner", "version": "latest" }));
-    // A job without output: there is nothing to read, but its end must still be learned.
+    // A job without output: there is nothing to read, but its end must still be reported.
     runner.run_to_end(&script("exit 4"));
     let first = ask("/api/pull?timestamp=0");
     assert_eq!(first["job_states"].as_array().unwrap().len(), 2);

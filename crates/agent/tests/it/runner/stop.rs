@@ -13,7 +13,7 @@ fn job_with_stop(text: &str, secs: i64) -> serde_json::Value {
     job(json!({ "commands": ["/bin/sh", "-c", text], "stop_duration": secs }))
 }
 
-/// What the job said; the shell may add a word about the `sleep` that the signal ended as well.
+/// Returns the output of the job, without the shell's message about the `sleep` that the signal ended as well.
 fn job_output(runner: &Runner) -> String {
     let log = runner.log_text();
     let lines = log.lines().filter(|line| !line.is_empty() && *line != "Terminated");
@@ -90,7 +90,7 @@ fn a_shell_that_goes_on_after_its_command_was_ended_is_ended_too() {
 #[test]
 fn what_the_shell_started_has_the_grace_too() {
     let runner = Runner::start();
-    // The shell dies of the signal at once; what it waits for saves its work.
+    // The signal kills the shell at once; the process that it waits for saves its work.
     let inner = "trap \"sleep 0.3; echo saved; exit 0\" TERM; echo ready; while :; do sleep 0.02; done";
     runner.go(&job_with_stop(&format!("/bin/sh -c '{inner}' & wait"), 20));
     runner.wait_printed("ready");

@@ -1,4 +1,4 @@
-//! Who comes in, and who does not.
+//! Logins that are accepted, and logins that are refused.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -38,7 +38,7 @@ fn passwords_are_not_even_asked_for() {
 fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
     for (kind, name) in [("rsa", "id_rsa"), ("ecdsa", "id_ecdsa")] {
         let server = SshServer::start();
-        // Into the user's own file, which is read at each login.
+        // Into the user's file, which is read at each login.
         make_key(&server.at(name), kind);
         std::fs::create_dir(server.home().join(".ssh")).unwrap();
         let file = server.home().join(".ssh/authorized_keys");
@@ -54,7 +54,7 @@ fn rsa_and_ecdsa_keys_come_in_but_not_by_sha1() {
                 assert_eq!(entered.status.code(), Some(code), "{algorithm}: {}", text(&entered.stderr));
             }
         }
-        // One that others may write counts for nothing.
+        // A file that others may write is ignored.
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o666)).unwrap();
         assert_eq!(run(server.ssh(&["-o", "BatchMode=yes"]).arg("true"), b"").status.code(), Some(255));
     }
@@ -68,7 +68,7 @@ fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
     assert!(kept.contains("OPENSSH PRIVATE KEY"));
     assert_eq!(std::fs::metadata(server.at("host_key")).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(server.command_output("echo two"), "two\n");
-    // The client does its part when the key is another.
+    // The client refuses when the key differs.
     make_key(&server.at("false"), "ed25519");
     let other = std::fs::read_to_string(server.at("false.pub")).unwrap();
     let line = format!("[127.0.0.1]:{} {other}", server.address.port());
@@ -80,7 +80,7 @@ fn the_host_key_is_kept_for_the_next_start_and_a_false_one_noticed() {
 #[test]
 fn strangers_cost_little_and_shut_nobody_out() {
     let server = SshServer::start();
-    // As many as there are places for, silent.
+    // As many silent connections as there are slots.
     let strangers: Vec<TcpStream> = (0..64).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     let mut first = strangers[0].try_clone().unwrap();
     let mut hello = [0u8; 8];

@@ -1,4 +1,4 @@
-//! Files over the wire: `scp`, `sftp`, `rsync`, `git`, `tar`.
+//! File transfers over SSH: `scp`, `sftp`, `rsync`, `git`, `tar`.
 
 use std::{
     io::Read as _,

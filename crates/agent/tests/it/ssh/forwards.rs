@@ -1,4 +1,4 @@
-//! Ports, sockets and agents carried over the wire.
+//! Ports, sockets and agents forwarded over SSH.
 
 use std::{
     io::{Read, Write},
@@ -23,13 +23,13 @@ pub(super) struct ControlMaster {
 }
 
 impl ControlMaster {
-    /// `ssh` over the master's connection.
+    /// Returns `ssh` over the master's connection.
     pub(super) fn ssh(&self, server: &SshServer) -> Command {
         server.ssh(&["-S", self.socket.to_str().unwrap()])
     }
 }
 
-/// A master with these options, once it answers.
+/// Starts a master with these options and waits until it responds.
 pub(super) fn master(server: &SshServer, options: &[&str]) -> ControlMaster {
     let socket = server.at("control");
     let mut ssh = server.ssh(
@@ -44,17 +44,17 @@ pub(super) fn master(server: &SshServer, options: &[&str]) -> ControlMaster {
     master
 }
 
-/// A connection to a port here, once the client listens on it: a master answers before its forwards stand.
+/// Connects to a local port, once the client listens on it: a master responds before its forwards are set up.
 fn connect_port(port: u16) -> TcpStream {
     wait_until("the port is forwarded", || TcpStream::connect(("127.0.0.1", port)).ok())
 }
 
-/// A connection to a socket, once somebody listens: its file is there a moment before.
+/// Connects to a socket, once a process listens on it: its file exists a moment before.
 pub(super) fn connect_socket(socket: &Path) -> UnixStream {
     wait_until("the socket is listened on", || UnixStream::connect(socket).ok())
 }
 
-/// Answers every connection with what it sent, backwards, once the sender has ended.
+/// Responds to every connection with the received bytes in reverse, once the sender has ended.
 fn echo_backwards(mut stream: impl Read + Write) {
     let mut all = Vec::new();
     let _ = stream.read_to_end(&mut all);
@@ -78,7 +78,7 @@ fn set_timeouts(stream: &TcpStream) {
     stream.set_write_timeout(Some(TIMEOUT)).unwrap();
 }
 
-/// Sends, ends, and reads the answer: half-closes must pass both ways.
+/// Sends, ends, and reads the response: half-closes must pass in both directions.
 #[track_caller]
 fn converse(mut stream: TcpStream, bytes: &[u8]) {
     set_timeouts(&stream);
@@ -161,7 +161,7 @@ fn ports_there_reach_ports_here() {
     let (port, service) = (ports::free(), tcp_service());
     let master = master(&server, &["-R", &format!("{port}:{service}")]);
     converse(connect_port(port), &noise(3 << 20));
-    // Asked for by the master later, at a port of the system's choice, and given back.
+    // Requested by the master later, on a port of the system's choice, and released.
     let allot = |operation: &str, forward: &str| {
         let mut ssh = server.ssh(&["-S", master.socket.to_str().unwrap(), "-O", operation, "-R", forward]);
         text(&run(&mut ssh, b"").stdout)
@@ -208,7 +208,7 @@ fn one_server_is_a_jump_to_another() {
     let output = run(second.ssh(&["-o", &proxy]).arg("cat; echo $SSH_CONNECTION >&2"), &noise(2 << 20));
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(output.stdout == noise(2 << 20));
-    // And by the client's own word for it.
+    // And with the client's option for it.
     std::fs::create_dir_all(second.home().join(".ssh")).unwrap();
     std::fs::copy(first.at("id.pub"), second.home().join(".ssh/authorized_keys")).unwrap();
     let config = first.at("config");
@@ -281,7 +281,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
         &server,
         &["-L", &format!("{stuck_port}:{}", stuck.address), "-L", &format!("{port}:{service}")],
     );
-    // Upwards: a client that sends for ever to somebody who never reads.
+    // Upstream: a client that sends without limit to a service that never reads.
     let mut flood = connect_port(stuck_port);
     flood.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
     let mut sent = 0;
@@ -290,7 +290,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
         sent += count;
         assert!(sent < 200 << 20, "nothing holds the sender back");
     }
-    // Downwards: an endless program whose output nobody takes.
+    // Downstream: an endless program whose output is not read.
     let mut ssh = master.ssh(&server);
     let _endless = KillOnDrop(spawn(ssh.arg("yes").stdin(Stdio::null()).stdout(Stdio::piped())));
 
@@ -299,7 +299,7 @@ fn one_channel_that_nobody_reads_does_not_stop_another() {
     }
     assert_eq!(text(&run(master.ssh(&server).arg("echo alive"), b"").stdout), "alive\n");
     assert!(resident_kib(server.pid()) < 64 * 1024, "{} KiB", resident_kib(server.pid()));
-    // The one that was held goes on when its reader does.
+    // The blocked connection continues when its reader does.
     let mut reader = stuck.held.lock().pop().unwrap();
     set_timeouts(&reader);
     drop(flood);

@@ -1,4 +1,4 @@
-//! The output of a task that has ended, read over SSH as dstack's CLI does after a short run.
+//! Output of an ended task, read over SSH as dstack's CLI does after a short run.
 
 use std::{
     net::{SocketAddr, TcpStream},
@@ -17,7 +17,7 @@ use windlass_testkit::wait::eventually_ok_async;
 use super::{KillOnDrop, client, make_key, people::tail, run, spawn, wait_until};
 use crate::support::shim::{Setup, Shim};
 
-/// Runs a short job to its end and has the task removed, as the server does. Answers the port of its SSH server.
+/// Runs a short job to its end and removes the task, as the server does. Returns the port of its SSH server.
 async fn run_and_remove(shim: &Shim, script: &str, reason: &str) -> u16 {
     make_key(&shim.scratch().join("id"), "ed25519");
     let mut spec = shim.spec("short");
@@ -61,7 +61,7 @@ async fn the_output_of_a_task_that_is_done_is_read_over_ssh_after_its_removal() 
         ssh.args(options).args(["root@127.0.0.1", line]);
         ssh
     };
-    // Nobody works in the place of a task that has ended.
+    // No session can be opened for an ended task.
     let refused = run(&mut login(&["-o", "BatchMode=yes"], "echo inside"), b"");
     assert!(!refused.status.success() && refused.stdout.is_empty(), "{refused:?}");
 

@@ -1,4 +1,4 @@
-//! The SSH server of the runner, as real clients see it.
+//! The SSH server of the runner, tested with real clients.
 
 mod doors;
 mod files;
@@ -19,7 +19,7 @@ use windlass_testkit::wait::eventually;
 
 use crate::support::{TempDir, agent, temp_dir};
 
-/// A server of ours with a key pair that may come in, and a home for its sessions.
+/// An SSH server of the agent with an accepted key pair, and a home for its sessions.
 pub(crate) struct SshServer {
     scratch: TempDir,
     child: KillOnDrop,
@@ -46,7 +46,7 @@ impl SshServer {
         let at = |name: &str| scratch.path().join(name);
         make_key(&at("id"), "ed25519");
         std::fs::create_dir(at("home")).unwrap();
-        // As under nohup: what the server ignores, its sessions must not.
+        // As under nohup: sessions must not inherit the signals that the server ignores.
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", "trap '' INT QUIT HUP; exec \"$0\" \"$@\""])
@@ -64,8 +64,8 @@ impl SshServer {
         Self::begin(scratch, command)
     }
 
-    /// In a root directory that holds nothing but the agent and the randomness that every container has: no shell,
-    /// no users, no terminals.
+    /// Starts a server in a root directory with nothing but the agent and the random devices that every container has:
+    /// no shell, no users, no terminals.
     pub(crate) fn in_an_empty_image() -> Self {
         let scratch = temp_dir("ssh").unwrap();
         make_key(&scratch.path().join("id"), "ed25519");
@@ -94,7 +94,7 @@ impl SshServer {
         Self { scratch, child, address }
     }
 
-    /// Asks the server to end and waits until it has.
+    /// Requests the server to end and waits until it has.
     pub(crate) fn stop(&mut self) {
         let asked = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
         assert!(asked.success());
@@ -121,14 +121,14 @@ impl SshServer {
         client(self.scratch.path(), program, port_flag, self.address.port())
     }
 
-    /// `ssh OPTIONS root@SERVER`, ready for a command.
+    /// Returns `ssh OPTIONS root@SERVER`, ready for a command.
     pub(crate) fn ssh(&self, options: &[&str]) -> Command {
         let mut command = self.client("ssh", "-p");
         command.args(options).arg("root@127.0.0.1");
         command
     }
 
-    /// Runs a command there and answers its standard output.
+    /// Runs a command on the server and returns its standard output.
     pub(crate) fn command_output(&self, command: &str) -> String {
         let output = run(self.ssh(&[]).arg(command), b"");
         assert!(output.status.success(), "{command}: {}", text(&output.stderr));
@@ -136,8 +136,7 @@ impl SshServer {
     }
 }
 
-/// What every client is told: nothing of this machine's own configuration, the key `id` in `dir`, and the server's
-/// key once learned.
+/// Options of every client: no configuration of this host, the key `id` in `dir`, and the server's key once learned.
 fn options(dir: &Path) -> Vec<String> {
     let mut options = vec!["-F".to_owned(), "/dev/null".to_owned()];
     for option in [
@@ -154,7 +153,7 @@ fn options(dir: &Path) -> Vec<String> {
     options
 }
 
-/// A client with the key `id` in `dir`, for a server on this machine.
+/// Returns a client with the key `id` in `dir`, for a server on this host.
 pub(crate) fn client(dir: &Path, program: &str, port_flag: &str, port: u16) -> Command {
     let mut command = Command::new(program);
     command.args(options(dir)).args([port_flag, &port.to_string()]);
@@ -171,7 +170,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Asks until there is an answer; a state that never comes fails the test by name.
+/// Polls until there is a result; a state that is never reached fails the test by name.
 #[track_caller]
 pub(crate) fn wait_until<T>(state: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let mut answer = None;
@@ -222,7 +221,7 @@ fn drain(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u8
     })
 }
 
-/// Bytes that do not repeat soon, so that a lost or doubled block is noticed.
+/// Returns bytes that do not repeat soon, so that a lost or repeated block is noticed.
 pub(crate) fn noise(count: usize) -> Vec<u8> {
     Rng::new(1).bytes(count)
 }

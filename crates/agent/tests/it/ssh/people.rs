@@ -1,4 +1,4 @@
-//! What somebody who is logged in to a task may see of its runner: the job's output, as dstack's CLI follows it.
+//! Access of a user who is logged in to a task to its runner: the job's output, as dstack's CLI follows it.
 
 use std::{
     io::{Read, Write},
@@ -18,7 +18,7 @@ use crate::support::{
     temp_dir,
 };
 
-/// A task's runner, and a client that forwards a port of this machine into the task.
+/// A task's runner, and a client that forwards a local port into the task.
 struct ForwardedRunner {
     runner: Runner,
     local: SocketAddr,
@@ -47,7 +47,7 @@ impl ForwardedRunner {
         Self { runner, local, _client: client, _keys: keys }
     }
 
-    /// One call without a token; its status and body.
+    /// Makes one call without a token; returns its status and body.
     fn call(&self, method: &str, path: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.local).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -58,13 +58,13 @@ impl ForwardedRunner {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
-    /// Everything a tailer is sent, to its end.
+    /// Returns everything that a tailer receives, to its end.
     async fn tail(&self, query: &str) -> String {
         tail(self.local, query).await
     }
 }
 
-/// Everything that a tailer at this end of a forwarded port is sent.
+/// Returns everything that a tailer on a forwarded port receives.
 pub(super) async fn tail(local: SocketAddr, query: &str) -> String {
     let stream = tokio::net::TcpStream::connect(local).await.unwrap();
     let url = format!("ws://localhost:{}/logs_ws{query}", local.port());
@@ -96,7 +96,7 @@ async fn o7_output_is_followed_through_ssh_to_its_last_byte() {
     let all = tokio::join!(visit.tail("?start_time=2000-01-01T00:00:00Z"), visit.tail(""), async {
         std::fs::write(go, "").unwrap();
     });
-    // The server has it all as well: from here on the runner waits for nobody but tailers.
+    // The server has all output as well: from here on the runner only waits for tailers.
     let kept = visit.runner.log_text();
     assert!(kept.ends_with("line 19999\n"), "{}", kept.len());
     assert!(all.0 == kept && all.1 == kept, "{} and {} of {} bytes", all.0.len(), all.1.len(), kept.len());
@@ -132,7 +132,7 @@ fn people_who_are_logged_in_may_read_the_log_and_nothing_else() {
 
 #[test]
 fn where_the_runner_listens_itself_the_port_is_forwarded() {
-    // An address of the loopback that nobody else has.
+    // A loopback address that is not used otherwise.
     let listener = TcpListener::bind(("127.9.9.9", RUNNER_PORT)).unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {

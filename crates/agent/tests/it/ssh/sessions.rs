@@ -1,4 +1,4 @@
-//! Programs over the wire: with and without a terminal.
+//! Programs over SSH: with and without a terminal.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -51,7 +51,7 @@ fn the_end_of_input_reaches_the_program() {
     let server = SshServer::start();
     let output = run(server.ssh(&[]).arg("cat; echo done"), b"some input");
     assert_eq!(text(&output.stdout), "some inputdone\n");
-    // And a program that closes its output early is read to its end all the same.
+    // A program that closes its output early is also waited for.
     let output = run(server.ssh(&[]).arg("exec >&-; cat >/dev/null; exit 4"), b"x");
     assert_eq!(output.status.code(), Some(4));
 }
@@ -105,7 +105,7 @@ fn a_slow_program_holds_its_client_and_not_our_memory() {
             feeder.fetch_add(piece.len(), std::sync::atomic::Ordering::Relaxed);
         }
     });
-    // Full is when nothing moves any more for a good while.
+    // The client is blocked when nothing is transferred for a while.
     let mut last = (0, std::time::Instant::now());
     wait_until("the client is held", || {
         let now = fed.load(std::sync::atomic::Ordering::Relaxed);
@@ -235,7 +235,7 @@ fn many_execs_share_one_connection_and_leave_no_zombies() {
     });
 }
 
-/// `ssh` on a terminal of its own.
+/// `ssh` on a separate terminal.
 struct TerminalClient {
     _child: KillOnDrop,
     pty: Arc<pty_process::blocking::Pty>,
@@ -273,7 +273,7 @@ impl TerminalClient {
         (&*self.pty).write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this was shown, and forgets what was shown up to there.
+    /// Waits until this was shown, and discards the text up to there.
     #[track_caller]
     fn wait_for_text(&self, what: &str) {
         wait_until(&format!("the terminal shows {what:?}"), || {
@@ -328,7 +328,7 @@ fn a_command_may_have_a_terminal_and_keeps_its_last_words() {
         TerminalClient::new(&server, &["-t"], Some("test -t 0 && seq 1 20000; echo last words; exit 9"));
     typist.wait_for_text("20000\r\nlast words");
     assert_eq!(typist.ends(), Some(9));
-    // Who still holds the terminal does not hold the session.
+    // A process that still holds the terminal does not hold the session.
     let mut typist = TerminalClient::new(&server, &["-t"], Some("trap '' HUP; sleep 30 & echo gone; exit 8"));
     typist.wait_for_text("gone");
     assert_eq!(typist.ends(), Some(8));

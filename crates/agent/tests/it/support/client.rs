@@ -37,7 +37,7 @@ enum Target {
     Tcp(SocketAddr),
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
@@ -78,7 +78,6 @@ impl Client {
         self
     }
 
-    /// Makes every call under this epoch.
     pub(crate) fn epoch(mut self, epoch: i64) -> Self {
         self.epoch = Some(epoch);
         self
@@ -105,12 +104,12 @@ impl Client {
         Reply { status: parts.status, headers: parts.headers, body }
     }
 
-    /// An answer whose body is yet to be read: streams, upgrades.
+    /// Returns a response whose body is not read yet: streams, upgrades.
     pub(crate) async fn open(&self, method: Method, path: &str, body: Body) -> Response<Incoming> {
         self.try_open(method, path, body).await.unwrap()
     }
 
-    /// As [`Client::open`], for a server that may be gone.
+    /// Like [`Client::open`], for a server that may have ended.
     pub(crate) async fn try_open(
         &self,
         method: Method,

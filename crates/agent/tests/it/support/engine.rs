@@ -21,7 +21,7 @@ const SHARED_SOCKET_VARIABLE: &str = "WINDLASS_TEST_DOCKER";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The socket of the engine all tests share. It is never stopped, and only what a test made itself is touched.
+/// Socket of the engine that all tests share. It is never stopped, and a test only touches what it created itself.
 pub(crate) fn shared_socket() -> PathBuf {
     match std::env::var_os(SHARED_SOCKET_VARIABLE) {
         Some(path) => path.into(),
@@ -32,14 +32,14 @@ pub(crate) fn shared_socket() -> PathBuf {
 }
 
 pub(crate) fn client(socket: &Path) -> Docker {
-    // The oldest version in use: what the tests ask for themselves exists in all of them.
+    // The oldest version in use: all engines support the calls of the tests.
     let version = bollard::ClientVersion { major_version: 1, minor_version: 41 };
     assert!(&version < API_DEFAULT_VERSION);
     Docker::connect_with_unix(&socket.to_string_lossy(), 120, &version).unwrap()
 }
 
-/// An engine of its own: containerd and dockerd apart, so that dockerd can be killed and started again while
-/// containers live on. It has no bridge and leaves the firewall alone, so that several do not fight.
+/// A private engine: containerd and dockerd are separate, so that dockerd can be killed and restarted while containers
+/// continue. It has no bridge and does not change the firewall, so that several do not conflict.
 pub(crate) struct PrivateEngine {
     containerd: Child,
     dockerd: Option<Child>,
@@ -52,7 +52,7 @@ pub(crate) enum EngineKind {
     Plain,
     /// Containers outlive the engine.
     LiveRestore,
-    /// With so many bytes for images and containers.
+    /// Number of bytes for images and containers.
     SmallDisk(u64),
 }
 
@@ -87,7 +87,7 @@ impl PrivateEngine {
         self.scratch.path().join("docker.sock")
     }
 
-    /// Starts the engine, also after it was killed, and waits until it answers.
+    /// Starts the engine, also after it was killed, and waits until it responds.
     pub(crate) async fn start_dockerd(&mut self) {
         let dir = self.scratch.path();
         let mut command = Command::new("dockerd");
@@ -123,14 +123,14 @@ impl PrivateEngine {
         Pid::from_raw(i32::try_from(child.id()).unwrap())
     }
 
-    /// As a power cut would end it: containers live on.
+    /// Ends it like a power failure: containers continue.
     pub(crate) fn kill_dockerd(&mut self) {
         let mut child = self.dockerd.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// As `systemctl stop` would end it.
+    /// Ends it like `systemctl stop`.
     pub(crate) async fn stop_dockerd(&mut self) {
         let mut child = self.dockerd.take().unwrap();
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
@@ -150,14 +150,14 @@ impl Drop for PrivateEngine {
     fn drop(&mut self) {
         let dir = self.scratch.path().to_owned();
         if self.dockerd.is_some() {
-            // A frozen one would hear nothing.
+            // A frozen engine would not receive the call.
             let _ = kill(self.dockerd(), Signal::SIGCONT);
             remove_network(self.socket());
         }
         if let Some(mut child) = self.dockerd.take() {
             stop_child(&mut child);
         }
-        // Containers that outlived the engine hang on helpers that have our directory in their arguments.
+        // Containers that outlived the engine have helper processes with this directory in their arguments.
         for pid in processes_naming(&dir) {
             if pid.as_raw().cast_unsigned() != self.containerd.id() {
                 let _ = kill(pid, Signal::SIGKILL);
@@ -174,7 +174,7 @@ impl Drop for PrivateEngine {
     }
 }
 
-/// The bridge of tasks, which would outlive its engine as an interface of the machine.
+/// Removes the bridge of tasks, which would outlive its engine as an interface of the host.
 fn remove_network(socket: PathBuf) {
     let removed = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -184,7 +184,7 @@ fn remove_network(socket: PathBuf) {
     let _ = removed.join();
 }
 
-/// Politely, then not.
+/// Sends SIGTERM, then kills.
 pub(crate) fn stop_child(child: &mut Child) {
     let Ok(pid) = i32::try_from(child.id()) else { return };
     let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
@@ -197,7 +197,7 @@ pub(crate) fn stop_child(child: &mut Child) {
     }
 }
 
-/// Processes with the directory in their arguments. It is a scratch directory's name, so they are ours.
+/// Returns the processes with the directory in their arguments. It is a scratch directory, so they belong to the test.
 fn processes_naming(dir: &Path) -> Vec<Pid> {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());

@@ -1,4 +1,4 @@
-//! Images for tests, made from what is on this machine and put into an engine as needed. No network.
+//! Images for tests, built from files of this host and loaded into an engine as needed. No network.
 
 use std::{collections::BTreeSet, fs, io::Write, path::Path, process::Command};
 
@@ -10,21 +10,21 @@ use futures_util::TryStreamExt;
 pub(crate) enum Image {
     /// Busybox with all its links, users `root` and `job`, a variable, a working directory and a command.
     Busybox,
-    /// Nothing but `/busybox`: no shell at its usual place, no `/etc`, no `/tmp`.
+    /// Nothing but `/busybox`: no shell at its usual path, no `/etc`, no `/tmp`.
     Bare,
-    /// Bash and some tools of this machine with the libraries they need: a real dynamic userland.
+    /// Bash and some tools of this host with the libraries that they need: a real dynamic userland.
     Bash,
 }
 
 const BUSYBOX: &str = "/bin/busybox";
-/// What a job's script finds in `Image::Bash`.
+/// Programs in `Image::Bash`.
 const TOOLS: &[&str] = &[
     "bash", "cat", "chmod", "env", "false", "grep", "head", "id", "ls", "mkdir", "pwd", "rm", "sed", "sleep",
     "stat", "touch", "true",
 ];
 
 impl Image {
-    /// The name of the image in the engine, which has it afterwards.
+    /// Loads the image into the engine if needed and returns its name.
     pub(crate) async fn ensure(self, engine: &Docker) -> String {
         let tar = self.tar();
         let digest = ring::digest::digest(&ring::digest::SHA256, &tar);
@@ -40,7 +40,7 @@ impl Image {
         let name = format!("{repository}:{tag}");
         if engine.inspect_image(&name).await.is_err() {
             let changes = changes.into_iter().map(str::to_owned).collect();
-            // Podman knows no tag beside the name.
+            // Podman does not accept the tag as a separate argument.
             let options = CreateImageOptionsBuilder::default().from_src("-").repo(&name).changes(changes);
             let made = engine.create_image(Some(options.build()), Some(body_full(Bytes::from(tar))), None);
             made.try_collect::<Vec<_>>().await.unwrap();
@@ -88,7 +88,7 @@ fn add_users(tar: &mut Tar) {
     tar.dir("home", 0o755);
 }
 
-/// The libraries a program is linked with, by their paths.
+/// Paths of the libraries that a program is linked with.
 fn linked_libraries(program: &str) -> Vec<String> {
     let listed = Command::new("ldd").arg(program).output().unwrap().stdout;
     let words = String::from_utf8(listed).unwrap();
@@ -96,7 +96,7 @@ fn linked_libraries(program: &str) -> Vec<String> {
     paths.map(str::to_owned).collect()
 }
 
-/// A tar that comes out the same each time.
+/// A reproducible tar archive.
 pub(crate) struct Tar(tar::Builder<Vec<u8>>);
 
 impl Tar {

@@ -1,4 +1,4 @@
-//! What the tests share. Everything made here is taken away by a guard, also when a test fails.
+//! Shared test support. Everything created here is removed by a guard, also when a test fails.
 
 pub(crate) mod client;
 pub(crate) mod engine;

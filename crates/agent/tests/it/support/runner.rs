@@ -1,4 +1,4 @@
-//! A real runner under its init, in a directory of its own, and a small HTTP client for its socket.
+//! A real runner under its init, in a separate directory, and a small HTTP client for its socket.
 
 use std::{
     io::{Read, Write},
@@ -37,10 +37,10 @@ impl RunnerResponse {
     }
 }
 
-/// How a runner is started.
+/// Settings with which a runner is started.
 pub(crate) struct RunnerSetup {
     pub(crate) config: RunnerConfig,
-    /// The user it runs as; root where absent.
+    /// User that it runs as; root if absent.
     pub(crate) uid: Option<u32>,
     pub(crate) env: Vec<(&'static str, String)>,
     /// A script that ends in `exec "$@"`.
@@ -81,7 +81,7 @@ impl RunnerSetup {
             std::os::unix::fs::chown(dir, self.uid, self.uid).unwrap();
         }
         std::fs::write(run.join("runner.json"), serde_json::to_vec(&self.config).unwrap()).unwrap();
-        // Where the binary was built may be closed to others.
+        // The build directory may be inaccessible to other users.
         let own = self.uid.map(|_| scratch.path().join("windlass-agent"));
         if let Some(own) = &own {
             std::fs::copy(agent(), own).unwrap();
@@ -126,7 +126,7 @@ impl Runner {
         &self.run
     }
 
-    /// Where the job starts.
+    /// Initial directory of the job.
     pub(crate) fn work(&self) -> PathBuf {
         self.scratch.path().join("scratch")
     }
@@ -135,7 +135,7 @@ impl Runner {
         i32::try_from(self.child.id()).unwrap()
     }
 
-    /// The runner proper, below its init.
+    /// Returns the runner itself, below its init.
     pub(crate) fn inner(&self) -> i32 {
         let all = proc::all().unwrap();
         all.iter().find(|one| one.parent == self.init()).unwrap().name.pid
@@ -146,7 +146,7 @@ impl Runner {
         self.call_with(method, path, &head, body)
     }
 
-    /// HTTP/1.0: the answer ends where the connection does.
+    /// Uses HTTP/1.0: the response ends with the connection.
     pub(crate) fn call_with(&self, method: &str, path: &str, head: &str, body: &[u8]) -> RunnerResponse {
         self.try_call(method, path, head, body).unwrap()
     }
@@ -155,7 +155,7 @@ impl Runner {
         let mut stream = UnixStream::connect(self.run.join("runner.sock"))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         write!(stream, "{method} {path} HTTP/1.0\r\nContent-Length: {}\r\n{head}\r\n", body.len())?;
-        // The answer may come before all was sent.
+        // The response may come before all was sent.
         let _ = stream.write_all(body);
         Ok(answer(stream))
     }
@@ -173,7 +173,7 @@ impl Runner {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
 
-    /// Submits and runs, and returns the answer of `run`.
+    /// Submits and runs, and returns the response of `run`.
     pub(crate) fn go(&self, submit: &Value) -> RunnerResponse {
         self.submit(submit);
         let answer = self.post("/api/run");
@@ -187,10 +187,10 @@ impl Runner {
         self.ended()
     }
 
-    /// What is on disk: it is there before anybody is told.
+    /// Returns the states on disk: they are written before they are reported.
     pub(crate) fn states(&self) -> Vec<JobState> {
         let text = std::fs::read_to_string(self.run.join("states.jsonl")).unwrap_or_default();
-        // The last line may be half written yet.
+        // The last line may be incomplete.
         text.split_inclusive('\n')
             .filter(|line| line.ends_with('\n'))
             .map(|line| serde_json::from_str(line).unwrap())
@@ -213,19 +213,18 @@ impl Runner {
         String::from_utf8(self.log()).unwrap()
     }
 
-    /// Waits until the job has printed this.
     #[track_caller]
     pub(crate) fn wait_printed(&self, text: &str) {
         eventually(&format!("the job prints {text:?}"), || self.log_text().contains(text));
     }
 
-    /// Tells the runner that all output is kept elsewhere.
+    /// Acknowledges all output to the runner.
     pub(crate) fn read_all(&self) {
         let size = self.log().len();
         assert_eq!(self.post(&format!("/api/logs/read?stream=job&offset={size}")).status, 200);
     }
 
-    /// Waits for the whole task to end; its exit code.
+    /// Waits for the whole task to end; returns its exit code.
     #[track_caller]
     pub(crate) fn exited(&mut self) -> i32 {
         let mut code = None;
@@ -240,7 +239,7 @@ impl Runner {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// Living processes of the task, init and runner apart.
+    /// Returns the live processes of the task, except init and runner.
     pub(crate) fn others(&self) -> Vec<i32> {
         let mark = format!("WINDLASS_TASK_ID={}", self.mark);
         let own = [self.init(), self.inner()];
@@ -280,7 +279,7 @@ fn answer(mut stream: UnixStream) -> RunnerResponse {
     RunnerResponse { status, body: bytes.split_off(end + 4) }
 }
 
-/// A job of one script.
+/// Returns a job of one script.
 pub(crate) fn script(text: &str) -> Value {
     job(json!({ "commands": ["/bin/sh", "-c", text] }))
 }

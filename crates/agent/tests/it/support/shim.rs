@@ -1,13 +1,13 @@
-//! A real shim in a home of its own, enrolled, and taken away with all it started.
+//! A real shim in a separate home, enrolled, and removed with everything that it started.
 //!
 //! ```text
 //! let shim = Shim::start(Setup::process());                 // or docker(), hollow()
-//! let mut spec = shim.spec("train");                        // a serde_json::Value: change what you like
+//! let mut spec = shim.spec("train");                        // a serde_json::Value: change it as needed
 //! spec["memory"] = json!(64 << 20);
 //! let id = shim.submit(&spec, 1).await;                     // signed, under epoch 1
 //! let info = shim.wait_for(id, TaskStatus::Running).await;  // with a deadline
 //! shim.client().epoch(1).post(&format!("/api/tasks/{id}/terminate"), &json!({"timeout": 0})).await.expect(200);
-//! shim.kill(); shim.start_again();                          // what a crash does
+//! shim.kill(); shim.restart();                              // simulates a crash
 //! ```
 
 use std::{
@@ -41,7 +41,7 @@ use super::{
 
 pub(crate) const CREDENTIAL: &str = "credential-of-the-test";
 
-/// How a shim is started.
+/// Settings with which a shim is started.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     runtime: &'static str,
@@ -55,17 +55,17 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Plain processes with the test's own rights: they share files with it.
+    /// Plain processes with the rights of the test: they share files with it.
     pub(crate) fn process() -> Self {
         Self { is_own: true, ..Self::new("process") }.arg("--processes").arg("own")
     }
 
-    /// Plain processes as they are by default.
+    /// Plain processes with the default confinement.
     pub(crate) fn confined() -> Self {
         Self::new("process")
     }
 
-    /// The shim itself is this user and not root.
+    /// Runs the shim itself as this user instead of root.
     pub(crate) fn user(mut self, id: u32) -> Self {
         self.user = Some(id);
         self
@@ -88,12 +88,12 @@ impl Setup {
         Self { runtime, policy: String::new(), compat: false, enrolled: true, is_own, user, args, env }
     }
 
-    /// An image that the engine has, where there is an engine.
+    /// Returns an image that the engine has, if there is an engine.
     fn image(&self) -> String {
         let at = self.args.iter().rposition(|arg| arg == "--docker-socket");
         let Some(socket) = at.and_then(|at| self.args.get(at + 1)) else { return "none".to_owned() };
         let socket = PathBuf::from(socket);
-        // A runtime of its own: the test may have one, and is not asked to wait.
+        // A separate runtime: the test may already have one, and this function is not async.
         let ensured = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(Image::Busybox.ensure(&engine::client(&socket)))
@@ -101,13 +101,13 @@ impl Setup {
         ensured.join().unwrap()
     }
 
-    /// The text of the policy file.
+    /// Sets the text of the policy file.
     pub(crate) fn policy(mut self, yaml: &str) -> Self {
         yaml.clone_into(&mut self.policy);
         self
     }
 
-    /// Opens the loopback port as well; [`Shim::compat`] speaks to it.
+    /// Also opens the loopback port; [`Shim::compat`] connects to it.
     pub(crate) fn compat(mut self) -> Self {
         self.compat = true;
         self
@@ -129,19 +129,19 @@ impl Setup {
     }
 }
 
-/// A running shim. Dropping it ends its tasks, itself, and its home.
+/// A running shim. Dropping it ends its tasks and the shim, and removes its home.
 pub(crate) struct Shim {
     setup: Setup,
     scratch: TempDir,
     child: Option<Child>,
     compat: Option<SocketAddr>,
-    /// What the plainest task runs in.
+    /// Image of the minimal task.
     image: String,
     pub(crate) instance: InstanceId,
 }
 
 impl Shim {
-    /// Starts one and waits until it answers.
+    /// Starts a shim and waits until it responds.
     #[track_caller]
     pub(crate) fn start(setup: Setup) -> Self {
         let scratch = temp_dir("shim").unwrap();
@@ -152,7 +152,7 @@ impl Shim {
         let mut shim = Self { setup, scratch, child: None, compat, image, instance };
         if let Some(user) = shim.setup.user {
             fs::create_dir(shim.home()).unwrap();
-            // The directory of the build need not be open to other users.
+            // The build directory may be inaccessible to other users.
             fs::copy(agent(), shim.program()).unwrap();
             for path in [shim.scratch.path(), &shim.home()] {
                 std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
@@ -178,7 +178,7 @@ impl Shim {
         assert!(command.status().unwrap().success());
     }
 
-    /// The binary under test, where the shim's user may read it.
+    /// Returns the path of the binary under test that the shim's user may read.
     fn program(&self) -> PathBuf {
         if self.setup.user.is_some() { self.scratch.path().join("agent") } else { agent().to_owned() }
     }
@@ -190,7 +190,7 @@ impl Shim {
         }
     }
 
-    /// The command line, as [`Shim::start`] runs it.
+    /// Returns the command line that [`Shim::start`] runs.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(self.program());
         command.args(["shim", "--runtime", self.setup.runtime, "--log", "debug"]);
@@ -205,7 +205,7 @@ impl Shim {
         command
     }
 
-    /// Starts the shim on the same home once more, after [`Shim::kill`] or [`Shim::stop`].
+    /// Starts the shim on the same home again, after [`Shim::kill`] or [`Shim::stop`].
     #[track_caller]
     pub(crate) fn restart(&mut self) {
         assert!(self.child.is_none(), "it runs");
@@ -223,19 +223,19 @@ impl Shim {
         }
     }
 
-    /// From the next start on.
+    /// Removes a variable, from the next start on.
     pub(crate) fn without_env(&mut self, name: &str) {
         self.setup.env.retain(|(known, _)| known != name);
     }
 
-    /// `kill -9`: nothing is said goodbye to.
+    /// Ends the shim by `kill -9`, without a clean exit.
     pub(crate) fn kill(&mut self) {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
-    /// Asks it to stop, and says what it exited with.
+    /// Requests the shim to stop, and returns its exit status.
     #[track_caller]
     pub(crate) fn stop(&mut self) -> Option<i32> {
         let child = self.child.as_ref().unwrap();
@@ -244,7 +244,7 @@ impl Shim {
         self.wait_for_exit()
     }
 
-    /// Waits until the process has ended of itself.
+    /// Waits until the process has ended by itself.
     #[track_caller]
     pub(crate) fn wait_for_exit(&mut self) -> Option<i32> {
         let mut child = self.child.take().unwrap();
@@ -265,7 +265,7 @@ impl Shim {
         self.child.as_ref().unwrap().id()
     }
 
-    /// A directory of the test's own, beside the home.
+    /// A directory for the test, next to the home.
     pub(crate) fn scratch(&self) -> &Path {
         self.scratch.path()
     }
@@ -274,7 +274,7 @@ impl Shim {
         self.scratch.path().join("home")
     }
 
-    /// Of the first host, where there are many.
+    /// Socket of the first host, if there are many.
     pub(crate) fn socket(&self) -> PathBuf {
         let many = self.setup.args.iter().any(|arg| arg == "--hosts");
         self.home().join(if many { "host-0001/shim.sock" } else { "shim.sock" })
@@ -284,22 +284,22 @@ impl Shim {
         self.scratch.path().join("shim.log")
     }
 
-    /// What the shim said on its standard error, over all its starts.
+    /// Returns the standard error of the shim, over all its starts.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 
-    /// With the credential; add an epoch where the call needs one.
+    /// Returns a client with the credential; add an epoch where the call needs one.
     pub(crate) fn client(&self) -> Client {
         Client::unix(&self.socket()).credential(CREDENTIAL)
     }
 
-    /// The loopback port, as a dstack server calls it.
+    /// Returns a client of the loopback port, as a dstack server uses it.
     pub(crate) fn compat(&self) -> Client {
         Client::tcp(self.compat.expect("Setup::compat"))
     }
 
-    /// The plainest specification, with an id of its own, valid for an hour.
+    /// Returns the minimal specification, with a new id, valid for an hour.
     pub(crate) fn spec(&self, name: &str) -> Value {
         let isolation = if self.setup.is_own { "own" } else { "confined" };
         json!({
@@ -333,7 +333,7 @@ impl Shim {
         self.client().get(&format!("/api/tasks/{id}")).await.json()
     }
 
-    /// Gives the runner of a task that runs its job, and lets it begin.
+    /// Submits a job to the runner of a running task, and starts it.
     pub(crate) async fn play(&self, id: SubmissionId, job: &Value) {
         let calls = self.client().epoch(1);
         let path = |call: &str| format!("/api/tasks/{id}/runner/api/{call}");
@@ -418,7 +418,7 @@ impl Drop for Shim {
     }
 }
 
-/// Kills what still runs with a path below `home` in its command line or as its working directory.
+/// Kills processes with a path below `home` in their command line or as their working directory.
 fn kill_processes_of(home: &Path) {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
@@ -444,7 +444,7 @@ fn kill_processes_of(home: &Path) {
     }
 }
 
-/// One call without a runtime, for guards. `None` when nobody answers.
+/// Makes one call without a runtime, for guards. `None` if there is no response.
 fn call(socket: &Path, method: &str, path: &str, body: &str) -> Option<String> {
     let mut stream = UnixStream::connect(socket).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
@@ -468,12 +468,12 @@ pub(crate) fn server_key() -> String {
     BASE64_STANDARD.encode(server().public_key().as_ref())
 }
 
-/// A pass as the server writes it for a gateway.
+/// Encodes a pass as the server does for a gateway.
 pub(crate) fn sign_pass(pass: &windlass_api::agent::pass::PortPass) -> String {
     pass.encode(|message| server().sign(message).as_ref().to_vec()).unwrap()
 }
 
-/// As the server signs a specification.
+/// Signs a specification as the server does.
 pub(crate) fn sign(body: &[u8]) -> String {
     BASE64_STANDARD.encode(server().sign(&[SIGNED_PREFIX, body].concat()).as_ref())
 }

@@ -1,7 +1,7 @@
-//! The sweeper: proves that nothing of a shim's tasks is left on the machine.
+//! Leftover checks: prove that nothing of a shim's tasks is left on the host.
 //!
-//! It asks the machine and never the shim: the engine's own list, the kernel's mounts, processes and control
-//! groups, and the files.
+//! They query the host and never the shim: the engine's own list, the kernel's mounts, processes and control groups,
+//! and the files.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use super::engine;
 
 const HOME_LABEL: &str = "windlass.shim.home";
 
-/// What is left of the tasks of `home`; empty means clean.
+/// Returns everything that is left of the tasks of `home`; empty means clean.
 pub(crate) async fn leftovers(home: &Path, tasks: &[SubmissionId]) -> Vec<String> {
     let mut left = Vec::new();
     if let Some(socket) = std::env::var_os("WINDLASS_TEST_DOCKER") {
@@ -31,7 +31,7 @@ pub(crate) async fn leftovers(home: &Path, tasks: &[SubmissionId]) -> Vec<String
     left
 }
 
-/// Waits a moment for the machine to be clean, and checks the journal as well.
+/// Waits briefly for the host to be clean, and checks the journal as well.
 pub(crate) async fn assert_clean(home: &Path, tasks: &[SubmissionId]) {
     eventually_ok_async("nothing is left over", async || {
         let left = leftovers(home, tasks).await;
@@ -47,7 +47,7 @@ pub(crate) fn records(home: &Path) -> Vec<Record> {
     reading.records
 }
 
-/// How often something is in the journal for a task.
+/// Returns the number of matching records in the journal for a task.
 pub(crate) fn count_records(home: &Path, task: SubmissionId, is: impl Fn(&JournalEvent) -> bool) -> usize {
     records(home).iter().filter(|record| record.submission == task && is(&record.kind)).count()
 }
@@ -74,7 +74,7 @@ fn mounts(home: &Path) -> Vec<String> {
     ours.map(|at| format!("mount {}", at.display())).collect()
 }
 
-/// By the task's id in the environment, which every process of a task inherits.
+/// Finds processes by the task's id in the environment, which every process of a task inherits.
 fn processes(tasks: &[SubmissionId]) -> Vec<String> {
     let mut left = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
@@ -119,7 +119,7 @@ fn directories(home: &Path) -> Vec<String> {
     children(&home.join("tasks")).into_iter().map(|dir| format!("directory {}", dir.display())).collect()
 }
 
-/// In the files of every user of this machine.
+/// Searches the files of every user of this host.
 fn keys(tasks: &[SubmissionId]) -> Vec<String> {
     let users = fs::read_to_string("/etc/passwd").unwrap();
     let mut left = Vec::new();
@@ -132,7 +132,7 @@ fn keys(tasks: &[SubmissionId]) -> Vec<String> {
     left
 }
 
-/// Something of everything that can be left; taken away with it.
+/// One leftover of every kind; removed when it is dropped.
 struct TestLeftovers {
     dir: PathBuf,
     child: std::process::Child,
@@ -158,7 +158,7 @@ impl Drop for TestLeftovers {
     }
 }
 
-/// A sweeper that finds nothing anywhere proves nothing.
+/// A check that never finds anything proves nothing.
 #[tokio::test]
 async fn g6_the_sweeper_finds_what_is_left() {
     let scratch = super::temp_dir("sweep").unwrap();

@@ -1,7 +1,7 @@
-//! Files that go along: each entry of `files` is one tar, known by its hash, sent once.
+//! Upload of local files: each entry of `files` becomes one tar archive, identified by its hash and uploaded once.
 //!
-//! What `.gitignore` and `.dstackignore` leave out stays here. The same files give the same bytes: entries are
-//! sorted, and neither times nor owners are in them.
+//! Files that `.gitignore` and `.dstackignore` exclude are not sent. Archives are reproducible: entries are sorted, and
+//! contain neither times nor owners.
 
 use std::{
     fs,
@@ -24,20 +24,20 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// What a server takes that does not say what it takes.
+/// Upload limit of a server that does not report one.
 const BYTES_MAX: u64 = 2 << 20;
 const ENTRIES_MAX: usize = 100_000;
 const IGNORE_FILE: &str = ".dstackignore";
-/// How many of the largest files an error names.
+/// Maximum number of files that a size error lists, largest first.
 const LARGEST_LISTED_MAX: usize = 3;
 
-/// An archive that the server has, and where its content goes.
+/// An uploaded archive, and the path to which its content is extracted.
 pub(super) struct UploadedArchive {
     pub(super) id: String,
     pub(super) path: String,
 }
 
-/// The largest file that the server takes.
+/// Returns the maximum upload size of the server, in bytes.
 pub(crate) async fn bytes_max(cx: &Context) -> Result<u64, CliError> {
     let info = cx.call::<ReadServerInfo>(&EmptyRequest {}).await?;
     Ok(info.upload_bytes_max.unwrap_or(BYTES_MAX))
@@ -60,13 +60,13 @@ pub(super) async fn upload(cx: &Context, source: &ConfigSource) -> Result<Vec<Up
     Ok(all)
 }
 
-/// Brings a file or a directory to the server.
+/// Uploads a file or a directory.
 pub(crate) async fn upload_path(cx: &Context, path: &Path) -> Result<uuid::Uuid, CliError> {
     let bytes_max = bytes_max(cx).await?;
     Ok(upload_if_missing(cx, &one(path, bytes_max)?).await?.id)
 }
 
-/// Sends an archive, unless the server has it.
+/// Uploads an archive unless the server has it already.
 async fn upload_if_missing(cx: &Context, content: &[u8]) -> Result<Archive, CliError> {
     let hash = sha256(content);
     match cx.try_call::<ReadArchive>(&HashRequest { hash: hash.clone() }).await {
@@ -81,7 +81,7 @@ async fn upload_if_missing(cx: &Context, content: &[u8]) -> Result<Archive, CliE
     }
 }
 
-/// `~` is the home; the rest is relative to the file that names it.
+/// Resolves a path of a configuration: `~` is the home directory; other paths are relative to the configuration file.
 pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, CliError> {
     if let Some(rest) = path.strip_prefix("~/").or_else(|| (path == "~").then_some("")) {
         let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
@@ -91,7 +91,7 @@ pub(crate) fn local_path(dir: &Path, path: &str) -> Result<PathBuf, CliError> {
     Ok(dir.join(path))
 }
 
-/// A file or a directory, under its own name.
+/// Archives a file or a directory under its own name.
 fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
     let failed = |error: std::io::Error| CliError::from_error(&format!("read `{}`", path.display()), &error);
     let whole = path.canonicalize().map_err(failed)?;
@@ -107,7 +107,7 @@ fn one(path: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
     tar.finish()
 }
 
-/// The content of a directory, below `top`.
+/// Archives the content of a directory below `top`.
 pub(super) fn tar_of(root: &Path, top: &Path, bytes_max: u64) -> Result<Vec<u8>, CliError> {
     let walk = WalkBuilder::new(root)
         .hidden(false)
@@ -175,12 +175,12 @@ impl ArchiveBuilder {
             return self.builder.append_data(&mut header, name, std::io::empty()).map_err(failed);
         }
         if !data.is_file() {
-            // Sockets, pipes and devices are no content.
+            // Sockets, pipes and devices have no content.
             return Ok(());
         }
         self.count(data.len(), path);
         if self.bytes > self.bytes_max {
-            // Not read any more; the walk goes on to name the largest.
+            // The content is not read any more; the walk continues to find the largest files.
             return Ok(());
         }
         let content = fs::read(path).map_err(failed)?;

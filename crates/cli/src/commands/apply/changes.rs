@@ -1,15 +1,15 @@
-//! What differs between what runs and what is wanted: field by field, as people write them. Pure.
+//! Differences between a running configuration and a new one, field by field, in the notation of configurations. Pure.
 
 use serde_json::Value;
 
-/// Longer values are cut.
+/// Maximum length of a value in characters; longer values are truncated.
 const VALUE_MAX: usize = 60;
-/// What is shown of two values before the first difference, when they are cut.
+/// Number of characters shown before the first difference of two truncated values.
 const CONTEXT_CHARS: usize = 12;
-/// Parts of the names of variables whose values are not shown.
+/// Substrings of variable names whose values are hidden.
 const SECRET_NAMES: [&str; 7] = ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY", "CREDENTIAL", "AUTH"];
 
-/// A line for each field that differs. An absent field and a null one are the same.
+/// Returns a line for each field that differs. An absent field equals a null one.
 pub(super) fn lines(old: &Value, new: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     compare("", old, new, &mut lines);
@@ -57,7 +57,7 @@ fn compare(path: &str, old: &Value, new: &Value, lines: &mut Vec<String>) {
     });
 }
 
-/// Credentials, and variables that are named like some.
+/// Returns whether the value at a path is a credential, or a variable whose name suggests one.
 fn is_secret(path: &str) -> bool {
     if let Some((_, name)) =
         path.split_once("env.").filter(|(before, _)| before.is_empty() || before.ends_with('.'))
@@ -68,7 +68,7 @@ fn is_secret(path: &str) -> bool {
     path.ends_with("registry_auth.password")
 }
 
-/// Two values that differ, cut so that the difference is seen.
+/// Truncates two different values so that the difference stays visible.
 fn truncate_pair(old: &str, new: &str) -> (String, String) {
     let longest = old.chars().count().max(new.chars().count());
     if longest <= VALUE_MAX {
@@ -76,12 +76,12 @@ fn truncate_pair(old: &str, new: &str) -> (String, String) {
     }
     let same = old.chars().zip(new.chars()).take_while(|(left, right)| left == right).count();
     let from = same.saturating_sub(CONTEXT_CHARS);
-    // A start that would be cut by less than the mark takes stays.
+    // A prefix shorter than the context is not replaced by an ellipsis.
     let from = if from < CONTEXT_CHARS { 0 } else { from };
     (truncate_from(old, from), truncate_from(new, from))
 }
 
-/// A part of a text that begins at a letter of it.
+/// Returns the part of a text from a character index on, truncated.
 fn truncate_from(text: &str, from: usize) -> String {
     let rest = text.chars().skip(from);
     let start = if from > 0 { "…" } else { "" };

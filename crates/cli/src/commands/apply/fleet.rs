@@ -1,4 +1,4 @@
-//! Applying a fleet, and waiting until its instances are there.
+//! Applies a fleet, and waits until its instances are ready.
 
 use std::time::Duration;
 
@@ -130,7 +130,7 @@ async fn finish(cx: &Context, args: &Args, fleet: Fleet) -> Result<Exit, CliErro
     Ok(if fleet.status == "failed" || (ended && !args.detach) { Exit::RunFailed } else { Exit::Done })
 }
 
-/// Until no instance is on its way. Each change is said once.
+/// Waits until no instance is being created. Prints each change once.
 async fn wait_until_ready(cx: &Context, mut fleet: Fleet) -> Result<Fleet, CliError> {
     let mut told = std::collections::BTreeMap::new();
     loop {

@@ -1,7 +1,7 @@
-//! The code a run starts from, where `repos` asks for it.
+//! The code of a run with `repos`.
 //!
-//! A clone with a remote is sent as the remote's address, a commit that the remote has, and the difference
-//! between that commit and the files here, new files included. A directory without a remote is sent whole.
+//! A clone with a remote is sent as the URL of the remote, a commit that the remote has, and the difference between
+//! that commit and the local files, including new files. A directory without a remote is sent as a whole.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,13 +25,13 @@ use crate::{
     problem::{self, CliError},
 };
 
-/// Code that the server shall know.
+/// Code to register with the server.
 #[derive(Debug)]
 pub(super) struct CodeUpload {
     pub(super) init: repos::InitRequest,
-    /// The run's `repo_data`.
+    /// The `repo_data` of the run.
     pub(super) data: Value,
-    /// A difference, or a tar; may be empty.
+    /// A diff or a tar archive; may be empty.
     pub(super) content: Vec<u8>,
     pub(super) hash: String,
 }
@@ -59,7 +59,7 @@ pub(super) async fn find_code(
     }
 }
 
-/// A repository by its address: nothing here has to be looked at.
+/// A repository given by its URL: no local files are read.
 fn remote(args: &Args, url: &str, spec: &RepoSpec) -> Result<CodeUpload, CliError> {
     let data = json!({
         "repo_type": "remote",
@@ -90,7 +90,7 @@ fn build_upload(args: &Args, url: &str, data: Value, content: Vec<u8>) -> Result
     Ok(CodeUpload { init, data, hash: sha256(&content), content })
 }
 
-/// Whether hosts clone from such an address: not from files of this machine, nor without encryption.
+/// Returns whether instances can clone from a URL: not from local files, and not without encryption.
 fn is_reachable(url: &str) -> bool {
     match url.split_once("://") {
         Some((scheme, _)) => matches!(scheme.to_ascii_lowercase().as_str(), "https" | "ssh" | "git"),
@@ -99,7 +99,7 @@ fn is_reachable(url: &str) -> bool {
     }
 }
 
-/// The last part of an address, without `.git`.
+/// Last component of a URL, without `.git`.
 fn repo_name(url: &str) -> String {
     let last = url.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
     let name = last.strip_suffix(".git").unwrap_or(last);
@@ -149,7 +149,7 @@ fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUploa
     build_upload(args, &url, data, diff)
 }
 
-/// All of a directory, as a tar.
+/// Archives a whole directory.
 fn from_plain_directory(path: &Path, why: &str, bytes_max: u64) -> Result<CodeUpload, CliError> {
     output::print_message(&format!("Sending the files of {}: {why}.", path.display()));
     let content = tar_of(path, Path::new(""), bytes_max)?;
@@ -163,7 +163,7 @@ fn from_plain_directory(path: &Path, why: &str, bytes_max: u64) -> Result<CodeUp
     Ok(CodeUpload { init, data: info, hash: sha256(&content), content })
 }
 
-/// Git, in one working tree.
+/// Git commands in one working tree.
 struct Git {
     root: PathBuf,
 }
@@ -178,7 +178,7 @@ impl Git {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("git");
         command.arg("-C").arg(&self.root).args(args).stdin(Stdio::null());
-        // Nobody is asked for a password, and no pager or colour is in the way.
+        // Disables password prompts, pagers and translated output.
         command.env("GIT_TERMINAL_PROMPT", "0").env("LC_ALL", "C").env("GIT_PAGER", "cat");
         command
     }
@@ -192,7 +192,7 @@ impl Git {
         })
     }
 
-    /// What git says; `None` when it ends with an error.
+    /// Returns the output of git, or `None` if it fails.
     fn try_output(&self, args: &[&str]) -> Result<Option<String>, CliError> {
         let output = self.run(&mut self.command(args))?;
         if !output.status.success() {
@@ -219,7 +219,7 @@ impl Git {
             .why(format!("git says: {said}")))
     }
 
-    /// The remote of the current branch, else `origin`, else the only one.
+    /// Returns the remote of the current branch, else `origin`, else the only remote.
     fn remote(&self) -> Result<Option<String>, CliError> {
         if let Some(branch) = self.try_output(&["symbolic-ref", "--short", "-q", "HEAD"])?
             && let Some(remote) = self.try_output(&["config", &format!("branch.{branch}.remote")])?
@@ -235,7 +235,7 @@ impl Git {
         Ok(names.next().map(str::to_owned))
     }
 
-    /// The branch at the remote that the base is on.
+    /// Returns the remote branch that contains the base commit.
     fn branch(&self, remote: &str) -> Result<Option<String>, CliError> {
         let upstream = self.try_output(&["rev-parse", "--abbrev-ref", "@{upstream}"])?;
         let head = || self.try_output(&["rev-parse", "--abbrev-ref", &format!("{remote}/HEAD")]);
@@ -246,7 +246,7 @@ impl Git {
         Ok(full.and_then(|full| full.strip_prefix(&format!("{remote}/")).map(str::to_owned)))
     }
 
-    /// The newest commit here that the remote has.
+    /// Returns the newest local commit that the remote has.
     fn base(&self, remote: &str) -> Result<Option<String>, CliError> {
         for known in ["@{upstream}".to_owned(), format!("{remote}/HEAD")] {
             if let Some(base) = self.try_output(&["merge-base", "HEAD", &known])? {
@@ -256,8 +256,8 @@ impl Git {
         Ok(None)
     }
 
-    /// From `base` to the files as they are, new ones that are not ignored included. The index and the
-    /// objects of the repository stay as they are: both are borrowed.
+    /// Returns the diff from `base` to the working tree, including new files that are not ignored. Works on a temporary
+    /// index and object directory, so the repository is not modified.
     fn diff(&self, base: &str) -> Result<Vec<u8>, CliError> {
         let temp = tempfile::Builder::new()
             .prefix("windlass-git-")
@@ -293,7 +293,8 @@ impl Git {
     }
 }
 
-/// With its time: git looks twice at files that changed in the moment the index was written, and only at those.
+/// Copies an index with its modification time: git re-reads files that changed at the time the index was written, and
+/// only those.
 fn copy_index(from: &Path, to: &Path) -> std::io::Result<()> {
     let time = std::fs::metadata(from)?.modified()?;
     std::fs::copy(from, to)?;
@@ -335,7 +336,7 @@ mod tests {
         assert!(done.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&done.stderr));
     }
 
-    /// A clone of a remote with one commit pushed, one not, a changed file and a new one.
+    /// Creates a clone of a remote with one pushed commit, one unpushed commit, a changed file and a new file.
     fn clone(at: &Path) {
         let (remote, here) = (at.join("remote.git"), at.join("here"));
         fs::create_dir(&here).unwrap();
@@ -369,7 +370,7 @@ mod tests {
         let diff = found.diff(&base).unwrap();
         assert_eq!(fs::read(here.join(".git/index")).unwrap(), index);
 
-        // Applied to what the remote has, it gives what is here, but for what is ignored.
+        // Applied to the remote's commit, the diff reproduces the local files, except for ignored ones.
         let there = scratch.join("there");
         git(scratch, &["clone", "--quiet", "remote.git", "there"]);
         git(&there, &["checkout", "--quiet", &base]);
@@ -382,8 +383,8 @@ mod tests {
         assert!(!there.join("secret").exists());
     }
 
-    /// Git trusts what it noted of a file that is older than the index. A copy that looks newer would hide a change
-    /// made in the same second as a commit, if the file is as long as before.
+    /// Git trusts its recorded state of files that are older than the index. A copy with a newer time would hide a
+    /// change made in the same second as a commit, if the file size is unchanged.
     #[test]
     fn the_copy_of_an_index_is_as_old_as_the_index() {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Private keys of SSH fleets: read here, sent to the server, sealed there.
+//! Private keys of SSH fleets: read locally and sent to the server, which stores them encrypted.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use windlass_tunnel::LoginKey;
 use super::archive::local_path;
 use crate::problem::{CliError, ErrorCode};
 
-/// Larger files are no keys.
+/// Maximum size of a key file.
 const KEY_BYTES_MAX: u64 = 64 << 10;
 
-/// Puts the key into every place that names a file.
+/// Replaces each reference to a key file with the content of the file.
 pub(super) fn load_private_keys(fleet: &mut Fleet, dir: &Path) -> Result<(), CliError> {
     let Some(ssh) = &mut fleet.ssh_config else { return Ok(()) };
     load_key(&mut ssh.ssh_key, ssh.identity_file.as_deref(), dir)?;

@@ -1,4 +1,5 @@
-//! `windlass apply`: reads a configuration, shows what it would do, asks, does it, and stays until the end.
+//! `windlass apply`: reads a configuration, shows the plan, asks for confirmation, applies it and follows the run to
+//! its end.
 
 pub(crate) mod archive;
 mod changes;
@@ -46,54 +47,54 @@ Examples:
 The exit code is the job's own when it is below 200. From 200 on it is ours: 200 failed otherwise, 201 stopped,
 202 the job returned 200 or more, 203 a limit such as `max_duration` ended it. 2 is misuse.";
 
-/// Offers that a plan shows.
+/// Default number of offers in a plan.
 const OFFERS_SHOWN: u16 = 3;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The configuration; `-` is standard input. `windlass.yml` or `.dstack.yml` if not given
+    /// Configuration file; `-` is standard input. Defaults to `windlass.yml` or `.dstack.yml`
     #[arg(short, long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Do not ask
+    /// Skip the confirmation prompt
     #[arg(short, long)]
     pub(crate) yes: bool,
-    /// Return as soon as it is submitted
+    /// Return as soon as the run is submitted
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// Name it so, whatever the configuration says
+    /// Name, overriding the one in the configuration
     #[arg(short, long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Set a variable of the run; `K` alone takes it from your environment
+    /// Environment variable of the run; `K` alone passes the value from your environment
     #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
     pub(crate) env: Vec<(String, Option<String>)>,
-    /// Replace what runs under this name even if nothing changed
+    /// Replace an active run of this name even if nothing changed
     #[arg(long)]
     pub(crate) force: bool,
-    /// Forward a port of the job: `8000`, `LOCAL:8000` or `*:8000`; beside those of `ports` in the file
+    /// Port of the job to forward: `8000`, `LOCAL:8000` or `*:8000`; in addition to `ports` in the file
     #[arg(short, long = "port", value_name = "MAPPING", value_parser = PortMapping::parse)]
     pub(crate) port: Vec<PortMapping>,
-    /// Address of this machine at which ports are forwarded
+    /// Local address on which ports are forwarded
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1")]
     pub(crate) host: IpAddr,
-    /// On a terminal, let the job's output drive it
+    /// Pass escape sequences in the job's output to the terminal
     #[arg(long)]
     pub(crate) raw: bool,
-    /// How many offers the plan shows
+    /// Number of offers in the plan
     #[arg(long, value_name = "N", default_value_t = OFFERS_SHOWN)]
     pub(crate) max_offers: u16,
-    /// Take defaults from this profile of `.windlass/profiles.yml` or `.dstack/profiles.yml`
+    /// Profile of `.windlass/profiles.yml` or `.dstack/profiles.yml` to use
     #[arg(long, value_name = "NAME", env = "WINDLASS_PROFILE")]
     pub(crate) profile: Option<String>,
-    /// Private key with which hosts clone the repository; it is sent to the server
+    /// Private key with which instances clone the repository; sent to the server
     #[arg(long, value_name = "FILE")]
     pub(crate) git_identity: Option<PathBuf>,
-    /// Token with which hosts clone the repository; it is sent to the server
+    /// Token with which instances clone the repository; sent to the server
     #[arg(long, value_name = "TOKEN", env = "WINDLASS_GIT_TOKEN", hide_env_values = true)]
     pub(crate) git_token: Option<String>,
     #[command(flatten)]
     pub(crate) overrides: Overrides,
-    /// A file that was named without `-f`
+    /// File given without `-f`
     #[arg(hide = true, value_name = "FILE")]
     pub(crate) stray: Option<PathBuf>,
     /// Arguments that replace `${{ run.args }}` in commands
@@ -106,7 +107,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// As if nothing but `-y`, or not even that, had been said.
+    /// Returns the arguments of a command line without any flag except `-y`, if `yes` is set.
     pub(crate) fn plain(at: ServerArgs, output: OutputArgs, yes: bool) -> Self {
         Self {
             file: None,
@@ -130,7 +131,8 @@ impl Args {
         }
     }
 
-    /// What is forwarded while the run is followed: what the file says, and what the command line adds or moves.
+    /// Returns the ports to forward while the run is followed: those of the file, extended or replaced by those of the
+    /// command line.
     fn ports(&self, plan: &RunPlan) -> Result<Ports, CliError> {
         let first = plan.job_plans.first().map(|job| job.job_spec.value()).transpose();
         let spec = first.map_err(|error| CliError::from_error("read the plan", &error))?.unwrap_or_default();
@@ -138,7 +140,7 @@ impl Args {
     }
 }
 
-/// The ports of a job, where a mapping that was named by hand replaces the one of the file.
+/// Returns the port mappings of a job. A mapping given on the command line replaces that of the file.
 pub(crate) fn ports(job_spec: &serde_json::Value, named: &[PortMapping]) -> Vec<PortMapping> {
     let apps: Vec<AppSpec> = serde_json::from_value(job_spec["app_specs"].clone()).unwrap_or_default();
     let of_file =
@@ -158,7 +160,7 @@ pub(crate) fn parse_variable(text: &str) -> Result<(String, Option<String>), Str
     }
 }
 
-/// Whatever fails here is ours: codes below 200 belong to the job.
+/// Errors of this command use exit codes from 200: lower codes belong to the job.
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     apply(args).map_err(CliError::ours)
 }
@@ -171,12 +173,12 @@ fn apply(args: &Args) -> Result<Exit, CliError> {
         )));
     }
     check_can_confirm(args)?;
-    // All that can be found wrong without a server is found before one is started.
+    // Local checks come first, so that an invalid configuration does not start a server.
     let source = source::read(args)?;
     submit(args, &source)
 }
 
-/// A question that the plan ends with has somebody to answer it.
+/// Fails early if the plan needs a confirmation and there is no terminal to ask on.
 fn check_can_confirm(args: &Args) -> Result<(), CliError> {
     if !args.yes && !output::can_prompt() {
         return Err(CliError::usage("confirmation needed: apply the configuration?")
@@ -186,7 +188,7 @@ fn check_can_confirm(args: &Args) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Plans, asks, applies and follows.
+/// Shows the plan, asks for confirmation, applies and follows.
 pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
     check_can_confirm(args)?;
     let is_followed = source.configuration.run().is_some() && !args.detach;
@@ -204,7 +206,7 @@ pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliErro
     })
 }
 
-/// Asks unless `-y` answered already.
+/// Asks for confirmation unless `-y` was given.
 fn confirm_apply(args: &Args, question: &str) -> Result<bool, CliError> {
     if output::confirm(args.yes, question)? {
         return Ok(true);

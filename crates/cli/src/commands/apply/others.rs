@@ -1,4 +1,4 @@
-//! Applying volumes and gateways.
+//! Applies volumes and gateways.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ pub(super) async fn volume(cx: &Context, args: &Args, source: &ConfigSource) -> 
     print_result(args, &volume, &volume.name, volume.status == "failed")
 }
 
-/// A volume cannot change: it holds data.
+/// Refuses to change an existing volume, because it holds data.
 fn check_existing_volume(
     args: &Args,
     source: &ConfigSource,
@@ -117,7 +117,7 @@ pub(super) async fn gateway(cx: &Context, args: &Args, source: &ConfigSource) ->
     print_result(args, &gateway, &gateway.name, gateway.status == "failed")
 }
 
-/// Each change of status once.
+/// Prints each status change once.
 fn print_status_change(said: &mut String, name: &str, status: &str, message: Option<&str>) {
     let text = message
         .filter(|text| !text.is_empty())

@@ -1,4 +1,4 @@
-//! What applying would do, in words.
+//! Text form of a plan.
 
 use std::collections::BTreeSet;
 
@@ -15,10 +15,10 @@ use crate::output::{
     words,
 };
 
-/// Places that a plan names; `windlass why` names all.
+/// Maximum number of refused locations in a plan; `windlass why` lists all.
 const REFUSALS_MAX: usize = 5;
 
-/// The heading of a run's plan and its best offers, to stderr: stdout belongs to the job.
+/// Prints the heading and the best offers of a run's plan to stderr, because stdout belongs to the job.
 pub(crate) fn print_plan(plan: &RunPlan) {
     let spec = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
     let configuration = &spec["configuration"];
@@ -66,7 +66,7 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     let mut told = BTreeSet::new();
     for why in plan.job_plans.iter().filter_map(|job| job.why.as_ref()) {
         let why = why.value().unwrap_or_default();
-        // Jobs that want the same are refused the same.
+        // Jobs with equal requirements get equal refusals: print them once.
         let lines = refusals(&why, REFUSALS_MAX);
         if !lines.is_empty() && told.insert(lines.clone()) {
             let heading = if all.is_empty() { "Nothing fits now:" } else { "It would not start at once:" };
@@ -77,7 +77,7 @@ pub(crate) fn print_plan(plan: &RunPlan) {
     }
 }
 
-/// Jobs that want different things, each once: nodes that want the same are offered the same.
+/// Returns one job for each set of requirements: nodes with equal requirements get the same offers.
 fn distinct(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
     let mut all: Vec<(Value, &JobPlan)> = Vec::new();
     for job in plans {
@@ -89,7 +89,7 @@ fn distinct(plans: &[JobPlan]) -> Vec<(Value, &JobPlan)> {
     all
 }
 
-/// Where the run may go, as far as its configuration or its profile says.
+/// Placement constraints of the configuration or its profile.
 fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
     let said = |key: &str| {
         let own = &spec["configuration"][key];
@@ -121,14 +121,14 @@ fn placement_facts(spec: &Value) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// `gpus`, or `lab/gpus` of another project.
+/// `gpus`, or `lab/gpus` for a fleet of another project.
 fn name(value: &Value) -> String {
     let project = value["project"].as_str().map(|project| format!("{project}/")).unwrap_or_default();
     let name = value.as_str().or_else(|| value["name"].as_str()).unwrap_or("?");
     format!("{project}{name}")
 }
 
-/// What the run can cost at most: the dearest offer it may take, for as long as it may run.
+/// Maximum cost of the run: the most expensive offer that it may use, for its maximum duration.
 fn format_max_cost(plan: &RunPlan) -> String {
     let (mut sum, mut hourly) = (Some(0.0), 0.0);
     for job in &plan.job_plans {
@@ -146,7 +146,7 @@ fn format_max_cost(plan: &RunPlan) -> String {
     }
 }
 
-/// What there is beside the offers, and why it does not do. Where nothing fits at all, the other list says it.
+/// Prints the offers that do not fit, with reasons. Prints nothing if no offer fits: the list of refusals covers that.
 fn misfits(plan: &RunPlan, nothing_fits: bool) {
     let Some(job) = plan.job_plans.iter().find(|job| job.misfits.is_some()).filter(|_| !nothing_fits) else {
         return;
@@ -159,7 +159,8 @@ fn misfits(plan: &RunPlan, nothing_fits: bool) {
     output::print_message("");
 }
 
-/// Why a job has no place, in words: a line for each place, the nearest miss first, with every reason and its cure.
+/// Renders why a job cannot be placed: one line for each location, the nearest match first, with all reasons and their
+/// fixes.
 pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
     let all = why["refusals"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut lines: Vec<String> = all.iter().take(most).map(format_refusal).collect();
@@ -174,7 +175,7 @@ pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
 }
 
 fn format_refusal(one: &Value) -> String {
-    // This machine is `local` in every respect: its backend, its region, its type.
+    // The local machine uses `local` as backend, region and instance type.
     let mut words: Vec<&str> = one["place"].as_str().unwrap_or("?").split(' ').collect();
     words.dedup();
     let mut line = words.join(" ");
@@ -227,7 +228,7 @@ pub(crate) fn print_offers(all: &[Offer], total: i64) {
     output::print_message("");
 }
 
-/// `cpu=2.. mem=8GB.. gpu=H100:80GB:8` of wanted resources.
+/// `cpu=2.. mem=8GB.. gpu=H100:80GB:8` for requested resources.
 pub(crate) fn resources(wanted: &Value) -> String {
     let mut parts = Vec::new();
     let cpu = &wanted["cpu"];

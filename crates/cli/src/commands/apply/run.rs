@@ -1,4 +1,4 @@
-//! Applying a task, a service or a dev environment.
+//! Applies a task, a service or a dev environment.
 
 use serde_json::{Value, json};
 use windlass_api::{
@@ -27,7 +27,7 @@ use crate::{
     problem::CliError,
 };
 
-/// Whose ports are forwarded, and where people log in.
+/// The job whose ports are forwarded and that SSH logs in to.
 const FIRST_JOB: ssh::LoginTarget = ssh::LoginTarget { replica: 0, job: 0 };
 
 pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> Result<Exit, CliError> {
@@ -55,7 +55,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
         plan::print_plan(&planned);
         step.tell(&planned);
     }
-    // A port of this machine that is taken is found before anything is started.
+    // Bind local ports first, so that a port in use is reported before anything is started.
     let forwards = if args.detach { None } else { Some(PortForwards::bind(args.ports(&planned)?).await?) };
     if let PlannedAction::Nothing(run) = &step {
         output::print_message(&format!("`{}` runs already and nothing changed.", run_name(run)));
@@ -82,7 +82,7 @@ pub(super) async fn apply(cx: &Context, args: &Args, source: &ConfigSource) -> R
     if as_events {
         EventWriter::submitted(&run);
     }
-    // What ran before this command goes on after it.
+    // A run that was active before this command continues after it.
     let is_ours = matches!(step, PlannedAction::Create | PlannedAction::Replace(..));
     print_and_follow(cx, args, &run, forwards, is_ours).await
 }
@@ -105,18 +105,18 @@ fn spec(source: &ConfigSource, code: Option<&git::CodeUpload>, archives: &[Uploa
     })
 }
 
-/// What applying comes to.
+/// The effect of applying a plan.
 enum PlannedAction<'a> {
     Create,
-    /// An active run takes the changes as it runs.
+    /// An active run is updated in place.
     Update(&'a Run, Vec<String>),
-    /// An active run has to go first; perhaps because this field cannot change.
+    /// An active run is stopped first, possibly because the named field cannot be updated.
     Replace(&'a Run, Option<String>),
     Nothing(&'a Run),
 }
 
 impl PlannedAction<'_> {
-    /// For machines.
+    /// Name in machine-readable output.
     fn as_str(&self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -126,7 +126,7 @@ impl PlannedAction<'_> {
         }
     }
 
-    /// What differs from what runs, and what that means.
+    /// Prints the differences from the active run and their effect.
     fn tell(&self, plan: &RunPlan) {
         let (run, means) = match self {
             Self::Create | Self::Nothing(_) => return,
@@ -161,7 +161,8 @@ impl PlannedAction<'_> {
     }
 }
 
-/// The server says whether it can update; which field forbids it is the same pure rule here and there.
+/// Chooses the action. The server decides whether an update is possible; client and server use the same pure rule to
+/// find the field that prevents it.
 fn step(plan: &RunPlan, force: bool) -> Result<PlannedAction<'_>, CliError> {
     let Some(current) = plan.current_resource.as_ref().filter(|run| !is_finished(&run.status)) else {
         return Ok(PlannedAction::Create);
@@ -183,7 +184,7 @@ fn step(plan: &RunPlan, force: bool) -> Result<PlannedAction<'_>, CliError> {
     }
 }
 
-/// Sent under a key, so an answer that got lost does not start a second run.
+/// Submits the plan with an idempotency key, so that a lost response does not start a second run.
 async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Result<Run, CliError> {
     let seen = plan
         .current_resource
@@ -200,7 +201,7 @@ async fn submit(cx: &Context, plan: &RunPlan, spec: Document, force: bool) -> Re
     }
 }
 
-/// `may_stop`: whether an interrupted command takes the run with it.
+/// `may_stop`: whether interrupting the command may stop the run.
 async fn print_and_follow(
     cx: &Context,
     args: &Args,

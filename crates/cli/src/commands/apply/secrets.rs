@@ -1,4 +1,4 @@
-//! Secrets that a run names: those that do not exist are told before it is submitted.
+//! Secrets that a run references: missing ones are reported before the run is submitted.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// Only those who manage a project may list its secrets; for the others the server says it when a job starts.
+/// Fails if a referenced secret does not exist. Only project managers may list secrets; for other users the server
+/// reports a missing secret when a job starts.
 pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configuration) -> Result<(), CliError> {
     let named = named(configuration);
     if named.is_empty() {
@@ -33,7 +34,7 @@ pub(super) async fn check_secrets_exist(cx: &Context, configuration: &Configurat
     })
 }
 
-/// In variables and credentials, where the server replaces them.
+/// Secrets referenced in variables and credentials, where the server substitutes them.
 fn named(configuration: &Configuration) -> BTreeSet<String> {
     let Some(run) = configuration.run() else { return BTreeSet::new() };
     let variables = run.env.0.values().filter_map(|value| match value {

@@ -1,4 +1,4 @@
-//! What is applied: a file, with the name, the variables and the profile that the command line adds.
+//! The configuration to apply: a file, completed with the name, the variables and the profile of the command line.
 
 use std::{
     io::Read as _,
@@ -20,21 +20,21 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// Tried in this order when no file is named.
+/// Default configuration files, in order of precedence.
 pub(crate) const DEFAULT_FILES: [&str; 4] = ["windlass.yml", "windlass.yaml", ".dstack.yml", ".dstack.yaml"];
 const PROFILE_FILES: [&str; 4] =
     [".windlass/profiles.yml", ".windlass/profiles.yaml", ".dstack/profiles.yml", ".dstack/profiles.yaml"];
-/// Larger files are not configurations; the reader has its own, smaller bound.
+/// Maximum size of a configuration file; the parser has its own, lower limit.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Debug)]
 pub(crate) struct ConfigSource {
-    /// As it was named, for messages and for the server.
+    /// Path as the user gave it, for messages and for the server.
     pub(crate) file: String,
-    /// What relative paths in the file are relative to.
+    /// Base directory of relative paths in the file.
     pub(crate) dir: PathBuf,
     pub(crate) configuration: Configuration,
-    /// The profile as it is sent.
+    /// The profile in its wire format.
     pub(crate) profile: Value,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn read(args: &Args) -> Result<ConfigSource, CliError> {
     with_overrides(args, file, dir, configuration)
 }
 
-/// A configuration with what the command line adds to it. `file` is what it is called.
+/// Completes a configuration with the command line. `file` is its name in messages.
 pub(crate) fn with_overrides(
     args: &Args,
     file: String,
@@ -71,7 +71,7 @@ pub(crate) fn with_overrides(
     Ok(ConfigSource { file, dir, configuration, profile: profile(args)? })
 }
 
-/// What a file describes, as it is written.
+/// Reads and parses a file without applying the command line.
 pub(crate) fn parse_file(path: &Path) -> Result<Configuration, CliError> {
     let stdin = path.as_os_str() == "-";
     parse(&path.display().to_string(), &text(path, stdin)?)
@@ -133,7 +133,7 @@ fn rename(configuration: &mut Configuration, name: &str) -> Result<(), CliError>
     Ok(())
 }
 
-/// Each backend has a type of its own for volumes; as a document they all have a `name`.
+/// Each backend has a separate volume type; in JSON form all of them have a `name`.
 fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Result<(), CliError> {
     let mut document = serde_json::to_value(&*configuration)
         .map_err(|error| CliError::from_error("rename the volume", &error))?;
@@ -143,7 +143,7 @@ fn rename_volume(configuration: &mut Configuration, name: Option<Name>) -> Resul
     Ok(())
 }
 
-/// `-e` first, then what the file leaves to the environment of this command.
+/// Applies `-e` first, then resolves the variables that the file leaves to the environment.
 fn variables(configuration: &mut Configuration, args: &Args) -> Result<(), CliError> {
     let kind = configuration.kind();
     let Some(env) = env_mut(configuration) else {
@@ -181,7 +181,7 @@ fn env_mut(configuration: &mut Configuration) -> Option<&mut Env> {
     }
 }
 
-/// The profile that was named, or the one that calls itself the default.
+/// Returns the requested profile, or the one marked as default.
 fn profile(args: &Args) -> Result<Value, CliError> {
     let wanted = args.profile.as_deref().filter(|name| !name.is_empty());
     let home = std::env::var_os("HOME").map(PathBuf::from);

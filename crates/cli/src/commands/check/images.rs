@@ -1,4 +1,4 @@
-//! `windlass check --images`: asks registries whether images exist, and for which platforms.
+//! `windlass check --images`: queries registries for images and their platforms.
 
 use serde_json::{Value, json};
 use windlass_model::{config::run::Run, plan::runs_in::PLAIN_PROCESS_IMAGE};
@@ -6,21 +6,21 @@ use windlass_registry::{Client, Credentials, Image, ImageName, NameError, Platfo
 
 use crate::problem::CliError;
 
-/// Start of a reference to a secret, whose value only the server has.
+/// Prefix of a reference to a secret, whose value only the server has.
 const SECRET_REFERENCE: &str = "${{";
 
-/// The registry's answer about one image.
+/// The registry's response for one image.
 pub(super) enum ImageReport {
     Exists {
         name: ImageName,
         platforms: Vec<Platform>,
         bytes: Option<u64>,
     },
-    /// The registry is sure that a job with this image cannot start.
+    /// The registry confirmed that a job with this image cannot start.
     Missing {
         reason: String,
     },
-    /// The registry did not answer, or wants a password that only the server has.
+    /// The registry did not respond, or requires a password that only the server has.
     Unknown {
         reason: String,
     },
@@ -51,7 +51,7 @@ impl ImageReport {
     }
 }
 
-/// A client of registries and the runtime that it needs.
+/// A registry client with its runtime.
 pub(super) struct ImageChecker {
     client: Client,
     runtime: tokio::runtime::Runtime,
@@ -64,7 +64,7 @@ impl ImageChecker {
         Ok(Self { client: Client::default(), runtime })
     }
 
-    /// `None` for a run without an image.
+    /// Returns `None` for a run without an image.
     pub(super) fn check(&self, run: &Run) -> Option<ImageReport> {
         let image =
             run.image.as_deref().filter(|image| !image.is_empty() && *image != PLAIN_PROCESS_IMAGE)?;
@@ -92,7 +92,7 @@ fn report(name: ImageName, answer: Result<Image, RegistryError>, has_references:
             let bytes = Some(image.size());
             ImageReport::Exists { name, platforms: image.platforms, bytes }
         }
-        // Instances may have another platform than this machine.
+        // Instances may have a different platform than this machine.
         Err(RegistryError::NoPlatform(other)) => {
             ImageReport::Exists { name, platforms: other.has, bytes: None }
         }

@@ -1,13 +1,13 @@
-//! What was found, and what it means. Pure: every case is in a table of tests.
+//! Interprets the findings. Pure: every case is in a table of tests.
 
 use serde::Serialize;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
 use windlass_backend::processes_of;
 use windlass_model::plan::runs_in::ProcessSupport;
 
-/// The version of this program; the others should have the same.
+/// Version of this program, which the other components should share.
 const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Below this a first image does not fit.
+/// Below this amount a first image does not fit.
 const DISK_FREE_MIN: u64 = 5 << 30;
 const GIB: u64 = 1 << 30;
 
@@ -16,9 +16,9 @@ const GIB: u64 = 1 << 30;
 pub(super) enum Severity {
     #[serde(rename = "ok")]
     Passed,
-    /// It works, and could be better.
+    /// Works, but could be improved.
     Note,
-    /// It keeps windlass from working.
+    /// Prevents windlass from working.
     Bad,
 }
 
@@ -46,7 +46,7 @@ impl Check {
     }
 }
 
-/// All that `look` saw.
+/// Everything that `look` observed.
 #[derive(Clone, Debug)]
 pub(super) struct Findings {
     pub(super) home: HomeStatus,
@@ -55,9 +55,9 @@ pub(super) struct Findings {
     pub(super) agent: AgentStatus,
     pub(super) engine: EngineStatus,
     pub(super) gpus: GpuStatus,
-    /// Machines of the server's project.
+    /// Instances of the project on the server.
     pub(super) hosts: Vec<InstanceStatus>,
-    /// What `ssh -V` says; `None` when there is none.
+    /// Output of `ssh -V`; `None` if it is not installed.
     pub(super) ssh: Option<String>,
     pub(super) git: Option<String>,
 }
@@ -65,7 +65,7 @@ pub(super) struct Findings {
 #[derive(Clone, Debug)]
 pub(super) enum HomeStatus {
     Unset,
-    /// Others may read it.
+    /// Other users may read it.
     OpenToOthers {
         path: String,
         mode: u32,
@@ -82,9 +82,9 @@ pub(super) enum HomeStatus {
 
 #[derive(Clone, Debug)]
 pub(super) enum ServerStatus {
-    /// Nothing names one, and none runs here.
+    /// None is configured, and none runs on this machine.
     None,
-    /// What a command would say instead of trying.
+    /// The error that a command would report without connecting.
     Unusable {
         why: String,
         hint: String,
@@ -120,12 +120,12 @@ pub(super) enum AgentStatus {
     Fine { path: String, version: String, host: Box<HostInfo> },
 }
 
-/// A machine that the server has.
+/// An instance of the server.
 #[derive(Clone, Debug)]
 pub(super) struct InstanceStatus {
     pub(super) name: String,
     pub(super) processes: Option<ProcessSupport>,
-    /// Why its container engine does not answer.
+    /// Reason why its container engine does not respond.
     pub(super) engine_away: Option<String>,
 }
 
@@ -135,10 +135,10 @@ pub(super) enum EngineStatus {
     None { why: String },
 }
 
-/// What the agent does not tell, because nobody told the agent.
+/// GPU facts that the agent does not report.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GpuStatus {
-    /// Of NVIDIA, on the bus.
+    /// Number of NVIDIA devices on the PCI bus.
     pub(super) nvidia: usize,
     pub(super) toolkit: bool,
     pub(super) driver: Option<String>,
@@ -281,7 +281,7 @@ fn agent(agent: &AgentStatus) -> Check {
     }
 }
 
-/// What jobs without an image are here, and on the machines of the server.
+/// Checks the isolation of jobs without an image, on this machine and on the instances of the server.
 fn processes(agent: &AgentStatus, hosts: &[InstanceStatus]) -> Check {
     const NAME: &str = "processes";
     let told = |host: &InstanceStatus| match host.processes.as_ref()? {

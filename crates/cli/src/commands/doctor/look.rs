@@ -1,4 +1,4 @@
-//! Reads the world for `windlass doctor`. Nothing is changed and nothing is started.
+//! Collects the facts for `windlass doctor`. Changes nothing and starts nothing.
 
 use std::{
     net::TcpListener,
@@ -29,12 +29,12 @@ use super::{
 };
 use crate::{cli::ServerArgs, context::Context, home, login, problem::CliError};
 
-/// That of `windlass server`.
+/// Default port of `windlass server`.
 const SERVER_PORT: u16 = 3000;
-/// Where the kernel lists what is on the bus.
+/// Directory in which the kernel lists PCI devices.
 const PCI_DEVICES_DIR: &str = "/sys/bus/pci/devices";
 const NVIDIA_VENDOR_ID: &str = "0x10de";
-/// Display controllers and accelerators.
+/// PCI classes of display controllers and accelerators.
 const GPU_DEVICE_CLASSES: [&str; 2] = ["0x03", "0x12"];
 const TOOLKIT_PROGRAMS: [&str; 2] = ["nvidia-container-runtime", "nvidia-ctk"];
 
@@ -68,7 +68,7 @@ pub(super) async fn probe_all(at: &ServerArgs) -> Findings {
 fn probe_home(path: Option<PathBuf>) -> HomeStatus {
     let Some(path) = path else { return HomeStatus::Unset };
     let shown = path.display().to_string();
-    // One that is not there yet is made by the first command, in the nearest directory that is.
+    // The first command creates a missing directory, so the nearest existing ancestor must be writable.
     let Some(there) = path.ancestors().find(|dir| dir.is_dir()) else {
         return HomeStatus::Unusable { path: shown, why: "no directory above it exists".to_owned() };
     };
@@ -83,7 +83,7 @@ fn probe_home(path: Option<PathBuf>) -> HomeStatus {
     HomeStatus::Fine { path: shown, free }
 }
 
-/// The server, and the machines that it has for the project.
+/// Returns the state of the server, and its instances of the project.
 async fn server(at: &ServerArgs) -> (ServerStatus, Vec<InstanceStatus>) {
     let unusable = |problem: CliError| {
         let (why, hint) = problem.parts();
@@ -155,7 +155,7 @@ fn port(port: u16, server: &ServerStatus) -> PortStatus {
     }
 }
 
-/// What `windlass-agent host` says of the machine it is on.
+/// Output of `windlass-agent host`.
 #[derive(Deserialize)]
 struct AgentHostReport {
     host: HostInfo,
@@ -207,7 +207,7 @@ fn in_path(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| file.is_file())
 }
 
-/// The first line of what a program says about its version, wherever it says it.
+/// First line of a program's version output, from stdout or stderr.
 fn program_version(program: &str, flag: &str) -> Option<String> {
     let done = Command::new(in_path(program)?).arg(flag).stdin(Stdio::null()).output().ok()?;
     let text = if done.stdout.is_empty() { done.stderr } else { done.stdout };

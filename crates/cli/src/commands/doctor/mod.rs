@@ -1,6 +1,6 @@
-//! `windlass doctor`: looks at this machine and at the way to the server, and says how to mend what is wrong.
+//! `windlass doctor`: diagnoses this machine and its connection to the server, and suggests fixes.
 //!
-//! It changes nothing and starts nothing. `look` reads the world, `judge` decides what it means.
+//! Changes nothing and starts nothing. `look` collects facts, `judge` interprets them.
 
 mod judge;
 mod look;

@@ -1,6 +1,6 @@
-//! `windlass gateway install`: puts a process of a gateway on a host, and keeps it there.
+//! `windlass gateway install`: installs a gateway process on a host as a permanent service.
 //!
-//! Over the caller's own SSH: the server needs no way to the hosts of its gateways, and has none.
+//! Uses the caller's SSH: the server needs no access to the hosts of its gateways, and has none.
 
 use std::{
     fs::File,
@@ -24,22 +24,22 @@ Examples:
   windlass gateway install entry root@one root@two --server http://windlass:3000 -- --tls-listen 0.0.0.0:443
   windlass gateway install entry root@three --token-file entry.token    beside others, which keep their token";
 
-/// The server hears of a new process within seconds.
+/// Time limit for the new process to connect to the server, which usually takes seconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// With everything that belongs to the process.
+/// Prefix of the directory with all files of the process.
 const INSTALL_DIR: &str = "/var/lib/windlass/gateway-";
 
-/// Where, and how to get there.
+/// Target hosts and SSH options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HostArgs {
-    /// The gateway
+    /// Name of the gateway
     #[arg(value_name = "GATEWAY")]
     pub(crate) name: String,
-    /// Hosts as `ssh` knows them, where you are root; this machine, if none is given
+    /// Hosts in `ssh` notation, with root login; defaults to this machine
     #[arg(value_name = "HOST")]
     pub(crate) hosts: Vec<String>,
-    /// For `ssh`, as in `ssh -o`
+    /// Option for `ssh`, as in `ssh -o`
     #[arg(long, value_name = "OPTION")]
     pub(crate) ssh_option: Vec<String>,
 }
@@ -48,13 +48,13 @@ pub(crate) struct HostArgs {
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) hosts: HostArgs,
-    /// Where the hosts find the server; where this command finds it unless given
+    /// URL of the server for the hosts; defaults to the one that this command uses
     #[arg(long, value_name = "URL")]
     pub(crate) server: Option<String>,
-    /// File with the gateway's token; a new one unless given, and processes with the old one end
+    /// File with the gateway's token; by default a new token is created and processes with the old one exit
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// More for `windlass gateway serve`
+    /// Additional arguments for `windlass gateway serve`
     #[arg(last = true, value_name = "ARGUMENT")]
     pub(crate) more: Vec<String>,
 }
@@ -74,7 +74,7 @@ impl HostArgs {
 }
 
 impl TargetHost<'_> {
-    /// What people call it, and where they find it.
+    /// Name of the host in messages, and its address.
     fn address(&self) -> &str {
         match self {
             Self::Local => "127.0.0.1",
@@ -82,7 +82,7 @@ impl TargetHost<'_> {
         }
     }
 
-    /// What a shell there says to a script.
+    /// Runs a script in a shell on the host and returns its output.
     fn run_script(&self, script: &str, input: Option<Stdio>) -> Result<String, CliError> {
         let mut command = match self {
             Self::Local => Command::new("sh"),
@@ -96,7 +96,7 @@ impl TargetHost<'_> {
                 command
             }
         };
-        // An SSH server hands the words to a shell of its own.
+        // An SSH server passes the arguments to a shell again.
         let script = if matches!(self, Self::Local) { script.to_owned() } else { quote(script) };
         command.arg("-c").arg(script).stdin(input.unwrap_or_else(Stdio::null));
         let failed = |error| {
@@ -114,17 +114,17 @@ impl TargetHost<'_> {
             .hint("root must be able to log in there without a question: try `ssh HOST true`"))
     }
 
-    /// Puts bytes into a file that root alone can read.
+    /// Writes a file that only root can read.
     fn write(&self, path: &str, bytes: &[u8]) -> Result<(), CliError> {
         let failed = |error: std::io::Error| CliError::from_error("hand a file over", &error);
         let (read, mut write) = std::io::pipe().map_err(failed)?;
-        // Less than a pipe holds.
+        // Smaller than the buffer of a pipe.
         write.write_all(bytes).map_err(failed)?;
         drop(write);
         self.run_script(&format!("umask 077; cat > {}", quote(path)), Some(read.into())).map(drop)
     }
 
-    /// This program, if it is not there yet.
+    /// Uploads this program unless the host has it already.
     fn upload_program(&self, home: &str) -> Result<(), CliError> {
         let own =
             std::env::current_exe().map_err(|error| CliError::from_error("find this program", &error))?;
@@ -157,7 +157,7 @@ fn unit(name: &str) -> String {
     format!("windlass-gateway-{name}")
 }
 
-/// What the host starts, now and whenever it boots.
+/// Renders the script that the host runs now and at every boot.
 fn program(home: &str, name: &str, server: &str, address: &str, more: &[String]) -> String {
     let state = format!("{home}/state");
     let token = format!("{home}/token");
@@ -168,7 +168,7 @@ fn program(home: &str, name: &str, server: &str, address: &str, more: &[String])
     format!("#!/bin/sh\necho $$ > {}\nexec {}\n", quote(&format!("{home}/pid")), words.join(" "))
 }
 
-/// Starts another process beside the one that is there, which then ends by itself, and waits until it listens.
+/// Renders a script that starts a new process next to the old one, which then exits, and waits until it listens.
 fn render_start_script(home: &str, name: &str) -> String {
     let (unit, home) = (unit(name), quote(home));
     format!(
@@ -230,7 +230,7 @@ rm -rf {home}
     )
 }
 
-/// The name is part of scripts and of paths there.
+/// Restricts the name to characters that are safe in scripts and paths.
 fn check_name(name: &str) -> Result<(), CliError> {
     let is_plain = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
     if !name.is_empty() && name.bytes().all(is_plain) {
@@ -264,7 +264,7 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError>
         if let Some(certificate) = &cx.certificate {
             let file = format!("{home}/server.pem");
             host.write(&file, certificate.as_bytes())?;
-            // What was said by hand comes later, and counts.
+            // Arguments of the user come later and take precedence.
             more.splice(0..0, ["--server-cert".to_owned(), file]);
         }
         let program = program(&home, name, server, address, &more);
@@ -277,7 +277,7 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError>
     Ok(Exit::Done)
 }
 
-/// Waits until the server has heard of a process on each of these.
+/// Waits until a process on each host has connected to the server.
 async fn wait_until_connected(cx: &Context, name: &str, hosts: &[TargetHost<'_>]) -> Result<(), CliError> {
     let since = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! `windlass gateway serve`: takes requests for services, on a host of its own.
+//! `windlass gateway serve`: receives requests for services on a separate host.
 
 use std::{
     net::SocketAddr,
@@ -27,54 +27,54 @@ Examples:
 
 /// Let's Encrypt.
 const DEFAULT_ACME_DIRECTORY: &str = "https://acme-v02.api.letsencrypt.org/directory";
-/// Longer, and a token that was revoked would live too long.
+/// Upper limit, so that a revoked token is rejected soon enough.
 const TRUST_TOKENS_MAX_SECS: u64 = 600;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The gateway; names the directory of its state
+    /// Name of the gateway; also names its state directory
     #[arg(value_name = "GATEWAY")]
     pub(crate) name: String,
-    /// Where the server is
+    /// URL of the server
     #[arg(long, env = "WINDLASS_URL", value_name = "URL", default_value = "http://127.0.0.1:3000")]
     pub(crate) server: String,
-    /// The certificate that an `https` server is known by, as PEM; what this machine trusts, if not given
+    /// Certificate of an `https` server, in PEM format; defaults to the trust store of this machine
     #[arg(long, env = "WINDLASS_CERT", value_name = "FILE")]
     pub(crate) server_cert: Option<String>,
-    /// File with the gateway's token; `windlass gateway token` makes one
+    /// File with the gateway's token; `windlass gateway token` creates one
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: PathBuf,
-    /// Where to listen for HTTP
+    /// Address to listen on for HTTP
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:80")]
     pub(crate) listen: SocketAddr,
-    /// Where to listen for HTTPS
+    /// Address to listen on for HTTPS
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) tls_listen: Option<SocketAddr>,
-    /// Certificate for HTTPS, as PEM; as the gateway's configuration says unless given
+    /// Certificate for HTTPS, in PEM format; defaults to the certificate setting of the gateway's configuration
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its private key, as PEM
+    /// Private key of the certificate, in PEM format
     #[arg(long, value_name = "FILE", requires = "tls_cert", requires = "tls_listen")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// The authority that certificates are ordered from, where the gateway has `lets-encrypt`
+    /// ACME directory to order certificates from, if the gateway uses `lets-encrypt`
     #[arg(long, value_name = "URL", default_value = DEFAULT_ACME_DIRECTORY)]
     pub(crate) acme_directory: String,
-    /// Whom the authority writes to
+    /// Contact address for the certificate authority
     #[arg(long, value_name = "MAIL")]
     pub(crate) acme_contact: Option<String>,
-    /// Certificates that the authority is known by, as PEM; those that this machine trusts, if not given
+    /// Root certificates of the ACME server, in PEM format; defaults to the trust store of this machine
     #[arg(long, value_name = "FILE")]
     pub(crate) acme_roots: Option<String>,
-    /// Where to show metrics, for Prometheus at /metrics
+    /// Address to serve Prometheus metrics on, at `/metrics`
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) metrics_listen: Option<SocketAddr>,
-    /// Where people find this host: shown in lists
+    /// Public address of this host, shown in lists
     #[arg(long, value_name = "HOST")]
     pub(crate) address: Option<String>,
-    /// Seconds for which a token is believed after the server said yes to it
+    /// Seconds for which a token that the server accepted is cached
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(0..=TRUST_TOKENS_MAX_SECS))]
     pub(crate) trust_tokens: u64,
-    /// Where routes are kept for a restart
+    /// Directory in which routes are stored for a restart
     #[arg(long, value_name = "DIR", default_value = "/var/lib/windlass/gateways")]
     pub(crate) state_dir: PathBuf,
 }
@@ -139,8 +139,8 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => match reload() {
-                    Ok(()) => tracing::info!("read the certificate anew"),
-                    Err(error) => tracing::warn!(%error, "read the certificate anew; the old one stays"),
+                    Ok(()) => tracing::info!("reloaded certificate"),
+                    Err(error) => tracing::warn!(%error, "failed to reload certificate; keeping the previous one"),
                 },
             }
         }

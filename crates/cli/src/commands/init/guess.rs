@@ -1,8 +1,8 @@
-//! From what is in a folder to a configuration that runs it. Pure: the folder is an argument.
+//! Derives a configuration from the content of a directory. Pure: the content is an argument.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// Libraries that want a GPU.
+/// Libraries that usually need a GPU.
 const GPU_LIBRARIES: [&str; 14] = [
     "torch",
     "torchvision",
@@ -19,7 +19,7 @@ const GPU_LIBRARIES: [&str; 14] = [
     "triton",
     "diffusers",
 ];
-/// Libraries that answer requests, the command that starts them, and the port.
+/// Web libraries, with their start command and port.
 const WEB_LIBRARIES: [(&str, &str, u16); 5] = [
     ("fastapi", "uvicorn MODULE:app --host 0.0.0.0 --port 8000", 8000),
     ("flask", "flask --app MODULE run --host 0.0.0.0 --port 8000", 8000),
@@ -27,16 +27,16 @@ const WEB_LIBRARIES: [(&str, &str, u16); 5] = [
     ("gradio", "GRADIO_SERVER_NAME=0.0.0.0 python FILE", 7860),
     ("django", "python manage.py runserver 0.0.0.0:8000", 8000),
 ];
-/// Files that people start, most telling first.
+/// Usual entry points, most specific first.
 const ENTRY_POINTS: [&str; 7] =
     ["train.py", "main.py", "app.py", "run.py", "server.py", "src/main.py", "src/train.py"];
-/// The Pythons that an image of ours can have.
+/// Python versions of the default images.
 const PYTHON_VERSIONS: [&str; 5] = ["3.9", "3.10", "3.11", "3.12", "3.13"];
 const DEFAULT_PYTHON: &str = "3.12";
 const NAME_MIN: usize = 2;
 const NAME_MAX: usize = 41;
 
-/// What is in a folder: paths relative to it, and the text of those that say something.
+/// Content of a directory: relative paths, and the text of the relevant files.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FolderContents {
     pub(super) name: String,
@@ -71,14 +71,14 @@ impl ConfigKind {
     }
 }
 
-/// What the configuration will say, and what made us think so.
+/// The derived configuration, and the evidence for it.
 #[derive(Clone, Debug)]
 pub(super) struct GuessedConfig {
     pub(super) kind: ConfigKind,
     pub(super) name: String,
     /// `python: "3.12"` or `image: node:22`; empty for the default image.
     place: String,
-    /// What brings in the libraries.
+    /// Commands that install the libraries.
     setup: Vec<String>,
     commands: Vec<String>,
     port: Option<u16>,
@@ -116,7 +116,7 @@ pub(super) fn guess(folder: &FolderContents, kind: Option<ConfigKind>, name: Opt
     guess
 }
 
-/// Small letters, digits and dashes; it starts with a letter.
+/// Converts a directory name to lower-case letters, digits and dashes, starting with a letter.
 fn resource_name(folder: &str) -> String {
     let mut name = String::new();
     for letter in folder.to_lowercase().chars() {
@@ -182,7 +182,7 @@ fn guess_python(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
     true
 }
 
-/// `.python-version`, else the lowest that `requires-python` allows, else the default.
+/// Version of `.python-version`, else the lowest that `requires-python` allows, else the default.
 fn python_version(folder: &FolderContents) -> &'static str {
     let pinned = folder.text(".python-version").trim();
     let required =
@@ -198,7 +198,7 @@ fn python_version(folder: &FolderContents) -> &'static str {
     PYTHON_VERSIONS.into_iter().find(|known| *known == short).unwrap_or(DEFAULT_PYTHON)
 }
 
-/// Whether a list of requirements names a library, as a word of its own.
+/// Returns whether a list of requirements contains a library as a whole word.
 fn names(list: &str, library: &str) -> bool {
     let list = list.to_lowercase();
     let part = |letter: char| letter.is_alphanumeric() || letter == '-' || letter == '_';
@@ -264,7 +264,7 @@ fn guess_script(folder: &FolderContents, guess: &mut GuessedConfig) -> bool {
 }
 
 impl GuessedConfig {
-    /// The configuration. `schema` is where an editor finds what may be in it.
+    /// Renders the configuration. `schema` is the path of the JSON Schema for editors.
     pub(super) fn write(&self, schema: &str) -> String {
         let mut text = format!("# yaml-language-server: $schema={schema}\n");
         let _ = writeln!(text, "type: {}\nname: {}\n", self.kind.as_str(), self.name);
@@ -297,7 +297,7 @@ impl GuessedConfig {
     }
 }
 
-/// A plain scalar where YAML reads it as one.
+/// Quotes a command unless YAML reads it as a plain scalar.
 fn quote_yaml(command: &str) -> String {
     let plain = !command.contains(": ")
         && !command.contains(" #")
@@ -319,7 +319,7 @@ mod tests {
         }
     }
 
-    /// Whatever is guessed is a valid configuration of that kind; `parts` are in it.
+    /// Checks that the result is a valid configuration of the given kind and contains `parts`.
     #[track_caller]
     fn check(files: &[(&str, &str)], kind: &str, parts: &[&str]) {
         let text = guess(&folder(files), None, None).write(".windlass/schema.json");

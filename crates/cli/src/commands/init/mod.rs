@@ -1,4 +1,4 @@
-//! `windlass init`: looks at a folder and writes a configuration that runs what is in it.
+//! `windlass init`: inspects a directory and writes a configuration that runs its content.
 
 mod guess;
 
@@ -20,11 +20,11 @@ use crate::{
     problem::{CliError, ErrorCode},
 };
 
-/// What editors check configurations with.
+/// JSON Schema with which editors validate configurations.
 const SCHEMA: &str = include_str!("../../../../../schema/windlass.schema.json");
-/// Beside the configuration, so that it is the same path on every machine.
+/// Relative to the configuration, so that the path is the same on every machine.
 const SCHEMA_FILE: &str = ".windlass/schema.json";
-/// A folder is looked at, not searched.
+/// Limits of the scan, which reads only the top of a directory tree.
 const FILES_MAX: usize = 2000;
 const DEPTH_MAX: usize = 2;
 const TEXT_BYTES_MAX: u64 = 256 << 10;
@@ -41,19 +41,19 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The folder to look at, and to write into
+    /// Directory to inspect and to write to
     #[arg(value_name = "DIR", default_value = ".")]
     dir: PathBuf,
-    /// Name it so; the folder's name, if not given
+    /// Name; defaults to the name of the directory
     #[arg(short, long, value_name = "NAME")]
     name: Option<String>,
-    /// What to make of it, whatever the folder looks like
+    /// Type of the configuration; detected by default
     #[arg(short, long = "type", value_enum, value_name = "TYPE")]
     kind: Option<ConfigKind>,
-    /// Print the configuration, and write nothing
+    /// Print the configuration instead of writing it
     #[arg(long)]
     stdout: bool,
-    /// Replace a configuration that is there
+    /// Overwrite an existing configuration
     #[arg(long)]
     force: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `windlass jobs cancel`: returns when the server has written it down.
+//! `windlass jobs cancel`: returns when the server has recorded the request.
 
 use windlass_api::{
     managed_jobs::{CancelRequest, CancelResponse, ListRequest},
@@ -24,25 +24,25 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The jobs, by their numbers
+    /// Job numbers
     #[arg(value_name = "JOB")]
     jobs: Vec<i64>,
-    /// All of yours that are called so
+    /// Cancel all your jobs of this name
     #[arg(short, long)]
     name: Option<String>,
-    /// All of yours
+    /// Cancel all your jobs
     #[arg(short, long)]
     all: bool,
-    /// Everybody's
+    /// Cancel the jobs of all users
     #[arg(short = 'u', long)]
     all_users: bool,
     /// Let pending output be written before the nodes are released
     #[arg(long)]
     graceful: bool,
-    /// For so many seconds; then they are ended at once
+    /// Maximum duration of a graceful end in seconds; then the nodes are released at once
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(0..=604_800))]
     graceful_timeout: Option<i64>,
-    /// Do not ask
+    /// Skip the confirmation prompt
     #[arg(short, long)]
     yes: bool,
 }
@@ -53,7 +53,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         return Err(CliError::usage("say which jobs: numbers, `--name`, `--all` or `--all-users`")
             .hint("`windlass jobs queue` lists them"));
     }
-    // Every number is looked at first: a typo ends nothing.
+    // All numbers are checked first, so that a typo cancels nothing.
     for job in &args.jobs {
         if find(cx, *job).await?.is_none() {
             return Ok(NOT_FOUND);

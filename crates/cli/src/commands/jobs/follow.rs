@@ -1,4 +1,4 @@
-//! Following a managed job: the output of all its tasks as it grows, over all their attempts, and why it waits.
+//! Follows a managed job: the output of all its tasks over all attempts, and the reasons why it waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -21,12 +21,12 @@ use crate::{
     problem::CliError,
 };
 
-/// How often a job is looked at of which nothing is heard.
+/// Polling interval for a job without output.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// A reason that passes sooner is not worth a line.
+/// Reasons that pass sooner are not printed.
 const REASON_DELAY: Duration = Duration::from_secs(2);
 
-/// Whether there is a run of that name. A server that is away has said nothing about it.
+/// Returns whether a run of that name exists. An unreachable server is an error, not a missing run.
 pub(super) async fn run_exists(cx: &Context, run: &str) -> Result<bool, CliError> {
     Ok(find_run(cx, run).await?.is_some())
 }
@@ -46,11 +46,11 @@ pub(super) struct JobFollower<'a> {
     chorus: LogMux<'a>,
     tree: ProgressTree,
     pace: PollBackoff,
-    /// The tasks run beside each other: their lines have their names in front.
+    /// The tasks run in parallel: their lines are prefixed with their names.
     is_group: bool,
-    /// How many attempts of each task were shown to their end.
+    /// Number of attempts of each task whose output was shown completely.
     shown: BTreeMap<u32, usize>,
-    /// The attempts that were announced.
+    /// Index of the last attempt whose header was printed, by task.
     announced: BTreeMap<u32, usize>,
     reasons: WaitReasons,
 }
@@ -72,7 +72,7 @@ impl<'a> JobFollower<'a> {
         }
     }
 
-    /// To the end of the job, or of its task that is selection. The answer is the job as it was seen last.
+    /// Follows to the end of the job, or of its selected task. Returns the last observed state of the job.
     pub(super) async fn run(mut self, mut job: ManagedJob) -> Result<ManagedJob, CliError> {
         loop {
             for line in self.reasons.take_due(&job, &self.selection, Instant::now()) {
@@ -107,7 +107,7 @@ impl<'a> JobFollower<'a> {
         }
     }
 
-    /// Listens to the newest attempt of a task, after all of those before it.
+    /// Follows the newest attempt of a task, after showing all previous ones.
     async fn follow_attempts(&mut self, task: &Task) -> Result<TaskOutput, CliError> {
         loop {
             let index = self.shown.get(&task.task_id).copied().unwrap_or(0);
@@ -116,7 +116,7 @@ impl<'a> JobFollower<'a> {
                 self.shown.insert(task.task_id, index + 1);
                 continue;
             }
-            // An attempt is numbered before it is made; of a task that is over the last may never have been.
+            // An attempt is numbered before its run is created; the last attempt of a finished task may have no run.
             let Some(run) = find_run(self.cx, name).await? else { break };
             self.print_attempt_header(task, index);
             self.follow_submissions(task, name, &run).await?;
@@ -134,7 +134,7 @@ impl<'a> JobFollower<'a> {
         Ok(if is_final(&task.status) { TaskOutput::Complete } else { TaskOutput::Partial })
     }
 
-    /// Where one attempt ends and the next begins, and which task a pipeline is at.
+    /// Prints the boundary between two attempts, and the current task of a pipeline.
     fn print_attempt_header(&mut self, task: &Task, index: usize) {
         let is_known = self.announced.get(&task.task_id).is_some_and(|known| *known >= index);
         if is_known {
@@ -175,15 +175,15 @@ impl<'a> JobFollower<'a> {
     }
 }
 
-/// How much of a task's output was told.
+/// Extent to which the output of a task was printed.
 enum TaskOutput {
     Complete,
     Partial,
-    /// Nobody reads it any more.
+    /// The reader closed stdout.
     OutputClosed,
 }
 
-/// The newest submission of each node; its place has the number of the task in front.
+/// Returns the newest submission of each node; its key starts with the number of the task.
 fn newest_submissions(task: &Task, run: &Run) -> Vec<((i64, i64), uuid::Uuid)> {
     let of_node = |job: &runs::Job| {
         let spec = job.job_spec.value().unwrap_or_default();
@@ -193,15 +193,15 @@ fn newest_submissions(task: &Task, run: &Run) -> Vec<((i64, i64), uuid::Uuid)> {
     run.jobs.iter().filter_map(of_node).collect()
 }
 
-/// What was said of why each task waits: each reason once, when it has stood for a while.
+/// Reasons why tasks wait. Each reason is printed once, after it has lasted for a while.
 #[derive(Default)]
 struct WaitReasons {
-    /// Since when, and whether it was said.
+    /// Reason, its start, and whether it was printed.
     known: BTreeMap<u32, (String, Instant, bool)>,
 }
 
 impl WaitReasons {
-    /// The lines that are to be said now.
+    /// Returns the lines that are due.
     fn take_due(&mut self, job: &ManagedJob, selection: &LogSelection, now: Instant) -> Vec<String> {
         let mut lines = Vec::new();
         for task in job.tasks.iter().filter(|task| selection.has_task(task)) {
@@ -210,7 +210,7 @@ impl WaitReasons {
                 self.known.remove(&task.task_id);
                 continue;
             };
-            // Others come first, and what they write says so.
+            // The task waits for previous tasks, whose output shows that.
             if task.pending_kind.as_deref() == Some("queued") && task.task_id > 0 && job.shape != "group" {
                 continue;
             }
@@ -218,7 +218,7 @@ impl WaitReasons {
             if known.0 != *reason {
                 *known = (reason.clone(), now, false);
             }
-            // A wait with a time of its own is there to stay.
+            // A wait with a retry time will not pass quickly.
             let stands = task.next_retry_at.is_some() || now.duration_since(known.1) >= REASON_DELAY;
             if stands && !known.2 {
                 known.2 = true;

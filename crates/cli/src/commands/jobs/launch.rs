@@ -1,4 +1,4 @@
-//! `windlass jobs launch FILE…`: one job for each file, followed to its end unless told otherwise.
+//! `windlass jobs launch FILE…`: launches one job for each file, and follows it to its end unless detached.
 
 use std::{
     collections::BTreeMap,
@@ -38,48 +38,48 @@ Examples:
   windlass jobs launch -y 'python -c \"print(1)\"'      one argument is a line of shell
   windlass jobs launch -y -- python train.py --lr 1    several are a program and its arguments";
 
-/// Larger files are no task files.
+/// Maximum size of a task file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Task files, one job for each; or a command, if none of the words is a file
+    /// Task files, one job for each; or a command, if none of the arguments is a file
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
-    /// Name the job so, whatever the file says
+    /// Name of the job, overriding the one in the file
     #[arg(short, long)]
     name: Option<String>,
-    /// Set a variable; `K` alone takes it from your environment
+    /// Environment variable; `K` alone passes the value from your environment
     #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
     env: Vec<(String, Option<String>)>,
-    /// Take variables from a file with lines `K=V`
+    /// File with environment variables, one `K=V` per line
     #[arg(long, value_name = "FILE")]
     env_file: Option<PathBuf>,
-    /// Set a secret; `K` alone takes it from your environment
+    /// Secret; `K` alone passes the value from your environment
     #[arg(long = "secret", value_name = "K[=V]", value_parser = variable)]
     secret: Vec<(String, Option<String>)>,
-    /// From -1000 to 1000; higher is launched first
+    /// Priority from -1000 to 1000; higher priorities are launched first
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-1000..=1000))]
     priority: Option<i32>,
-    /// So many jobs of each file, all or none
+    /// Number of jobs for each file; either all or none are created
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     num_jobs: Option<u32>,
     #[command(flatten)]
     resources: resources::JobResourceArgs,
-    /// Return as soon as the server has it
+    /// Return as soon as the server has accepted the job
     #[arg(short, long)]
     detach: bool,
-    /// Do not ask
+    /// Skip the confirmation prompt
     #[arg(short, long)]
     yes: bool,
 }
 
-/// One file, read and found right.
+/// A valid task file.
 struct LaunchFile {
     text: String,
     plan: ManagedJobPlan,
-    /// What the paths of tasks in our own dialect are relative to.
+    /// Base directory of relative paths in tasks of the windlass format.
     dir: PathBuf,
 }
 
@@ -102,11 +102,11 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
         }
     }
     context::with_context(at, async |cx| {
-        // A project that does not exist is told before anything is sent.
+        // Report a missing project before anything is sent.
         cx.call::<ReadProject>(&EmptyRequest {}).await?;
         for source in &sources {
             print_plan(source, args);
-            // What is wrong with it, and what of it has no effect, is told before anything is sent.
+            // Report problems, and settings without an effect, before anything is sent.
             let checked = cx.call::<CheckManagedJobs>(&request(source, args, &envs, &secrets)).await?;
             for warning in &checked.warnings {
                 output::print_message(&output::printable(&format!("warning: {warning}")));
@@ -167,7 +167,7 @@ async fn launch(
     let mut files = Vec::new();
     for (task, of) in (0..).zip(&source.plan.tasks) {
         let base = match &of.body {
-            // As its own tool does: relative to where one stands.
+            // Relative to the working directory, as in SkyPilot.
             TaskBody::Script(_) => Path::new("."),
             TaskBody::Configuration(_) => source.dir.as_path(),
         };
@@ -180,7 +180,7 @@ async fn launch(
     cx.call::<LaunchManagedJobs>(&request).await
 }
 
-/// Without the files, which are sent first.
+/// Builds the request without the files, which are uploaded first.
 fn request(
     source: &LaunchFile,
     args: &Args,
@@ -232,7 +232,7 @@ fn envs(args: &Args) -> Result<BTreeMap<String, String>, CliError> {
     Ok(all)
 }
 
-/// Of those without a value it is the one that the environment of this command has.
+/// Resolves variables without a value from the environment of this command.
 fn resolve_values(
     given: &[(String, Option<String>)],
     flag: &str,
@@ -250,7 +250,7 @@ fn resolve_values(
     Ok(all)
 }
 
-/// The command that the words are, if they are no files: none of them exists or looks like the name of a task file.
+/// Joins the arguments to a command if none of them exists as a file or looks like the name of a task file.
 fn command(words: &[String]) -> Option<String> {
     let is_file = |word: &String| {
         let path = Path::new(word);
@@ -264,7 +264,7 @@ fn command(words: &[String]) -> Option<String> {
     }
 }
 
-/// A task file that runs a command.
+/// Renders a task file that runs a command.
 fn command_file(line: &str) -> Result<String, CliError> {
     let quoted =
         serde_json::to_string(line).map_err(|error| CliError::from_error("read the command", &error))?;
@@ -281,7 +281,7 @@ fn read_task_file(
     parse_task_file(text(path)?, file, dir, envs, secrets)
 }
 
-/// `shown` is what the text is called.
+/// `shown` is the name of the text in messages.
 fn parse_task_file(
     text: String,
     shown: &str,

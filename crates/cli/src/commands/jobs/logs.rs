@@ -1,4 +1,4 @@
-//! `windlass jobs logs`: what the attempts of a job's tasks wrote. Tasks that run beside each other are heard together.
+//! `windlass jobs logs`: the output of all attempts of a job's tasks. The output of parallel tasks is interleaved.
 
 use windlass_api::{
     events,
@@ -27,34 +27,34 @@ Examples:
   windlass jobs logs --no-follow --attempt 1 12
   windlass jobs logs --controller 12     what became of it, and why";
 
-/// Events of one answer.
+/// Page size of events.
 const EVENTS_MAX: i64 = 100;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The job, by its number; your newest, if not given
+    /// Job number; defaults to your newest job
     #[arg(value_name = "JOB")]
     pub(super) job: Option<i64>,
-    /// One task of it, by its number or name
+    /// Task of the job, by number or name
     #[arg(value_name = "TASK", requires = "job")]
     pub(super) task: Option<String>,
-    /// The newest job that is called so
+    /// Name of a job, instead of its number; selects the newest
     #[arg(short, long, conflicts_with = "job")]
     pub(super) name: Option<String>,
-    /// Go on until the job ends (this is what happens anyway)
+    /// Follow the output until the job ends (default)
     #[arg(short, long, overrides_with = "no_follow")]
     pub(super) follow: bool,
-    /// Only what there is
+    /// Print the existing output and exit
     #[arg(long)]
     pub(super) no_follow: bool,
-    /// Only the last N lines of each attempt
+    /// Number of lines to show from the end of each attempt
     #[arg(long, value_name = "N")]
     pub(super) tail: Option<usize>,
-    /// One attempt, counted from 1, or `all`, which is what is shown anyway
+    /// Attempt, counted from 1, or `all` (default)
     #[arg(long, value_name = "K")]
     pub(super) attempt: Option<String>,
-    /// What became of the job, instead of what it wrote
+    /// Show the events of the job instead of its output
     #[arg(long)]
     pub(super) controller: bool,
 }
@@ -82,14 +82,14 @@ pub(super) async fn print(cx: &Context, args: &Args, at: &ServerArgs) -> Result<
     Ok(exit_for(&JobFollower::new(cx, &job, selection).run(job).await?))
 }
 
-/// Which part of a job's output.
+/// The selected part of a job's output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LogSelection {
-    /// One task of several.
+    /// Number of the selected task.
     pub(super) task: Option<u32>,
-    /// One attempt, counted from 1.
+    /// Selected attempt, counted from 1.
     pub(super) attempt: Option<usize>,
-    /// The last lines of each attempt.
+    /// Number of lines from the end of each attempt.
     pub(super) tail: Option<usize>,
 }
 
@@ -104,7 +104,7 @@ impl LogSelection {
     }
 }
 
-/// All there is, task by task and attempt by attempt.
+/// Prints the existing output, task by task and attempt by attempt.
 async fn print_existing(
     cx: &Context,
     at: &ServerArgs,
@@ -114,7 +114,7 @@ async fn print_existing(
     let several = job.tasks.len() > 1 && selection.task.is_none();
     for task in job.tasks.iter().filter(|task| selection.has_task(task)) {
         for (index, run) in task.runs.iter().enumerate().filter(|(index, _)| selection.has_attempt(*index)) {
-            // An attempt is numbered before it is made; the last may never have been.
+            // An attempt is numbered before its run is created; the last one may have no run.
             if !run_exists(cx, run).await? {
                 break;
             }
@@ -158,7 +158,7 @@ fn find_task<'a>(job: &'a ManagedJob, word: &str) -> Result<&'a Task, CliError> 
     })
 }
 
-/// The events of a job, page by page: the log of whoever drives it.
+/// Prints the events of a job, page by page: the log of its controller.
 async fn print_controller_log(cx: &Context, job: &ManagedJob) -> Result<Exit, CliError> {
     let mut request = events::ListRequest {
         target_managed_jobs: Some(vec![job.id]),

@@ -1,4 +1,4 @@
-//! `windlass jobs`: managed jobs, which outlive the machines they run on.
+//! `windlass jobs`: managed jobs, which are restarted when their instances are lost.
 
 mod cancel;
 mod follow;
@@ -52,13 +52,13 @@ pub(crate) enum Action {
     Launch(launch::Args),
     /// List jobs and their tasks
     Queue(queue::Args),
-    /// Print what a job wrote
+    /// Print the output of a job
     Logs(logs::Args),
-    /// End jobs
+    /// Cancel jobs
     Cancel(cancel::Args),
 }
 
-/// Who reads the exit code of a command that followed a job.
+/// Exit code of commands that follow a job, if the job does not exist.
 const NOT_FOUND: Exit = Exit::Job(102);
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     }
 }
 
-/// One job by its number; `None`: there is none, which was said.
+/// Finds a job by its number. `None` if there is none, after printing that.
 async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, CliError> {
     match cx.try_call::<ReadManagedJob>(&ReadRequest { job_id }).await {
         Ok(job) => Ok(Some(job)),
@@ -97,7 +97,7 @@ async fn find(cx: &Context, job_id: i64) -> Result<Option<ManagedJob>, CliError>
     }
 }
 
-/// What a command that followed a job exits with.
+/// Exit code of a command that followed a job.
 fn exit_for(job: &ManagedJob) -> Exit {
     match job.status.parse::<Status>().map_or(101, Status::exit_code) {
         0 => Exit::Done,

@@ -1,4 +1,4 @@
-//! `windlass jobs queue`: jobs, newest first, with a line for each task of those that have several.
+//! `windlass jobs queue`: jobs, newest first, with a line for each task of jobs with several tasks.
 
 use windlass_api::{
     managed_jobs::{ListRequest, ManagedJob, Task},
@@ -30,36 +30,36 @@ Examples:
   windlass jobs queue --since 2h -a -o json    all of the last two hours, for a program
   windlass jobs queue -v                       with schedule states and reasons";
 
-/// How many are shown unless more are asked for.
+/// Default number of jobs.
 const DEFAULT_LIMIT: i64 = 50;
 const PAGE: i64 = 1000;
-/// `-a` shows at most so many.
+/// Maximum number of jobs with `-a`.
 const ALL_MAX: i64 = 100_000;
-/// Letters of a reason that stand in the narrow table.
+/// Maximum length of a reason in the narrow table, in characters.
 const REASON_CHARS_MAX: usize = 60;
 
 #[derive(Debug, Default, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Only jobs that show one of these statuses
+    /// Statuses to filter by, separated by commas
     #[arg(short, long = "status", value_name = "STATUS", value_delimiter = ',')]
     status: Vec<String>,
-    /// Leave out jobs that have ended
+    /// Exclude finished jobs
     #[arg(long)]
     skip_finished: bool,
-    /// Only jobs launched since then: `10m`, `2h`, `1d` ago, or a time
+    /// Show jobs launched since this time: `10m`, `2h`, `1d` ago, or a time
     #[arg(long, value_name = "WHEN")]
     since: Option<String>,
-    /// The newest N
+    /// Number of jobs, newest first
     #[arg(short, long, value_name = "N", conflicts_with = "all", value_parser = clap::value_parser!(i64).range(1..=100_000))]
     limit: Option<i64>,
-    /// All of them, not only the newest
+    /// Show all jobs, not only the newest
     #[arg(short, long)]
     all: bool,
-    /// Everybody's, not yours alone
+    /// Include the jobs of all users
     #[arg(short = 'u', long)]
     all_users: bool,
-    /// Schedule states, what is waited for, and why
+    /// Show schedule states, pending conditions and reasons
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// What can be wrong before anybody is asked.
+    /// Rejects contradictory flags before the server is contacted.
     pub(super) fn check(&self, format: Format) -> Result<(), CliError> {
         if self.verbose && format != Format::Table {
             return Err(CliError::usage("`-v` shows a table").hint("leave out `-o`"));
@@ -117,7 +117,7 @@ async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, CliError> {
         request.limit = Some(PAGE.min(left));
     }
     if all.is_empty() {
-        // The list of a project that does not exist is empty too.
+        // The list of a nonexistent project would be empty as well.
         cx.call::<ReadProject>(&EmptyRequest {}).await?;
     }
     Ok(all)
@@ -136,7 +136,7 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
         "#RECOVERIES",
         "STATUS",
     ];
-    // Of jobs that go well there is nothing to say.
+    // The column is omitted if no task waits.
     let waits = !wide && jobs.iter().flat_map(|job| &job.tasks).any(|task| brief(task).is_some());
     if wide {
         head.extend(["SCHEDULE", "PENDING", "PRIORITY", "USER", "PLACE", "REASON"]);
@@ -162,7 +162,7 @@ pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
     table
 }
 
-/// Why a task that has not ended waits, as much as a column bears; `-v` and `windlass why` show all of it.
+/// Returns why an active task waits, shortened to the column width; `-v` and `windlass why` show the full text.
 fn brief(task: &Task) -> Option<String> {
     let reason = task.reason.as_deref().filter(|_| !super::is_final(&task.status))?;
     if reason.chars().count() <= REASON_CHARS_MAX {

@@ -1,4 +1,4 @@
-//! What `jobs launch` says over the resources of a file.
+//! Flags of `jobs launch` that override the resources of a file.
 
 use windlass_api::managed_jobs::Overrides;
 
@@ -8,28 +8,29 @@ pub(crate) struct JobResourceArgs {
     /// GPUs of each node, such as `H100:8`
     #[arg(long, value_name = "NAME[:N]")]
     gpus: Option<String>,
-    /// Processors of each node
+    /// CPUs of each node
     #[arg(long, value_name = "N[+]")]
     cpus: Option<String>,
     /// Memory of each node, in GB
     #[arg(long, value_name = "GB[+]")]
     memory: Option<String>,
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     num_nodes: Option<u32>,
-    /// Nodes that may be taken away again
+    /// Use spot instances, which may be preempted
     #[arg(long, overrides_with = "no_use_spot")]
     use_spot: bool,
-    /// Nodes that are kept
+    /// Use on-demand instances
     #[arg(long, overrides_with = "use_spot")]
     no_use_spot: bool,
-    /// Where, as `cloud/region/zone`
+    /// Location, as `cloud/region/zone`
     #[arg(long, value_name = "PLACE")]
     infra: Option<String>,
-    /// EAGER_NEXT_REGION, FAILOVER or NONE; or a map, `{strategy: …, max_restarts_on_errors: 3}`
+    /// Recovery strategy: `EAGER_NEXT_REGION`, `FAILOVER` or `NONE`; or a map, `{strategy: …, max_restarts_on_errors:
+    /// 3}`
     #[arg(long, value_name = "HOW")]
     job_recovery: Option<String>,
-    /// By when it must be done, such as `48h`; or a map, `{within: 48h, work: 30h}`
+    /// Time by which the job must be done, such as `48h`; or a map, `{within: 48h, work: 30h}`
     #[arg(long, value_name = "WHEN")]
     deadline: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! `windlass why JOB`: why a managed job waits, failed or ended.
+//! `windlass why JOB`: why a managed job is waiting, failed or ended.
 
 use windlass_api::{
     managed_jobs::{ListRequest, ManagedJob, ReadRequest, Task},
@@ -16,7 +16,7 @@ use crate::{
     problem::CliError,
 };
 
-/// Shows a managed job, or says that there is neither a run nor a job of that name.
+/// Shows a managed job, or fails if neither a run nor a job has that name.
 pub(crate) async fn explain_job(cx: &Context, name: &str, format: Format) -> Result<Exit, CliError> {
     let Some(job) = find(cx, name).await? else {
         return Err(cx.unknown_run(name).await);
@@ -25,14 +25,14 @@ pub(crate) async fn explain_job(cx: &Context, name: &str, format: Format) -> Res
     Ok(Exit::Done)
 }
 
-/// The number of a managed job that has the name of a run.
+/// Number of a managed job with the given name.
 pub(crate) async fn find_job_named(cx: &Context, name: &str) -> Option<i64> {
     let request = name_request(name);
     let found = cx.try_call::<ListManagedJobs>(&request).await.ok()?;
     found.first().map(|job| job.job_id)
 }
 
-/// The newest of anybody's that is called so.
+/// Request for the newest job of that name, of any user.
 fn name_request(name: &str) -> ListRequest {
     ListRequest { name: Some(name.to_owned()), all_users: true, limit: Some(1), ..ListRequest::default() }
 }

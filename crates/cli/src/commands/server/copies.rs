@@ -1,4 +1,4 @@
-//! `windlass server backup` and `restore`: an SQLite database as one file.
+//! `windlass server backup` and `restore`: copies an SQLite database to or from one file.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,7 @@ pub(super) fn restore(settings: &Settings, file: &Path, format: Format) -> Resul
     })
 }
 
-/// Postgres has tools of its own, which know it better.
+/// Fails for Postgres, which has its own backup tools.
 fn require_sqlite(
     settings: &Settings,
     what: &str,

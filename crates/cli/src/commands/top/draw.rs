@@ -1,4 +1,4 @@
-//! Draws the state. Decides nothing.
+//! Renders the state, without decisions.
 
 use ratatui::{
     Frame,
@@ -11,7 +11,7 @@ use ratatui::{
 use super::state::{Pane, Prompt, Row, ScrollText, TopState, View};
 use crate::output::{style::Colour, table::truncate};
 
-/// Lines around a list: the place, the tabs, the head, the last line.
+/// Lines around a list: the title, the tabs, the heading and the last line.
 const FRAME_LINES: u16 = 4;
 const HELP: &[&str] = &[
     "1 2 3 4, Tab     runs, queue, instances, events",
@@ -25,12 +25,12 @@ const HELP: &[&str] = &[
     "q, Esc           back; q in a list, :q or Ctrl-C leaves",
 ];
 
-/// How many lines of a list or text fit.
+/// Number of lines of a list or text that fit on the screen.
 pub(super) fn page(height: u16) -> usize {
     usize::from(height.saturating_sub(FRAME_LINES)).max(1)
 }
 
-/// Without colours the words alone say it.
+/// Colours, if the terminal shows them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Palette {
     pub(super) colours: bool,
@@ -89,7 +89,7 @@ fn draw_tabs(state: &TopState) -> Line<'static> {
     for (number, view) in (1_u8..).zip(View::ALL) {
         let text = format!("{number} {} ({})", view.name(), state.count(view));
         let chosen = view == state.view;
-        // Brackets, for those who see no colours.
+        // Brackets mark the selection without colours.
         let text = if chosen { format!("[{text}]") } else { format!(" {text} ") };
         spans.push(if chosen { bold(text) } else { Span::raw(text) });
     }
@@ -114,7 +114,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
         frame.render_widget(Paragraph::new(vec![Line::raw(""), Line::raw(format!("  {said}"))]), area);
         return;
     }
-    // Whole pages: what one reads does not move under the eyes.
+    // Scrolls by whole pages, so that visible rows do not move.
     let from = cursor / page * page;
     let visible: Vec<&Row> = shown.iter().copied().skip(from).take(page).collect();
     let widest = |column: usize| {
@@ -126,12 +126,12 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
         let width = Constraint::Length(u16::try_from(widest(column)).unwrap_or(u16::MAX));
         if column == last { Constraint::Fill(1) } else { width }
     });
-    // What is left for the last column; a text that is cut shows it.
+    // Width of the last column; truncated text is marked.
     let taken: usize = (0..last).map(|column| widest(column) + 2).sum();
     let room = usize::from(area.width).saturating_sub(taken).max(1);
     let rows = visible.iter().enumerate().map(|(at, row)| {
         let cells = row.cells.iter().enumerate().map(|(column, text)| {
-            // Events have no status, and everything else has it second.
+            // Events have no status; other rows have it in the second column.
             let style =
                 if column == 1 && !row.status.is_empty() { paint.status(&row.status) } else { Style::new() };
             let text = if column == last { truncate(text, room) } else { text.clone() };
@@ -144,7 +144,7 @@ fn draw_list(frame: &mut Frame<'_>, area: Rect, state: &TopState, paint: Palette
     frame.render_widget(Table::new(rows, widths).header(header).column_spacing(2), area);
 }
 
-/// A long line is cut: what comes next is on the next one.
+/// Draws text; long lines are truncated.
 fn text(frame: &mut Frame<'_>, area: Rect, text: &ScrollText) {
     let height = usize::from(area.height);
     let end = text.lines.len().saturating_sub(height);

@@ -1,4 +1,4 @@
-//! The output of one run, as it comes, as plain text.
+//! Live output of one run as plain text.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use windlass_api::{
 
 use crate::{context::Context, output::escape::TerminalFilter, problem::CliError};
 
-/// Between attempts to take up a stream that broke, and looks for a job that is not there yet.
+/// Delay between attempts to reconnect a stream, and between polls for a job that does not exist yet.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// A server that cannot be reached for this long is not waited for.
+/// Maximum time to wait for an unreachable server.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What came of it.
+/// The result of one step.
 pub(super) enum LogUpdate {
     Text(String),
     Nothing,
-    /// Nothing will follow, and why.
+    /// No more output will follow, with the reason.
     Ended(String),
     Failed(CliError),
 }
 
 enum FollowState {
-    /// The run may have no job yet.
+    /// The run has no job yet.
     NoJob,
     Closed {
         request: StreamRequest,
@@ -37,7 +37,7 @@ enum FollowState {
     },
 }
 
-/// Follows the first job of a run.
+/// Follows the output of the first job of a run.
 pub(super) struct LogFollower<'a> {
     cx: &'a Context,
     run: String,
@@ -113,14 +113,14 @@ impl<'a> LogFollower<'a> {
     }
 }
 
-/// Takes the words out of what a terminal would be told.
+/// Removes escape sequences from terminal output.
 struct PlainText(TerminalFilter);
 
 impl PlainText {
     fn take(&mut self, bytes: &[u8]) -> String {
         let text = self.0.push(bytes);
         let text = String::from_utf8_lossy(&text);
-        // All that passes beside text are colours, and those whole.
+        // The filter passes only text and complete colour sequences.
         let mut parts = text.split("\u{1b}[");
         let mut plain = parts.next().unwrap_or_default().to_owned();
         for part in parts {
@@ -138,7 +138,7 @@ mod tests {
     fn words_are_left_of_what_a_terminal_is_told() {
         let mut plain = PlainText(TerminalFilter::new());
         assert_eq!(plain.take(b"\x1b[31mred\x1b[0m \x1b[2Ja\r\n"), "red a\r\n");
-        // Whatever is cut in two comes whole.
+        // Sequences and characters split between chunks are joined.
         assert_eq!(plain.take(b"x\x1b[3"), "x");
         assert_eq!(plain.take(b"1my\xe2\x82"), "y");
         assert_eq!(plain.take(b"\xac\n"), "€\n");

@@ -1,7 +1,7 @@
 //! `windlass top`: runs, queue, instances and events on one screen, with logs in place.
 //!
-//! `state` is the brain, `draw` the picture. Here are the hands: keys, questions to the server, the screen. The server
-//! is asked for events once a second; lists only when something happened, and now and then.
+//! `state` decides, `draw` renders. This module performs the effects: keys, requests and the screen. It polls for
+//! events once a second, and for the lists only after new events, and at a longer interval.
 
 mod draw;
 mod logs;
@@ -43,11 +43,11 @@ use crate::{
     problem::CliError,
 };
 
-/// Between two questions for events.
+/// Polling interval for events.
 const EVENTS_INTERVAL: Duration = Duration::from_secs(1);
-/// Lists are asked for this often even if nothing seems to have happened.
+/// Polling interval for lists without new events.
 const LISTS_INTERVAL: Duration = Duration::from_secs(10);
-/// The picture changes no faster.
+/// Minimum time between two frames.
 const DRAW_INTERVAL: Duration = Duration::from_millis(40);
 const EVENTS_MAX: usize = 1000;
 const ACTIVE_MAX: i64 = 100;
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             .hint("`windlass ps -o json` and `windlass event -o jsonl` are for scripts"));
     }
     context::with_context(&args.at, async |cx| {
-        // Whatever is wrong with the server or the project is said before the screen changes.
+        // Report problems with the server or the project before the screen changes.
         let asked = project_request(cx).await?;
         let events = newest(cx, &asked, ACTIVE_MAX).await?;
         let feed = EventFeed::after(asked, &events);
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     })
 }
 
-/// The terminal, put back when it is dropped.
+/// The terminal, restored on drop.
 struct Screen(DefaultTerminal);
 
 impl Screen {
@@ -99,10 +99,10 @@ impl Drop for Screen {
     }
 }
 
-/// Something under way, kept between turns so that giving up a wait loses nothing.
+/// A pending operation, kept between iterations so that a cancelled wait loses nothing.
 type PendingWork<'a, T> = Option<Pin<Box<dyn Future<Output = T> + 'a>>>;
 
-/// Never done when there is nothing.
+/// Never completes if the slot is empty.
 async fn await_pending<T>(slot: &mut PendingWork<'_, T>) -> T {
     match slot {
         Some(work) => {
@@ -114,7 +114,7 @@ async fn await_pending<T>(slot: &mut PendingWork<'_, T>) -> T {
     }
 }
 
-/// What a look at the server came to.
+/// Result of polling the server.
 struct PollResult {
     feed: EventFeed,
     fresh: Result<ServerUpdate, CliError>,
@@ -122,7 +122,7 @@ struct PollResult {
 
 struct ServerUpdate {
     events: Vec<Event>,
-    /// Asked for only when something happened.
+    /// Requested only after new events.
     lists: Option<(Vec<Run>, Vec<Instance>)>,
 }
 
@@ -141,7 +141,7 @@ async fn poll_server(cx: &Context, mut feed: EventFeed, wait: Duration, lists: b
     PollResult { feed, fresh }
 }
 
-/// Those that are active, then the newest that are not.
+/// Returns the active runs, then the newest finished ones.
 async fn runs(cx: &Context) -> Result<Vec<Run>, CliError> {
     let request = |only_active, limit| ListRequest {
         project_name: Some(cx.project.clone()),
@@ -158,7 +158,7 @@ async fn runs(cx: &Context) -> Result<Vec<Run>, CliError> {
     Ok(all)
 }
 
-/// What was asked for by a key.
+/// Result of an action started by a key.
 enum ActionResult {
     Described { title: String, lines: Vec<String> },
     Stopped { run: String },
@@ -230,7 +230,7 @@ impl<'a> Top<'a> {
         drawn.map(drop).map_err(|error| CliError::from_error("draw on the terminal", &error))
     }
 
-    /// True when it is over.
+    /// Returns whether to quit.
     fn press(&mut self, key: Key) -> bool {
         let cx = self.cx;
         match self.state.press(key) {
@@ -249,7 +249,7 @@ impl<'a> Top<'a> {
         false
     }
 
-    /// What an event says is here already; the rest is asked for.
+    /// Describes a row. Events are complete already; other details are requested.
     fn describe(&mut self, view: View, row: Row) {
         let cx = self.cx;
         match view {
@@ -307,7 +307,7 @@ impl<'a> Top<'a> {
         self.log = Some(Box::pin(follower.next_update()));
     }
 
-    /// The feed, for the next look, and whether the lists were fresh.
+    /// Returns the feed for the next poll, and whether the lists were updated.
     fn on_poll_result(&mut self, PollResult { feed, fresh }: PollResult) -> (EventFeed, bool) {
         let fresh = match fresh {
             Ok(fresh) => fresh,
@@ -344,8 +344,8 @@ async fn stop_run(cx: &Context, run: String, abort: bool) -> ActionResult {
     }
 }
 
-/// Keys, read where waiting for them blocks nobody. `None` is a terminal of another size. The thread ends with the
-/// program: it waits in a read that nothing else can end.
+/// Reads keys on a separate thread, so that the wait blocks no other work. `None` is a resize. The thread ends with the
+/// program: it is blocked in a read that cannot be interrupted.
 fn keys() -> mpsc::Receiver<Option<Key>> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
     thread::spawn(move || {
@@ -367,7 +367,7 @@ fn keys() -> mpsc::Receiver<Option<Key>> {
     receiver
 }
 
-/// The key, if it means anything here.
+/// Maps a key, or returns `None` if it has no function.
 #[expect(clippy::wildcard_enum_match_arm, reason = "most keys of a keyboard mean nothing here")]
 fn map_key(code: KeyCode, modifiers: KeyModifiers) -> Option<Key> {
     if modifiers.contains(KeyModifiers::CONTROL) {

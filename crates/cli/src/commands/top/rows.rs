@@ -1,4 +1,4 @@
-//! What the server says, as rows and lines.
+//! Converts server responses to rows and lines.
 
 use windlass_api::{events::Event, instances::Instance, runs::Run};
 use windlass_model::time::Timestamp;
@@ -15,12 +15,12 @@ use crate::{
 };
 
 fn new_row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -> Row {
-    // What is not known has a dash, as in every table.
+    // Unknown values are shown as a dash, as in every table.
     let cells = cells.into_iter().map(|cell| if cell.is_empty() { "-".to_owned() } else { cell }).collect();
     Row { key, run, status: status.to_owned(), cells }
 }
 
-/// A word, and the sentence about it. A run of one job is what its job is.
+/// Returns the status and its message. A run with one job has the status of its job.
 fn status(run: &Run) -> (&str, &str) {
     let latest = match run.jobs.as_slice() {
         [job] => job.job_submissions.last(),
@@ -56,7 +56,7 @@ pub(super) fn run_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     runs.iter().map(one).collect()
 }
 
-/// Runs that wait for a machine, in the order in which they are served.
+/// Returns the runs that wait for an instance, in scheduling order.
 pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
     let priority = |run: &Run| {
         run.run_spec.value().unwrap_or_default()["configuration"]["priority"].as_i64().unwrap_or(0)
@@ -113,7 +113,7 @@ pub(super) fn events<'a>(events: impl Iterator<Item = &'a Event>) -> Vec<Row> {
     events.map(one).collect()
 }
 
-/// All about a run: how it is, and why.
+/// Describes the state of a run with its reasons.
 pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
     let spec = run.run_spec.value().unwrap_or_default();
     let name = run_name(run);

@@ -1,15 +1,15 @@
-//! The brain of `top`: what is shown, and what a key does to it. Knows no terminal, no server and no clock.
+//! State of `top`: what is shown, and the effect of each key. Independent of terminal, server and clock.
 
 use std::collections::VecDeque;
 
-/// Lines of a log that are kept; older ones are in `windlass logs`.
+/// Maximum number of log lines in memory; `windlass logs` shows older ones.
 const LOG_LINES_MAX: usize = 5000;
-/// A line that never ends is cut here.
+/// Maximum length of a line; longer ones are truncated.
 const LINE_BYTES_MAX: usize = 4000;
-/// What can be typed after `:` and `/`.
+/// Maximum length of input after `:` and `/`.
 const INPUT_CHARS_MAX: usize = 80;
 
-/// A key, as far as anything here cares.
+/// A key with a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -72,34 +72,34 @@ impl View {
         Self::ALL[(self.at() + by) % Self::ALL.len()]
     }
 
-    /// By any beginning of its name.
+    /// Finds a view by a prefix of its name.
     fn from_prefix(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|view| !word.is_empty() && view.name().starts_with(word))
     }
 }
 
-/// One thing of a list.
+/// A row of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
-    /// What it is called where one asks for it: the name of a run, the id of an instance or event.
+    /// Identifier in requests: the name of a run, the ID of an instance or event.
     pub(super) key: String,
-    /// The run that logs, reasons and an end are of, if there is one.
+    /// Run of this row, for its logs, its reasons and stopping it.
     pub(super) run: Option<String>,
     pub(super) cells: Vec<String>,
-    /// Of a word in the second column.
+    /// Status in the second column.
     pub(super) status: String,
 }
 
-/// Text that is longer than the screen.
+/// Scrollable text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ScrollText {
     pub(super) title: String,
     pub(super) lines: VecDeque<String>,
-    /// The first line shown; `None` follows the end.
+    /// Index of the first visible line; `None` follows the end.
     pub(super) top: Option<usize>,
-    /// The last line goes on.
+    /// The last line is incomplete.
     open: bool,
-    /// With its next letter it begins anew.
+    /// A carriage return was read: the next character starts the line again.
     returns: bool,
 }
 
@@ -126,12 +126,12 @@ pub(super) enum Pane {
     Help,
 }
 
-/// What is being asked in the last line.
+/// Prompt in the last line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Prompt {
     None,
     Command(String),
-    /// What is typed is in force already; `before` comes back with Esc.
+    /// The filter applies while it is typed; Esc restores `before`.
     Filter {
         before: String,
     },
@@ -141,7 +141,7 @@ pub(super) enum Prompt {
     },
 }
 
-/// What the hands have to do about a key.
+/// An effect that a key requires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Quit,
@@ -149,7 +149,7 @@ pub(super) enum Effect {
     Follow {
         run: String,
     },
-    /// Nobody looks at the output any more.
+    /// Stop following the output.
     Unfollow,
     Describe {
         view: View,
@@ -163,17 +163,17 @@ pub(super) enum Effect {
 
 #[derive(Clone, Debug)]
 pub(super) struct TopState {
-    /// Which server and project, for the first line.
+    /// Server and project, for the first line.
     pub(super) place: String,
     pub(super) view: View,
     pub(super) pane: Pane,
     pub(super) prompt: Prompt,
     pub(super) filter: String,
-    /// Said once, in the last line, until the next key.
+    /// Shown in the last line until the next key.
     pub(super) message: String,
-    /// What went wrong with the last look; gone with the next that works.
+    /// Error of the last poll; cleared by the next successful one.
     pub(super) trouble: String,
-    /// Lines that a list or text has on the screen.
+    /// Number of visible lines of a list or text.
     pub(super) page: usize,
     rows: [Vec<Row>; 4],
     selected: [usize; 4],
@@ -195,7 +195,7 @@ impl TopState {
         }
     }
 
-    /// How many there are, shown or not.
+    /// Number of rows before filtering.
     pub(super) fn count(&self, view: View) -> usize {
         self.rows[view.at()].len()
     }
@@ -204,7 +204,7 @@ impl TopState {
         &self.rows[view.at()]
     }
 
-    /// Those that the filter lets through.
+    /// Rows that match the filter.
     pub(super) fn shown(&self) -> Vec<&Row> {
         let wanted = self.filter.to_lowercase();
         let fits = |row: &&Row| row.cells.iter().any(|cell| cell.to_lowercase().contains(&wanted));
@@ -219,12 +219,12 @@ impl TopState {
         self.shown().get(self.cursor()).copied()
     }
 
-    /// A fresh list. What was selected stays selected wherever it is now.
+    /// Replaces a list. The selected row stays selected at its new position.
     pub(super) fn update(&mut self, view: View, rows: Vec<Row>) {
         let here = self.view;
         self.view = view;
         let held = self.current().map(|row| row.key.clone());
-        // At the end of the events one wants to stay at the end.
+        // If the last event is selected, the selection stays at the end.
         let at_end = view == View::Events && self.cursor() + 1 >= self.shown().len();
         self.rows[view.at()] = rows;
         let shown = self.shown();
@@ -238,8 +238,7 @@ impl TopState {
         self.view = here;
     }
 
-    /// A piece of the output that is followed. A line that returns to its beginning is written anew, as bars of
-    /// progress are.
+    /// Appends output to the log. A carriage return overwrites the line, as progress bars do.
     pub(super) fn append_log(&mut self, piece: &str) {
         let Pane::Logs(text) = &mut self.pane else { return };
         for letter in piece.chars() {
@@ -260,13 +259,13 @@ impl TopState {
         }
     }
 
-    /// The answer to `Effect::Describe`.
+    /// Shows the result of `Effect::Describe`.
     pub(super) fn describe(&mut self, title: String, lines: Vec<String>) {
         self.pane =
             Pane::Detail(ScrollText { title, lines: lines.into(), top: Some(0), ..ScrollText::default() });
     }
 
-    /// What a key does, and what the hands have to do.
+    /// Applies a key and returns the required effect.
     pub(super) fn press(&mut self, key: Key) -> Option<Effect> {
         self.message.clear();
         if key == Key::Interrupt {
@@ -329,7 +328,7 @@ impl TopState {
                 self.prompt = Prompt::Filter { before: self.filter.clone() };
                 return None;
             }
-            // To open a run is to see what it writes.
+            // Enter on a run shows its output.
             Key::Enter if matches!(self.view, View::Runs) => return self.follow(),
             Key::Enter => return self.describe_current(),
             Key::Char(_) | Key::Esc | Key::Backspace | Key::Interrupt => at,
@@ -343,14 +342,14 @@ impl TopState {
         self.open(Pane::List)
     }
 
-    /// Another pane; nobody looks at the output any more.
+    /// Opens another pane, and stops following the output.
     fn open(&mut self, pane: Pane) -> Option<Effect> {
         let followed = matches!(self.pane, Pane::Logs(_));
         self.pane = pane;
         followed.then_some(Effect::Unfollow)
     }
 
-    /// One step out: of a pane, of a filter, of the program.
+    /// Leaves a pane, a filter or the program, one step at a time.
     fn go_back(&mut self, key: Key) -> Option<Effect> {
         match &self.pane {
             Pane::Logs(_) | Pane::Detail(_) | Pane::Help => self.open(Pane::List),
@@ -358,7 +357,7 @@ impl TopState {
                 self.filter.clear();
                 None
             }
-            // Esc is pressed once too often easily.
+            // Esc never quits, because it is easily pressed once too often.
             Pane::List if key == Key::Esc => None,
             Pane::List => Some(Effect::Quit),
         }
@@ -393,7 +392,7 @@ impl TopState {
         }
     }
 
-    /// Nothing but `y` is a yes.
+    /// Only `y` confirms.
     fn confirm(&mut self, run: String, abort: bool, key: Key) -> Option<Effect> {
         if key != Key::Char('y') {
             self.message = "nothing was stopped".to_owned();
@@ -486,7 +485,7 @@ fn scroll(text: &mut ScrollText, key: Key, page: usize) {
             return;
         }
     };
-    // At the end it goes on with whatever comes.
+    // At the end, follow new lines.
     text.top = (to < end).then_some(to);
 }
 

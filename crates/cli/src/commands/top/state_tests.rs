@@ -66,7 +66,7 @@ fn a_filter_is_in_force_while_it_is_typed_and_escape_takes_it_back() {
     assert_eq!((state.filter.as_str(), &state.prompt), ("RUN", &Prompt::None));
     press(&mut state, "/x\u{1b}");
     assert_eq!(state.filter, "RUN");
-    // One step out is out of the filter, not out of the program.
+    // `q` leaves the filter first, not the program.
     assert_eq!(press(&mut state, "q"), None);
     assert_eq!(state.shown().len(), 3);
     assert_eq!(press(&mut state, "\u{1b}"), None);
@@ -104,7 +104,7 @@ fn enter_opens_what_is_selected() {
     assert_eq!(press(&mut state, "q"), None);
     press(&mut state, "?");
     assert!(matches!(state.pane, Pane::Help));
-    // From a list without runs there is nothing to follow.
+    // A list without runs has nothing to follow.
     press(&mut state, "q3");
     assert_eq!(press(&mut state, "l"), None);
     assert_eq!(state.message, "no run is selected");

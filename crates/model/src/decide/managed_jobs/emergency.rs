@@ -1,7 +1,7 @@
-//! Errors of our own: a step that could not be taken for a reason nobody foresaw.
+//! Internal errors: a step that failed for an unforeseen reason.
 //!
-//! A few are forgiven, with growing patience. Then the task ends as FAILED_CONTROLLER, which is the only way besides
-//! nodes that cannot be released and states that do not exist. The database being away is not an error of a task.
+//! A few are tolerated, with growing delays. Then the task ends as FAILED_CONTROLLER, which otherwise follows only from
+//! nodes that cannot be released and from invalid states. An unavailable database is not an error of a task.
 
 use super::{TaskTransition, slots::with_jitter};
 use crate::{
@@ -12,19 +12,19 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The budget is new after so long without an error.
+/// Time without an error after which the count restarts.
 pub const ERROR_WINDOW: Span = Span::hours(6);
 const DELAY_FIRST: f64 = 60.0;
 const DELAY_MAX: f64 = 1800.0;
 const JITTER: f64 = 0.5;
 
-/// The wait before attempt number `count`, counted from 1.
+/// Returns the delay before attempt number `count`, counted from 1.
 pub fn retry_delay(count: u32, dice: f64) -> Span {
     let power = i32::try_from(count.saturating_sub(1)).unwrap_or(i32::MAX);
     with_jitter(f64::min(DELAY_FIRST * 2.0_f64.powi(power), DELAY_MAX), JITTER, dice)
 }
 
-/// What becomes of a task after an internal error, with the words for the event.
+/// Returns the state of a task after an internal error, with the transition for the event log.
 pub fn apply_internal_error(
     record: &TaskRecord,
     what: &str,
@@ -42,7 +42,7 @@ pub fn apply_internal_error(
     }
     let retry_at = now + retry_delay(next.emergencies, dice);
     let from = record.status;
-    // Who was never claimed has nothing to recover: it only waits.
+    // A task that was never claimed has nothing to recover: it only waits.
     if matches!(record.schedule, Schedule::Inactive | Schedule::Waiting) {
         next.next_retry_at = Some(retry_at);
         return (next, None);
@@ -69,7 +69,7 @@ pub fn apply_internal_error(
     (next, moved)
 }
 
-/// Puts a task that recovers back into the queue, wherever it stood.
+/// Puts a recovering task back into the queue, from any state.
 pub(super) fn requeue(record: &mut TaskRecord) {
     let events: &[ScheduleEvent] = match record.schedule {
         Schedule::Launching => &[ScheduleEvent::LaunchEnded, ScheduleEvent::WantsLaunch],
@@ -82,7 +82,7 @@ pub(super) fn requeue(record: &mut TaskRecord) {
     }
 }
 
-/// FAILED_CONTROLLER, with the status it follows in the reason.
+/// Ends the task as FAILED_CONTROLLER, with the previous status in the reason.
 pub(super) fn fail_controller(record: &mut TaskRecord, why: &str, now: Timestamp) -> Option<TaskTransition> {
     let from = record.status;
     if from == Status::FailedController {

@@ -1,8 +1,8 @@
-//! What the end of an attempt means: the program's own doing, or the loss of its nodes.
+//! Classification of the end of an attempt: a failure of the program, or the loss of its nodes.
 //!
-//! A wrong answer costs either way: a healthy job restarted, or a failure repeated for ever. So an exit code counts
-//! only while its nodes are there, silence counts only when it is long and repeated, and an error of ours or of
-//! the transport is never evidence.
+//! A wrong answer is costly in both directions: a healthy job restarted, or a failure repeated without limit. So an
+//! exit code counts only while its nodes exist, missing responses count only if they are long and repeated, and an
+//! internal or transport error is never evidence.
 
 use crate::{
     job::{TerminationDetail, TerminationReason as Reason},
@@ -11,45 +11,45 @@ use crate::{
     time::Span,
 };
 
-/// The exit code of nodes that were killed because a sibling failed.
+/// Exit code of nodes that were killed because a sibling failed.
 pub const SIBLING_KILLED_CODE: i32 = 137;
-/// A node counts as lost when it was silent for this long and did not answer this often.
+/// A node is lost after this time without a response and this number of failed probes.
 pub const UNREACHABLE_TIMEOUT: Span = Span::secs(60);
 pub const FAILED_PROBES_MIN: u32 = 5;
 
-/// How one node of an attempt ended.
+/// End of one node of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEnd {
     pub reason: Reason,
     pub detail: Option<TerminationDetail>,
     pub exit_code: Option<i32>,
-    /// How far it was; `None` where the node cannot tell.
+    /// Phase it was in; `None` if the node cannot report it.
     pub phase: Option<Phase>,
-    /// The node was taken away, or its going was announced, around that time.
+    /// The node was preempted, or its preemption was announced, around that time.
     pub preempted: bool,
-    /// Where it was; `None` where it never had a machine.
+    /// Location; `None` if it never had an instance.
     pub at: Option<NodeLocation>,
-    /// What was said about its end.
+    /// Message about its end.
     pub said: Option<String>,
 }
 
-/// Which machines of an attempt are gone, and one of those that are still there.
+/// Instances of an attempt that are gone, and one of those that remain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttemptInstances {
     pub gone: Vec<NodeLocation>,
     pub left: Option<NodeLocation>,
 }
 
-/// What the end of an attempt means.
+/// Meaning of the end of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AttemptOutcome {
     Success,
     /// The user's program, or its setup, failed.
     UserFailure {
         setup: bool,
-        /// Codes of all nodes that failed by themselves, the first first.
+        /// Exit codes of all nodes that failed by themselves, in order of occurrence.
         codes: Vec<i32>,
-        /// Whether a restart could help: a spent time or a full quota it does not.
+        /// True if a restart could help: not after an exceeded time limit or a full quota.
         restartable: bool,
         message: String,
     },
@@ -58,34 +58,34 @@ pub enum AttemptOutcome {
         machines: AttemptInstances,
         message: String,
     },
-    /// Nothing could be had to run it on.
+    /// No capacity was available.
     NoCapacity {
         message: String,
     },
-    /// It was given nodes and could not be started on them.
+    /// It had nodes and could not be started on them.
     NotStarted {
         message: String,
     },
-    /// No node could ever take it.
+    /// No node can ever fit it.
     NeverFits {
         message: String,
     },
-    /// Somebody ended the run itself.
+    /// The run itself was stopped by a user.
     Stopped {
         message: String,
     },
 }
 
-/// Whether a silent node counts as lost. One bad probe never restarts a healthy job.
+/// Returns whether a node that does not respond is lost. One failed probe never restarts a healthy job.
 pub fn is_lost(silent_for: Span, failed_probes: u32) -> bool {
     silent_for >= UNREACHABLE_TIMEOUT && failed_probes >= FAILED_PROBES_MIN
 }
 
-/// The strongest finding about one node, in the order in which they outweigh each other.
+/// Strongest finding about one node, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum NodeOutcome {
     Done,
-    /// Ended by us or for a sibling: says nothing by itself.
+    /// Ended by the server or because of a sibling: not conclusive by itself.
     Collateral,
     NotStarted,
     NoCapacity,
@@ -133,7 +133,7 @@ fn find(end: &NodeEnd) -> NodeOutcome {
     }
 }
 
-/// Judges all nodes of an attempt together: they live and die as one.
+/// Classifies all nodes of an attempt together: they start and end as a unit.
 pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
     let Some((index, finding)) = ends
         .iter()
@@ -148,7 +148,7 @@ pub fn classify_end(ends: &[NodeEnd]) -> AttemptOutcome {
     let message = said(index, node);
     match finding {
         NodeOutcome::Done => AttemptOutcome::Success,
-        // All were killed by somebody and none says why: the nodes did not end by themselves.
+        // All nodes were killed and none reports why: they did not end by themselves.
         NodeOutcome::Collateral if node.reason == Reason::ContainerExitedWithError => {
             user_failure(ends, message)
         }
@@ -180,7 +180,7 @@ fn user_failure(ends: &[NodeEnd], message: String) -> AttemptOutcome {
 fn said(index: usize, node: &NodeEnd) -> String {
     let first_line = node.said.as_deref().and_then(|said| said.lines().next());
     let known = first_line.map(str::trim).filter(|said| !said.is_empty());
-    // Of a node that found no place everything there is to know is where it does not fit.
+    // For a node without capacity, the shortfalls are all the information there is.
     if let (Some(said), Reason::FailedToStartDueToNoCapacity) = (known, node.reason) {
         return match node.detail {
             Some(TerminationDetail::NeverFits) => format!("nothing could ever take it: {said}"),
@@ -207,7 +207,7 @@ fn said(index: usize, node: &NodeEnd) -> String {
     if node.preempted {
         text.push_str(", its node was taken away");
     }
-    // What a program said last is in its log.
+    // The last output of a program is in its log.
     if let Some(said) = known.filter(|_| node.reason != Reason::ContainerExitedWithError) {
         text.push_str(&format!(": {said}"));
     }

@@ -1,14 +1,14 @@
-//! Launch slots and alive slots: who gets the next one.
+//! Launch slots and alive slots: the order in which tasks receive them.
 //!
-//! One queue: higher priority first, then the older job. A job that is alive needs a launch slot only, so a head
-//! that waits for both never stands in its way. Slots are counted in the transaction that claims.
+//! One queue: higher priority first, then the older job. A job that is alive needs only a launch slot, so a head of the
+//! queue that waits for both never blocks it. Slots are counted in the transaction that claims.
 
 use crate::{
     managed_job::{Event, RecoverySource, Schedule, ScheduleEvent, Status, record::TaskRecord},
     time::{Span, Timestamp},
 };
 
-/// How many jobs may launch and live at once, over all replicas.
+/// Maximum number of jobs that launch and are alive at once, over all replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLimits {
     pub max_launching: u32,
@@ -16,33 +16,33 @@ pub struct SlotLimits {
 }
 
 impl SlotLimits {
-    /// What a machine bears when nobody says otherwise. A job is a row, not a process: memory bounds the runs that
-    /// live beside it, and a launch is mostly waiting.
+    /// Returns the defaults for a host. A job is a row, not a process: memory limits the runs that are alive, and a
+    /// launch mostly waits.
     pub fn for_host(cores: u32, memory_mib: u64) -> Self {
         let alive = u32::try_from(memory_mib.saturating_mul(4)).unwrap_or(u32::MAX);
         Self { max_launching: cores.saturating_mul(16).clamp(8, 512), max_alive: alive.clamp(2_000, 100_000) }
     }
 }
 
-/// Slots that are taken now.
+/// Slots in use now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotUsage {
     pub launching: u32,
     pub alive: u32,
 }
 
-/// A task that wants to launch.
+/// A task that waits to launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotRequest {
-    /// Grows with the age of the job: smaller is older.
+    /// Increases with submission: a smaller number is an older job.
     pub job: u64,
     pub task: u32,
     pub priority: i32,
-    /// Its job holds an alive slot already.
+    /// Its job already holds an alive slot.
     pub alive: bool,
 }
 
-/// Who may launch now, in order. Never exceeds a limit, whatever was in use before.
+/// Returns the tasks that may launch now, in order. Never exceeds a limit, whatever was in use before.
 pub fn grant(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Vec<SlotRequest> {
     let mut order: Vec<&SlotRequest> = queue.iter().collect();
     order.sort_by_key(|waiting| (std::cmp::Reverse(waiting.priority), waiting.job, waiting.task));
@@ -68,7 +68,7 @@ pub fn grant(queue: &[SlotRequest], limits: SlotLimits, in_use: SlotUsage) -> Ve
     granted
 }
 
-/// What a slot does to a task: the columns that the claim writes. `None`: it does not want one.
+/// Applies a granted slot to a task: the columns that the claim writes. `None`: it does not need one.
 pub fn apply_grant(record: &TaskRecord, now: Timestamp) -> Option<(TaskRecord, Event)> {
     let event = match (record.status, record.episode.is_some()) {
         (Status::Pending, false) => Event::SlotGranted,
@@ -80,27 +80,27 @@ pub fn apply_grant(record: &TaskRecord, now: Timestamp) -> Option<(TaskRecord, E
     next.schedule(ScheduleEvent::Claimed).then_some((next, event))
 }
 
-/// The first wait after a refused launch, its growth and its end.
+/// Backoff after a refused launch, in seconds: first delay, growth factor, maximum and jitter.
 const BACKOFF_FIRST: f64 = 60.0;
 const BACKOFF_FACTOR: f64 = 1.6;
 const BACKOFF_MAX: f64 = 300.0;
 const BACKOFF_JITTER: f64 = 0.4;
 
-/// How long to wait after `tries` refused launches in a row. `dice` is any number from 0 to 1.
+/// Returns the delay after `tries` refused launches in a row. `dice` is any number from 0 to 1.
 pub fn backoff(tries: u32, dice: f64) -> Span {
     let power = i32::try_from(tries.saturating_sub(1)).unwrap_or(i32::MAX);
     let base = f64::min(BACKOFF_FIRST * BACKOFF_FACTOR.powi(power), BACKOFF_MAX);
     with_jitter(base, BACKOFF_JITTER, dice)
 }
 
-/// `base` seconds, give or take a share of it.
+/// Returns `base` seconds, plus or minus a random share of it.
 pub(super) fn with_jitter(base: f64, share: f64, dice: f64) -> Span {
     let factor = 1.0 - share + 2.0 * share * dice.clamp(0.0, 1.0);
     Span((base * factor * 1e6) as i64)
 }
 
-/// What a job shows when its tasks are in these states. The mark of a lane: it was never claimed, and it is its
-/// turn. `claimed`: some task of the job was launched, so the job holds an alive slot until it is done.
+/// Returns the displayed state of a job whose tasks are in these states. The flag of a lane: it was never claimed, and
+/// it is its turn. `claimed`: a task of the job was launched, so the job holds an alive slot until it is done.
 pub fn shown(lanes: &[(Schedule, bool)], claimed: bool) -> Schedule {
     let any = |state: Schedule| lanes.iter().any(|(lane, _)| *lane == state);
     if lanes.iter().all(|(lane, _)| *lane == Schedule::Done) {

@@ -19,16 +19,16 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// Nodes that are not released by then may have leaked, and somebody must know.
+/// Nodes that are not released by then may have leaked, which is reported.
 const RELEASE_TIMEOUT: Span = Span::mins(30);
-/// How often a task that waits for spot capacity looks again.
+/// Poll interval of a task that waits for spot capacity.
 const SPOT_POLL_INTERVAL: Span = Span::secs(60);
 
-/// Why a task is launched again after its own failure.
+/// Reason why a task is launched again after it failed.
 enum RestartCause {
-    /// This exit code is always tried again, and not counted.
+    /// This exit code is always retried, and not counted.
     ListedCode(i32),
-    /// One of the restarts that the task has for errors.
+    /// One of the restarts that the task may use for errors.
     Counted,
 }
 
@@ -86,7 +86,7 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    /// States that cannot be are told as our own failure.
+    /// Fails the task with an internal error if its state is invalid.
     fn check_invariants(&mut self) {
         if let AttemptObservation::Impossible { what } = &self.view.seen {
             self.fail(&format!("its run reports a state that does not exist: {what}"));
@@ -103,7 +103,7 @@ impl<'a> TaskPass<'a> {
         self.due = earlier(self.due, Some(at));
     }
 
-    /// Applies an event and notes it. What the machine refuses is not written.
+    /// Applies an event and records it. An event that the state machine rejects is not written.
     fn transition(
         &mut self,
         event: Event,
@@ -124,7 +124,7 @@ impl<'a> TaskPass<'a> {
         true
     }
 
-    /// Ends the task. Its schedule state ends too once nothing of it is left.
+    /// Ends the task. Its schedule state also ends once all of its nodes are released.
     fn end(&mut self, event: Event, message: impl Into<String>) {
         let message = message.into();
         if self.transition(event, None, message.clone()) && self.record.status != Status::Succeeded {
@@ -137,7 +137,7 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    /// Gives the slots back: nothing of the task is left anywhere.
+    /// Releases the slots: all of the task's nodes are released.
     fn release_slots(&mut self) {
         if self.record.schedule == Schedule::Launching {
             self.record.schedule(ScheduleEvent::LaunchEnded);
@@ -150,7 +150,7 @@ impl<'a> TaskPass<'a> {
         self.record.schedule(event);
     }
 
-    /// Whether the run of the newest attempt is gone for good.
+    /// Returns whether the run of the newest attempt is gone for good.
     fn is_attempt_gone(&self) -> bool {
         match self.view.seen {
             AttemptObservation::Nothing | AttemptObservation::Over { .. } => true,
@@ -163,7 +163,7 @@ impl<'a> TaskPass<'a> {
     }
 
     fn stop(&mut self, graceful: Option<Span>) {
-        // Asking again is harmless, and heals a request that got lost.
+        // A repeated request is harmless, and covers one that was lost.
         if self.record.attempt > 0 {
             self.act = Some(AttemptAction::Stop(StopAttempt { attempt: self.record.attempt, graceful }));
         }
@@ -191,8 +191,8 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    /// Ends in CANCELLED, or in the final status that the task had reached before the cancel took hold. An end of the
-    /// attempt after which the task would have been launched again is no final status of the task.
+    /// Ends in CANCELLED, or in the final status that the task had reached before the cancellation. An attempt that
+    /// ended and would have been retried is not a final status of the task.
     fn finish_cancel(&mut self, graceful: Option<Span>) {
         let why = self.record.failure_reason.clone().unwrap_or_else(|| "cancelled".to_owned());
         if self.record.standing == AttemptPhase::Resolved {
@@ -252,7 +252,7 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    /// A task that ended keeps its slot until its nodes are gone, and says so when they do not go.
+    /// Keeps the slot of an ended task until its nodes are gone, and reports if they are not released.
     fn clean_up(&mut self) {
         if self.record.schedule == Schedule::Done {
             return;
@@ -324,12 +324,12 @@ impl<'a> TaskPass<'a> {
             AttemptObservation::Queued { .. }
             | AttemptObservation::Provisioning
             | AttemptObservation::Ending => {}
-            // Silence of ours is no evidence against the task.
+            // An observation that failed is no evidence against the task.
             AttemptObservation::Unclear | AttemptObservation::Impossible { .. } => {}
         }
     }
 
-    /// The attempt of a RUNNING task is over.
+    /// Handles the end of the attempt of a RUNNING task.
     fn over(&mut self, verdict: AttemptOutcome) {
         self.record.standing = AttemptPhase::Resolved;
         match verdict {
@@ -337,7 +337,7 @@ impl<'a> TaskPass<'a> {
             AttemptOutcome::UserFailure { setup, codes, restartable, message } => {
                 match restartable.then(|| self.count_restart(&codes)).flatten() {
                     Some(why) => {
-                        // Its nodes are healthy: the next attempt finds setup's work there.
+                        // Its nodes are healthy: the next attempt finds the results of setup there.
                         self.record.sought.clone_from(&self.record.placement);
                         self.recover(format!("{message}; {why}"));
                     }
@@ -352,7 +352,7 @@ impl<'a> TaskPass<'a> {
         }
     }
 
-    /// Why the user's failure is tried again; `None`: it is not. Counts what must be counted.
+    /// Returns why the failure is retried, and counts the restart if it must be counted; `None`: it is not retried.
     fn count_restart(&mut self, codes: &[i32]) -> Option<String> {
         Some(match self.find_restart(codes)? {
             RestartCause::ListedCode(code) => format!("exit code {code} is always tried again"),
@@ -364,7 +364,7 @@ impl<'a> TaskPass<'a> {
         })
     }
 
-    /// The restart that follows a failure with these exit codes; `None`: the task fails.
+    /// Returns the restart that follows a failure with these exit codes; `None`: the task fails.
     fn find_restart(&self, codes: &[i32]) -> Option<RestartCause> {
         let recovery = &self.plan.recovery;
         let is_listed =
@@ -383,16 +383,16 @@ impl<'a> TaskPass<'a> {
         self.recover(format!("nodes lost: {message}{away}"));
     }
 
-    /// Remembers what was lost as the strategy wants it, and says so. `known` stands for machines of which nothing
-    /// is known. Of several nodes those that are left are prepared and had at once: a machine beside them is sought
-    /// before any other place.
+    /// Records the lost instances as the strategy requires, and returns a message. `known` is used if nothing is known
+    /// about the instances. The remaining nodes of several are prepared and available at once: an instance next to them
+    /// is requested before any other location.
     fn avoid_locations(&mut self, machines: AttemptInstances, known: Option<NodeLocation>) -> String {
         let AttemptInstances { gone, left } = machines;
         let (gone, left) = if gone.is_empty() { (known.into_iter().collect(), None) } else { (gone, left) };
         let Some(first) = gone.first().cloned() else { return String::new() };
         match self.plan.recovery.strategy {
             RecoveryStrategy::EagerNextRegion => {
-                // Staying away from the place as a whole would leave the others behind as well.
+                // Avoiding the whole location would abandon the remaining nodes as well.
                 let beside = left.filter(|left| gone.iter().any(|gone| gone.place == left.place));
                 for lost in gone {
                     if !self.record.blocked.contains(&lost) {
@@ -430,7 +430,7 @@ impl<'a> TaskPass<'a> {
         self.record.schedule(ScheduleEvent::WantsLaunch);
     }
 
-    /// Somebody ended the run itself: that is a cancel.
+    /// Handles a run that was stopped directly: the same as a cancellation.
     fn run_stopped(&mut self, message: &str) {
         self.record.standing = AttemptPhase::Resolved;
         let why = format!("its run was stopped: {message}");
@@ -438,7 +438,7 @@ impl<'a> TaskPass<'a> {
         self.end(Event::Released, why);
     }
 
-    /// What a deadline asks for now; `None`: the task has no deadline.
+    /// Returns the market that a deadline requires now; `None`: the task has no deadline.
     fn market_policy(&self) -> Option<(Option<Market>, spot::MarketRule)> {
         let deadline = self.plan.deadline?;
         let terms = DeadlineTerms::from(deadline);
@@ -455,7 +455,7 @@ impl<'a> TaskPass<'a> {
         Some(spot::choose_market(terms, standing))
     }
 
-    /// Rule 3: ahead of its line, and cheaper nodes are there.
+    /// Moves the task to spot nodes by rule 3: it is ahead of schedule, and cheaper nodes are available.
     fn move_to_spot(&mut self) {
         let Some((_, rule @ spot::MarketRule::MoveToSpot)) = self.market_policy() else { return };
         if self.plan.recovery.strategy == RecoveryStrategy::None {
@@ -468,7 +468,7 @@ impl<'a> TaskPass<'a> {
         self.recheck_at(self.now);
     }
 
-    /// Waiting by choice: the slot is for others, and nothing was refused.
+    /// Waits by choice: releases the slot, although no launch was refused.
     fn wait_for_spot(&mut self, why: &str) {
         self.transition(Event::BackedOff, None, why);
         self.record.schedule(ScheduleEvent::CapacityRefused);

@@ -1,8 +1,8 @@
-//! A deployment from its beginning to its end: complete, or given up.
+//! Evaluation of a deployment, until it is complete or failed.
 //!
-//! Replicas of a changed configuration are on trial until all that are wanted take requests. One that keeps ending, or
-//! that does not get ready in time, ends the trial: the former configuration, whose replicas are still there, is taken
-//! again. What was complete once is not judged again.
+//! Replicas of a changed configuration are on trial until all desired ones are ready. One that keeps ending, or does
+//! not become ready in time, ends the trial: the run returns to the previous configuration, whose replicas still exist.
+//! A deployment that was complete is not evaluated again.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 use super::{ReplicaGroupView, ReplicaStage, ScalingState};
 use crate::time::{Span, Timestamp};
 
-/// So often may a replica on trial end by itself, where it is tried again.
+/// Number of times that a replica on trial may end by itself, if it is retried.
 pub const FAILURES_MAX: u32 = 3;
 
-/// How a deployment goes about it.
+/// Parameters of a deployment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RolloutPolicy {
-    /// Replicas above the wanted number while it lasts.
+    /// Maximum number of replicas above the target during a deployment.
     pub surge: u32,
-    /// Replicas below the wanted number while it lasts.
+    /// Maximum number of replicas below the target during a deployment.
     pub unavailable: u32,
-    /// How long a new replica that runs may take to get ready.
+    /// Time that a new running replica has to become ready.
     pub ready_within: Span,
     pub rolls_back: bool,
 }
@@ -32,18 +32,18 @@ impl Default for RolloutPolicy {
     }
 }
 
-/// A replica that the newest deployment made.
+/// A replica that the newest deployment created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrialReplica {
     pub num: u32,
     pub stage: ReplicaStage,
-    /// Since when it runs, or when it ended.
+    /// Time since which it runs, or when it ended.
     pub since: Option<Timestamp>,
-    /// How often it ended by itself.
+    /// Number of times that it ended by itself.
     pub failures: u32,
-    /// It is submitted again after that.
+    /// True if it is submitted again after that.
     pub is_retried: bool,
-    /// What it waits for, or how it ended.
+    /// Condition that it waits for, or how it ended.
     pub said: Option<String>,
 }
 
@@ -51,11 +51,11 @@ pub struct TrialReplica {
 #[serde(rename_all = "snake_case")]
 pub enum RolloutState {
     Rolling,
-    /// All replicas that are wanted are of it and take requests.
+    /// All desired replicas have this configuration and are ready.
     Complete,
-    /// It was given up and not rolled back.
+    /// It failed and was not rolled back.
     Failed,
-    /// No replica is wanted, so nobody has tried it.
+    /// No replica is desired, so it was not tried.
     Asleep,
 }
 
@@ -70,19 +70,19 @@ impl RolloutState {
     }
 }
 
-/// How the newest deployment stands; remembered between passes.
+/// State of the newest deployment; kept between passes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollout {
     pub num: i64,
     pub state: RolloutState,
-    /// New replicas that take requests, how many there shall be, and old ones that are left.
+    /// New replicas that are ready, their desired number, and remaining old replicas.
     pub ready: u32,
     pub wanted: u32,
     pub old: u32,
-    /// What it waits for, or why it failed.
+    /// Condition that it waits for, or why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub said: Option<String>,
-    /// The one before, where this is the way back from it.
+    /// The previous deployment, if this one is its rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undid: Option<Rollback>,
 }
@@ -94,27 +94,27 @@ pub struct Rollback {
     pub why: String,
 }
 
-/// What follows for the run.
+/// Consequence for the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RolloutDecision {
     Continue,
-    /// Its configuration is one to go back to.
+    /// Its configuration is one that a later deployment may roll back to.
     Complete,
     RollBack,
 }
 
-/// How it stands, what follows, and what is told of it.
+/// State of the deployment, the consequence, and the message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutEvaluation {
     pub rollout: Rollout,
     pub verdict: RolloutDecision,
-    /// A word for programs and a sentence for people.
+    /// A reason for programs and a message for people.
     pub told: Option<(&'static str, String)>,
-    /// When time alone may change the verdict.
+    /// Time at which the verdict may change without an event.
     pub due_at: Option<Timestamp>,
 }
 
-/// The deployment `num`, by its replicas. `can_go_back`: there is a former configuration that was complete.
+/// Evaluates deployment `num` by its replicas. `can_go_back`: there is a previous configuration that was complete.
 pub fn evaluate(
     num: i64,
     (groups, memory): (&[ReplicaGroupView], &BTreeMap<String, ScalingState>),
@@ -154,7 +154,7 @@ pub fn evaluate(
     let goes_on =
         |rollout, told| RolloutEvaluation { rollout, verdict: RolloutDecision::Continue, told, due_at };
     match (trouble, was) {
-        // Once it failed it has failed, until it is complete after all.
+        // A failed deployment stays failed, unless it completes after all.
         (_, Some(RolloutState::Failed)) => {
             let said = before.and_then(|before| before.said.clone());
             RolloutEvaluation { due_at: None, ..goes_on(now_is(RolloutState::Failed, said), None) }
@@ -162,7 +162,7 @@ pub fn evaluate(
         (Some(why), _) if pace.rolls_back => {
             let told = format!("deployment {num} failed: {why}; back to the configuration before it");
             let undid = Some(Rollback { num, why });
-            // The next number is that of the way back.
+            // The rollback is a deployment with the next number.
             let rollout = Rollout { num: num + 1, undid, ..now_is(RolloutState::Rolling, None) };
             let told = Some(("rolled_back", told));
             RolloutEvaluation { rollout, verdict: RolloutDecision::RollBack, told, due_at: None }
@@ -194,7 +194,7 @@ struct ReplicaCounts {
     ready: u32,
     wanted: u32,
     old: u32,
-    /// Each group has as many as it shall have.
+    /// True if each group has its desired number.
     is_full: bool,
 }
 
@@ -219,7 +219,7 @@ fn count(groups: &[ReplicaGroupView], memory: &BTreeMap<String, ScalingState>) -
     count
 }
 
-/// Why a replica on trial is the end of it.
+/// Returns why a replica on trial ends the deployment.
 fn trouble(trial: &TrialReplica, pace: &RolloutPolicy, now: Timestamp) -> Option<String> {
     let said = trial.said.as_deref().unwrap_or("it takes no requests");
     if trial.failures >= FAILURES_MAX || trial.failures > 0 && !trial.is_retried {

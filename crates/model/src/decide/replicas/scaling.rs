@@ -1,4 +1,4 @@
-//! How many replicas a group shall have, by what is measured.
+//! Autoscaling: the desired number of replicas of a group, from measured traffic.
 
 use std::cmp::Ordering;
 
@@ -8,33 +8,33 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The window of a scaling that names none.
+/// Default window of the measurement.
 pub const DEFAULT_WINDOW: Span = Span::secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScalingPolicy {
     pub metric: Metric,
-    /// What one replica is to get of it.
+    /// Target value of the metric per replica.
     pub target: f64,
     pub window: Span,
     pub up_after: Span,
     pub down_after: Span,
-    /// Requests that a replica gets at once, where that is bounded.
+    /// Maximum number of concurrent requests per replica, if limited.
     pub at_once: Option<u32>,
 }
 
-/// What came within a window, over all who carry requests.
+/// Traffic within a window, over all proxies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Requests that were let through.
+    /// Requests that were accepted.
     pub requests: u64,
-    /// The time that requests were on their way, all of them together: two for a second are two seconds.
+    /// Total time that requests were in flight: two requests for one second are two seconds.
     pub in_flight_us: u64,
-    /// The part of that in which they waited for a replica.
+    /// Part of that time in which they waited for a replica.
     pub waiting_us: u64,
 }
 
-/// A measure in words, and the replicas that it asks for.
+/// A measurement for display, and the replicas that it requires.
 struct TrafficMeasurement {
     words: String,
     wish: u32,
@@ -61,7 +61,7 @@ fn measure(scaling: &ScalingPolicy, traffic: &Traffic) -> TrafficMeasurement {
         Metric::QueueDepth => {
             let waiting = traffic.waiting_us as f64 / window;
             let served = traffic.in_flight_us.saturating_sub(traffic.waiting_us) as f64 / window;
-            // A queue that is empty says nothing about who keeps it empty.
+            // An empty queue does not show how many replicas keep it empty.
             let busy = scaling.at_once.map_or(0.0, |max| (served / f64::from(max.max(1))).ceil());
             (
                 format!(
@@ -74,7 +74,7 @@ fn measure(scaling: &ScalingPolicy, traffic: &Traffic) -> TrafficMeasurement {
     TrafficMeasurement { words, wish: to_replica_count(replicas) }
 }
 
-/// How many there shall be.
+/// Returns the desired number of replicas.
 pub(super) fn scale(
     group: &ReplicaGroupView,
     before: ScalingState,
@@ -91,7 +91,7 @@ pub(super) fn scale(
         return stays(Some("nobody says what came: the number stays".to_owned()));
     };
     let TrafficMeasurement { words, wish } = measure(&scaling, &traffic);
-    // Somebody waits for the first one, however little the measure says yet.
+    // A request waits for the first replica, however low the measured value is.
     let wakes = current == 0 && traffic.requests > 0;
     let wish = wish.max(u32::from(wakes)).clamp(group.min, group.max);
     let delay = match wish.cmp(&current) {

@@ -1,11 +1,11 @@
-//! Numbers of replicas, as words.
+//! Tests of replica counts, in a compact notation.
 
 use super::{rollout::RolloutState, *};
 use crate::{config::traffic::Metric, time::Span};
 
 const NOW: Timestamp = Timestamp::from_secs(10_000);
 
-/// `0:ready 1:starts! 2:-`: a `!` is out of date, a `-` was there once.
+/// Parses `0:ready 1:starts! 2:-`: a `!` is out of date, a `-` existed before.
 fn group(text: &str, range: (u32, u32)) -> ReplicaGroupView {
     let mut group = ReplicaGroupView {
         name: "0".to_owned(),
@@ -66,13 +66,13 @@ fn replicas_are_added_and_taken_away_to_the_wanted_number() {
     check("", 2, "want 0,1; away ");
     check("0:ready", 3, "want 0,1,2; away ");
     check("0:ready 1:-", 2, "want 0,1; away ");
-    // One that leaves is waited for: its place is not free yet.
+    // A terminating replica is waited for: its capacity is not free yet.
     check("0:ready 1:leaves", 2, "want 0; away ");
     check("0:ready 1:leaves", 3, "want 0,2; away ");
     check("0:leaves 1:leaves 2:-", 1, "want ; away ");
     check("0:- 1:leaves", 2, "want 0; away ");
     check("0:- 1:-", 1, "want 0; away ");
-    // Those that are furthest stay, of equals the lower numbers.
+    // The most advanced ones stay; of equals, the lower numbers.
     check("0:waits 1:ready 2:ready 3:runs", 2, "want 1,2; away 0,3");
     check("0:ready 1:ready 2:ready", 1, "want 0; away 1,2");
     check("0:ready 1:ready!", 0, "want ; away 0,1");
@@ -87,9 +87,9 @@ fn old_replicas_leave_only_as_newer_ones_are_ready() {
     check("0:ready! 2:ready 1:-", 2, "want 0,1,2; away ");
     check("0:ready! 2:ready 1:ready", 2, "want 1,2; away 0");
     check("2:ready 1:ready", 2, "want 1,2; away ");
-    // One that takes no requests is no loss.
+    // A replica that is not ready can be removed without loss.
     check("0:ready! 1:starts!", 2, "want 0,2; away 1");
-    // Newer ones that never get ready leave the old ones where they are.
+    // Newer ones that never become ready leave the old ones in service.
     check("0:ready! 1:runs", 1, "want 0,1; away ");
 }
 
@@ -97,7 +97,7 @@ fn old_replicas_leave_only_as_newer_ones_are_ready() {
 fn surge_and_unavailability_say_how_many_there_are_meanwhile() {
     let fast = RolloutPolicy { surge: 2, ..RolloutPolicy::default() };
     check_pace("0:ready! 1:ready!", 2, &fast, "want 0,1,2,3; away ");
-    // Without room for more, one has to go first, and its place is waited for.
+    // Without surge, one must be removed first, and its capacity is waited for.
     let tight = RolloutPolicy { surge: 0, unavailable: 1, ..RolloutPolicy::default() };
     check_pace("0:ready! 1:ready!", 2, &tight, "want 0; away 1");
     check_pace("0:ready! 1:leaves", 2, &tight, "want 0; away ");
@@ -117,7 +117,7 @@ const SCALING: ScalingPolicy = ScalingPolicy {
     at_once: None,
 };
 
-/// Desired before, seconds since, what came in a minute, desired after.
+/// Arguments: desired before, seconds since, traffic in a minute, desired after.
 #[track_caller]
 fn check_by(
     scaling: ScalingPolicy,
@@ -145,7 +145,7 @@ fn check_scaling(before: u32, waited: i64, requests: Option<u64>, after: u32) {
 
 #[test]
 fn the_rate_decides_how_many_and_the_delays_when() {
-    // From nothing at once: one request is enough.
+    // From zero at once: one request is enough.
     check_scaling(0, 0, Some(1), 1);
     check_scaling(0, 0, Some(60 * 5), 3);
     check_scaling(0, 0, Some(0), 0);
@@ -155,12 +155,12 @@ fn the_rate_decides_how_many_and_the_delays_when() {
     check_scaling(3, 599, Some(0), 3);
     check_scaling(3, 600, Some(60 * 4), 2);
     check_scaling(3, 600, Some(0), 0);
-    // Nobody counts: nothing changes.
+    // No measurement: nothing changes.
     check_scaling(3, 6_000, None, 3);
     check_scaling(3, 6_000, Some(60 * 6), 3);
 }
 
-/// So many on average over the minute.
+/// Returns traffic with these averages over the minute.
 fn average(in_flight: u64, waiting: u64) -> Option<Traffic> {
     let us = |n: u64| n * 60_000_000;
     Some(Traffic { requests: 1, in_flight_us: us(in_flight), waiting_us: us(waiting) })
@@ -172,7 +172,7 @@ fn concurrency_counts_requests_that_are_on_their_way_at_once() {
     check_by(by, 1, 300, average(5, 0), 3);
     check_by(by, 1, 299, average(5, 0), 1);
     check_by(by, 3, 600, average(4, 4), 2);
-    // The first request wakes it, before it has lasted for any time.
+    // The first request starts a replica, before it has lasted for any time.
     check_by(by, 0, 0, average(0, 0), 1);
     check_by(by, 0, 0, Some(Traffic::default()), 0);
     check_by(by, 3, 6_000, None, 3);
@@ -182,7 +182,7 @@ fn concurrency_counts_requests_that_are_on_their_way_at_once() {
 fn depth_of_queue_counts_those_that_wait_and_keeps_whoever_is_busy() {
     let by = ScalingPolicy { metric: Metric::QueueDepth, at_once: Some(4), ..SCALING };
     check_by(by, 1, 300, average(10, 6), 3);
-    // Nobody waits, because three are at work: two would be too few.
+    // None wait, because three replicas are busy: two would be too few.
     check_by(by, 3, 600, average(10, 0), 3);
     check_by(by, 3, 600, average(8, 0), 2);
     check_by(by, 3, 600, average(0, 0), 0);
@@ -222,7 +222,8 @@ fn a_changed_range_bounds_what_was_wanted() {
     assert_eq!(told(&wanted), "want 0,1,2; away ");
 }
 
-/// Replicas of one group as above, and those on trial: number, seconds that it runs, ends by itself.
+/// Evaluates replicas of one group as above, and those on trial: number, seconds since it runs, times it ended by
+/// itself.
 fn judged(
     text: &str,
     desired: u32,
@@ -260,10 +261,10 @@ fn a_deployment_begins_goes_on_and_is_complete() {
     let last = judged("2:ready 3:ready", 2, &[(2, 60, 0)], &pace, Some(&first.rollout));
     assert_eq!((last.verdict, last.rollout.state), (RolloutDecision::Complete, RolloutState::Complete));
     assert_eq!(last.told.as_ref().map(|told| told.0), Some("deployed"));
-    // What was complete stays so, whatever becomes of its replicas.
+    // A deployment that was complete stays complete, whatever happens to its replicas.
     let ill = judged("2:runs 3:ready", 2, &[(2, 9_999, 0)], &pace, Some(&last.rollout));
     assert_eq!((ill.verdict, ill.told), (RolloutDecision::Complete, None));
-    // Nobody has tried it: that is no reason to trust it.
+    // It was not tried, so it is not complete.
     assert_eq!(judged("", 0, &[], &pace, None).rollout.state, RolloutState::Asleep);
 }
 
@@ -306,7 +307,7 @@ fn who_does_not_roll_back_is_told_once_that_it_failed() {
     assert_eq!(failed.told.map(|told| told.0), Some("deployment_failed"));
     let still = judged("0:ready! 1:runs", 1, &[(1, 700, 0)], &pace, Some(&failed.rollout));
     assert_eq!((still.told, still.rollout.said), (None, failed.rollout.said));
-    // There is nothing to go back to: the first configuration is waited for as long as it takes.
+    // There is no previous configuration: the first one is waited for without limit.
     let group = group("1:runs", (0, 9));
     let trial = TrialReplica {
         num: 1,

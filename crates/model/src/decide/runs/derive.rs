@@ -1,4 +1,4 @@
-//! What the latest submissions of a run amount to: the documented rules, tried in the documented order.
+//! State of a run derived from its latest submissions: the documented rules, in the documented order.
 
 use crate::{
     decide::runs::{JobView, ReplicaRole, ReplicaView, RunView, StopCriteria, SubmissionState},
@@ -8,7 +8,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The sum of all jobs. It depends neither on the run's own status nor on the order of the jobs.
+/// Summary of all jobs. It depends neither on the run's status nor on the order of the jobs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DerivedRun<'a> {
     pub verdict: DerivedStatus,
@@ -22,25 +22,25 @@ pub enum DerivedStatus {
     End(run::Ending),
     /// A job runs.
     Runs,
-    /// A job provisions or pulls, none runs.
+    /// A job is provisioning or pulling, none runs.
     Provisions,
-    /// No job is further than submitted.
+    /// No job is past submitted.
     Waits,
     /// Nothing is alive: only replicas to retry are left, or none at all.
     Idle(String),
 }
 
-/// What one replica adds to the sum.
+/// Contribution of one replica to the summary.
 #[derive(Clone, Debug, PartialEq)]
 enum ReplicaContribution {
     /// Scaled down.
     Ignored,
-    /// A job may not be retried. Beats the retry of any other.
+    /// A job may not be retried. Overrides the retry of any other.
     Failed {
         reason: run::TerminationReason,
         said: String,
     },
-    /// To be retried as a whole; adds nothing else.
+    /// To be retried as a whole; contributes nothing else.
     Retry {
         said: String,
     },
@@ -79,7 +79,7 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
         }
     }
 
-    // Those that were there before answer on; without them there is nothing left but the failure.
+    // Replicas of the previous deployment still answer; without them only the failure is left.
     if !sum.is_alive() && !run.rolls_back {
         failures.append(&mut on_trial);
     }
@@ -108,7 +108,7 @@ pub fn derive(run: &RunView, now: Timestamp) -> DerivedRun<'_> {
     DerivedRun { verdict, retries }
 }
 
-/// A failure outranks a limit: it tells more.
+/// Returns the most informative failure: a failure has precedence over a limit.
 fn worst_failure(failures: Vec<(run::TerminationReason, String)>) -> Option<run::Ending> {
     let is_limit = |reason: &run::TerminationReason| *reason == run::TerminationReason::RetryLimitExceeded;
     failures
@@ -169,7 +169,7 @@ fn replica_contribution(run: &RunView, replica: &ReplicaView, now: Timestamp) ->
         return ReplicaContribution::Failed { reason: ending.reason(), said: ending.said().to_owned() };
     }
     match (to_retry, ended_by_us) {
-        // What the server ended beside a failed sibling shares that sibling's fate.
+        // A job that the server ended because of a failed sibling has the result of that sibling.
         (Some(said), _) => ReplicaContribution::Retry { said },
         (None, Some(said)) => ReplicaContribution::Failed { reason: run::TerminationReason::JobFailed, said },
         (None, None) => ReplicaContribution::Live(tally),

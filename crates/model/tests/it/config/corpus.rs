@@ -1,7 +1,7 @@
-//! Real configurations that nobody here wrote: each must get the verdict it got elsewhere.
+//! Configurations from other projects: each must get the verdict it got there.
 //!
-//! The files lie beside the repository, not in it. Without them the test says so and passes. What we refuse
-//! on purpose is written down in `docs/deviations.md`, and checked in both directions.
+//! The files are outside of the repository. Without them the test prints a message and passes. What we refuse on
+//! purpose is listed in `docs/deviations.md`, and checked in both directions.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The first column of the table of deviations: what is refused, as `type: preset` or `field: router`.
+/// Returns the first column of the table of deviations: what is refused, as `type: preset` or `field: router`.
 fn listed_deviations() -> BTreeSet<String> {
     let text = read(&root().join("docs/deviations.md")).unwrap();
     text.lines()
@@ -36,7 +36,7 @@ struct Tally {
     wrong: Vec<String>,
 }
 
-/// The fields and lines that the other parser complained about.
+/// Returns the fields and lines that the other parser reported.
 fn expected(entry: &Value) -> (Vec<String>, Vec<i64>) {
     let (mut fields, mut lines) = (Vec::new(), Vec::new());
     for error in entry["errors"].as_array().unwrap() {
@@ -112,7 +112,7 @@ fn real_configurations_get_the_verdict_they_got_elsewhere() {
     assert_eq!(occurred, listed_deviations(), "docs/deviations.md lists what is refused on purpose");
 }
 
-/// `type: preset`: the line's key and word.
+/// Returns the key and value of the line, such as `type: preset`.
 fn deviation(problem: &Diagnosis, text: &str) -> String {
     let line = text.lines().nth(problem.span.start.line as usize - 1).unwrap();
     line.split('#').next().unwrap().trim().to_owned()

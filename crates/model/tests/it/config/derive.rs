@@ -1,4 +1,4 @@
-//! From runs to jobs, and the defaults a plan shows.
+//! Derivation of jobs from runs, and the defaults in a plan.
 
 use serde_json::{Value, json};
 use windlass_model::config::{

@@ -1,4 +1,4 @@
-//! Files that want to cost more than they are worth.
+//! Files that attempt to exhaust time or memory.
 
 use windlass_model::config::{
     self,
@@ -116,7 +116,7 @@ fn numbers_that_are_none_do_not_get_in() {
     assert_eq!(octal.configuration.run().unwrap().priority.unwrap().get(), 8);
 }
 
-/// One coarse bound on time, far above what is needed; the counts above are the real proof.
+/// A coarse time limit, far above what is needed; the counts above are the real proof.
 #[test]
 #[expect(clippy::disallowed_methods, clippy::disallowed_types, reason = "a test may look at the clock")]
 fn the_worst_of_them_are_refused_quickly() {

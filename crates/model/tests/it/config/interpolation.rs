@@ -1,4 +1,4 @@
-//! `${{ … }}`: read once, only where it is allowed.
+//! `${{ … }}`: replaced once, only where it is allowed.
 
 use windlass_model::config::interpolate::{
     DollarEscape, Reference, Substitution, pieces, references, substitute,

@@ -1,4 +1,4 @@
-//! Configurations: what is read, what is refused and how it is told.
+//! Configurations: what is accepted, what is refused, and the messages.
 
 mod corpus;
 mod derive;
@@ -14,7 +14,7 @@ mod within;
 
 use windlass_model::config::{self, Configuration};
 
-/// Reads a file that must be right.
+/// Parses a file that must be valid.
 #[track_caller]
 fn accept(text: &str) -> Configuration {
     match config::parse(text) {
@@ -23,7 +23,7 @@ fn accept(text: &str) -> Configuration {
     }
 }
 
-/// Reads a file that must be wrong: `code path` for each problem, in the order of the source.
+/// Parses a file that must be invalid: returns `code path` for each problem, in source order.
 #[track_caller]
 fn refuse(text: &str) -> Vec<String> {
     match config::parse(text) {
@@ -34,7 +34,7 @@ fn refuse(text: &str) -> Vec<String> {
     }
 }
 
-/// The JSON without nulls, which say nothing.
+/// Returns the JSON without nulls.
 fn trimmed(value: serde_json::Value) -> serde_json::Value {
     use serde_json::Value;
     match value {

@@ -1,4 +1,4 @@
-//! What holds for all inputs, not only for those we thought of.
+//! Properties that hold for all inputs.
 
 use proptest::prelude::*;
 use windlass_model::config::{

@@ -1,4 +1,4 @@
-//! How problems look to people and to programs.
+//! Rendering of problems for people and for programs.
 
 use windlass_model::config::{self, error::Code};
 

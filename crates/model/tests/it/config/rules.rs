@@ -305,7 +305,7 @@ fn merge_keys_and_anchors_are_read() {
     refused("type: task\ncommands: [x]\nresources: {<<: 4}", &["C013 <<"]);
 }
 
-/// The worked example of the language.
+/// The complete example of the documentation.
 #[test]
 fn a_whole_service_is_normalised() {
     let text = r#"

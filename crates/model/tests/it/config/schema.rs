@@ -1,4 +1,4 @@
-//! The committed schema is the generated one, and says about files what the reader says.
+//! The committed schema is the generated one, and agrees with the parser.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ fn the_committed_schema_is_the_generated_one() {
     keep("profiles.schema.json", &config::profiles_schema());
 }
 
-/// The tree as an editor sees it, with YAML 1.1 words resolved.
+/// Converts the tree to JSON as an editor sees it, with YAML 1.1 scalars resolved.
 fn to_json(node: &yaml::Node) -> Value {
     use windlass_model::config::scalar::ScalarValue;
     match &node.value {
@@ -47,7 +47,7 @@ fn to_json(node: &yaml::Node) -> Value {
     }
 }
 
-/// Enough of draft-07 to hold files against our own schema; patterns are left to editors.
+/// Validates against enough of draft-07 for our schema; patterns are left to editors.
 fn valid(schema: &Value, value: &Value, root: &Value) -> bool {
     let Some(map) = schema.as_object() else { return schema != &Value::Bool(false) };
     let each = |key: &str| map.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();

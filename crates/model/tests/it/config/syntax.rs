@@ -1,4 +1,4 @@
-//! Every short syntax: what it becomes, and what it refuses.
+//! Every short syntax: its result, and what it refuses.
 
 use serde_json::{Value, json};
 use windlass_model::config::{
@@ -24,7 +24,8 @@ fn read<T: Decode + serde::Serialize>(text: &str) -> Result<Value, String> {
     Ok(trimmed(serde_json::to_value(&value).unwrap()))
 }
 
-/// Each good text gives its JSON, in both modes and again from that JSON; each bad text is refused.
+/// Checks that each valid text produces its JSON, in both modes and again from that JSON, and that each invalid text is
+/// refused.
 #[track_caller]
 fn table<T: Decode + serde::Serialize + PartialEq + std::fmt::Debug>(good: &[(&str, Value)], bad: &[&str]) {
     for (text, expected) in good {

@@ -1,4 +1,4 @@
-//! What is valid elsewhere and not done here: refused or warned about, never dropped.
+//! Settings that are valid elsewhere and not supported here: refused or warned about, never dropped.
 
 use windlass_model::config::{
     Configuration, parse, parse_profiles,
@@ -10,7 +10,7 @@ fn reviewed(text: &str, project: Option<&str>) -> SupportReview {
     review(&parsed.configuration, ReviewContext { node: Some(&parsed.node), project, properties: None })
 }
 
-/// The one refusal of a file, as people read it: its line, its path and what it says.
+/// Returns the only refusal of a file: its line, its path and its message.
 fn refusal(text: &str) -> String {
     let found = reviewed(text, Some("main"));
     assert!(found.warnings.is_empty(), "{found:?}");

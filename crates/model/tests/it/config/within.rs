@@ -1,4 +1,4 @@
-//! What a run may ask of new machines in its fleet.
+//! Constraints of a run on new instances in its fleet.
 
 use serde_json::{Value, json};
 use windlass_model::config::{

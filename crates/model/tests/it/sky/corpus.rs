@@ -1,7 +1,7 @@
-//! Real task files that nobody here wrote: each must get the verdict it got elsewhere.
+//! Task files from other projects: each must get the verdict it got there.
 //!
-//! The files lie beside the repository, not in it. Without them the test says so, and the small files of our own
-//! below still prove the reader.
+//! The files are outside of the repository. Without them the test prints a message, and the small files below still
+//! test the parser.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,7 @@ fn words(value: &Value) -> Vec<&str> {
     value.as_array().map(|list| list.iter().filter_map(Value::as_str).collect()).unwrap_or_default()
 }
 
-/// What is wrong with our answer to one file; nothing when it is right.
+/// Returns what is wrong with our result for one file; `None` if it is right.
 fn verdict(entry: &Value, text: &str) -> Option<String> {
     let required = words(&entry["env_required"]);
     let values: Vec<(&str, &str)> = required.iter().map(|name| (*name, "some-value")).collect();
@@ -63,7 +63,7 @@ fn verdict(entry: &Value, text: &str) -> Option<String> {
     {
         return Some("the plan changes when it is stored".to_owned());
     }
-    // Without its variables the file is refused, and one of them is named.
+    // Without its variables the file is refused, and the message names one of them.
     match sky::parse_task_file(text, &CommandLineValues::default()) {
         Err(problems) if !required.is_empty() => {
             let named = problems.iter().any(|p| required.iter().any(|name| p.message.contains(*name)));
@@ -93,7 +93,7 @@ fn real_task_files_get_the_verdict_they_got_elsewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Files of our own with their verdicts, in the form of the corpus' index.
+/// Checks files of this test with their verdicts, in the form of the corpus' index.
 #[test]
 fn our_own_task_files_get_their_verdicts() {
     let cases = [

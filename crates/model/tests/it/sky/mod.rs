@@ -1,4 +1,4 @@
-//! Task files of managed jobs: what is read, what is refused and what becomes of it.
+//! Task files of managed jobs: what is accepted, what is refused, and the result.
 
 mod corpus;
 mod overrides;
@@ -28,7 +28,7 @@ fn accept(text: &str) -> ParsedTaskFile {
     accept_with(text, &CommandLineValues::default())
 }
 
-/// `line: message` for each problem.
+/// Returns `line: message` for each problem.
 #[track_caller]
 fn refuse(text: &str) -> Vec<String> {
     match sky::parse_task_file(text, &CommandLineValues::default()) {

@@ -1,4 +1,4 @@
-//! What a command line says over a file.
+//! Command line options that override a file.
 
 use windlass_model::{
     managed_job::plan::{Deadline, ManagedJobPlan, RecoveryStrategy},
@@ -48,7 +48,7 @@ fn what_is_given_goes_over_every_task_and_the_rest_stays() {
     };
     assert_eq!((infra(0), infra(1)), (vec![Some("aws")], vec![Some("gcp"), Some("aws")]));
     assert_eq!(plan.tasks[0].candidates[0].memory.unwrap().of, 4.0);
-    // One place for all makes alternatives that differ in nothing else one.
+    // One `infra` for all merges alternatives that differ in nothing else.
     let plan = with(text, &Overrides { infra: word("k8s"), num_nodes: Some(2), ..Overrides::default() });
     let plan = plan.unwrap();
     assert_eq!((plan.tasks[1].candidates.len(), plan.tasks[0].nodes, plan.tasks[1].nodes), (1, 2, 2));
@@ -86,7 +86,7 @@ fn what_is_wrong_is_said_and_nothing_is_changed() {
         refused(Overrides { job_recovery: word("SOMETIMES"), ..Overrides::default() }).contains("SOMETIMES")
     );
     assert!(refused(Overrides { deadline: word("soon"), ..Overrides::default() }).contains("soon"));
-    // Nothing can be smuggled in beside it.
+    // Nothing can be injected next to it.
     refused(Overrides { job_recovery: word("NONE\nservice: {replicas: 1}"), ..Overrides::default() });
     let ours = "type: task\nname: task-one\ncommands: [\"true\"]\n";
     let no = with(ours, &Overrides { cpus: word("4"), ..Overrides::default() }).unwrap_err();

@@ -1,4 +1,4 @@
-//! What a task becomes: a run that an unchanged server can take.
+//! Conversion of a task to a run that an unchanged server accepts.
 
 use windlass_model::{
     config::{

@@ -1,4 +1,4 @@
-//! Fleets and their instances with the pipelines turning, over a cloud and agents of the test's making.
+//! Fleets and their instances with running pipelines, a fake cloud and scripted agents.
 
 mod ssh_hosts;
 mod stage;
@@ -99,7 +99,7 @@ async fn offers_are_tried_in_their_order(ground: &ServerFixture) {
 async fn when_every_offer_is_refused_the_job_ends_and_says_why(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     cloud.book.lock().none_of.extend([SMALL_TYPE.to_owned(), "spot".to_owned()]);
-    // Both kinds: the run says nothing about spot, so the fleet's word counts.
+    // Both kinds: the run does not set `spot_policy`, so the fleet's value counts.
     stage.fleet("pool", json!({"nodes": {"min": 0, "max": 1}, "spot_policy": "auto"})).await;
     stage.run("train", json!({})).await;
     let run = stage.wait_for_run("train", "failed").await;
@@ -191,12 +191,13 @@ async fn a_lost_instance_is_replaced_after_a_while(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.fleet("pool", json!({"nodes": {"min": 1, "max": 1}})).await;
     let first = instance_id(&stage.wait_for_instances("pool", &["idle"]).await[0]);
-    // Only what the fleet saw standing is replaced at once: else the loss counts as one more failed try.
+    // Only an instance that the fleet has counted is replaced at once; otherwise the loss counts as another failed
+    // attempt.
     stage.wait_for_fleet("pool").await;
     cloud.book.lock().none_of.insert(SMALL_TYPE.into());
     cloud.book.lock().none_of.insert("spot".into());
     preempt(&stage, &cloud, first).await;
-    // The first try to replace it fails, and says so; the next waits for its minute.
+    // The first attempt to replace it fails with a message; the next one waits for its minute.
     let failed = stage.wait_for_instances("pool", &["terminated"]).await;
     assert!(failed[0]["termination_reason_message"].as_str().unwrap().contains("no small"), "{failed:?}");
     let path = "/api/project/main/fleets/get";
@@ -343,7 +344,7 @@ async fn an_instance_ends_when_asked_and_only_then(ground: &ServerFixture) {
     stage.stop().await;
 }
 
-/// Also where a fleet names no backend at all.
+/// Also for a fleet that names no backend at all.
 async fn nothing_is_made_at_a_backend_that_the_project_was_not_granted(ground: &ServerFixture) {
     let (stage, cloud) = start_with_one_cloud(ground).await;
     stage.server.admin("/api/backends/revoke", json!({"project_name": "main", "backend": "aws"})).await;

@@ -1,4 +1,4 @@
-//! Hosts of SSH fleets whose agents are brought to them while the database fails.
+//! Hosts of SSH fleets whose agents are installed while the database fails.
 
 use std::{
     io,
@@ -33,10 +33,10 @@ on_both! {
     m8_a_query_that_fails_while_a_host_is_brought_up_does_not_end_the_host
 }
 
-/// How long passes in work may take when the engine stops.
+/// Maximum time for passes in progress when the engine stops.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Brings agents to hosts at once. The first time, it makes the query after it fail.
+/// Installs agents on hosts at once. The first time, it makes the next query fail.
 struct SshBackend {
     created: AtomicUsize,
     query_fails: Arc<AtomicBool>,
@@ -85,7 +85,7 @@ impl Backend for SshBackend {
     }
 }
 
-/// Fails one query when it is told to.
+/// Fails one query when the flag is set.
 struct FailingQueryFault(Arc<AtomicBool>);
 
 impl FaultHook for FailingQueryFault {
@@ -104,7 +104,7 @@ impl FaultHook for FailingQueryFault {
     }
 }
 
-/// Starts the pipeline of instances only: no other one takes the query that fails.
+/// Starts only the `instances` pipeline, so that no other pipeline consumes the failing query.
 struct InstancesOnlyRegistry<'a>(&'a mut Engine<Db>);
 
 impl PipelineRegistry for InstancesOnlyRegistry<'_> {

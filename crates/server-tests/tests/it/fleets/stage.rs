@@ -1,4 +1,4 @@
-//! A small cloud and the agents of its machines, which do as they are told by a test.
+//! A small cloud, and the agents of its instances, controlled by a test.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,20 +52,20 @@ pub(crate) fn offer(backend: &str, name: &str, cpus: u32, dollars: f64) -> Offer
     }
 }
 
-/// What a cloud did, and what it is told to do.
+/// Record of a cloud's actions, and its script.
 #[derive(Default)]
 pub(crate) struct CloudState {
     pub(crate) made: BTreeMap<InstanceId, String>,
     /// Every call of `create`: instance and type.
     pub(crate) asked: Vec<(InstanceId, String)>,
     pub(crate) deleted: Vec<InstanceId>,
-    /// Types of which there are none.
+    /// Types without capacity.
     pub(crate) none_of: BTreeSet<String>,
-    /// Machines that the cloud took back.
+    /// Instances that the cloud reclaimed.
     pub(crate) taken_back: BTreeSet<InstanceId>,
-    /// The next creations lose their row's lock before they answer.
+    /// Number of creations that lose their row's lock before they return.
     pub(crate) lose_locks: usize,
-    /// Creations wait until this is taken away.
+    /// Creations wait while this is set.
     pub(crate) hold: bool,
 }
 
@@ -160,7 +160,7 @@ impl Backend for FakeCloud {
     }
 }
 
-/// A server whose pipelines turn, with clouds and agents of the test's making.
+/// A server with running pipelines, fake clouds and scripted agents.
 pub(crate) struct FleetTestEnv {
     pub(crate) server: TestServer,
     pub(crate) hosts: Arc<ScriptedHosts>,
@@ -168,7 +168,7 @@ pub(crate) struct FleetTestEnv {
 }
 
 impl FleetTestEnv {
-    /// `clouds` are made on the server's database; `replicas` engines turn at once.
+    /// Creates `clouds` on the server's database and starts `replicas` engines.
     pub(crate) async fn set(
         ground: &ServerFixture,
         replicas: usize,
@@ -229,7 +229,7 @@ impl FleetTestEnv {
         seen["instances"].as_array().unwrap().clone()
     }
 
-    /// Waits until the fleet itself has seen that it has all it wants.
+    /// Waits until the fleet's pipeline has found it complete.
     pub(crate) async fn wait_for_fleet(&self, fleet: &str) {
         let asked = Instant::now();
         let sql = "SELECT consolidation_attempt FROM fleets WHERE name = $1";
@@ -254,7 +254,7 @@ impl FleetTestEnv {
         .await
     }
 
-    /// Makes every row of a table due, as its time would.
+    /// Makes every row of a table due.
     pub(crate) async fn poke(&self, table: &'static str) {
         let unit = Unit::new().exec(format!("UPDATE {table} SET due_at = NULL WHERE NOT finished"), vec![]);
         self.server.app.db().write(unit).await.unwrap().done().unwrap();

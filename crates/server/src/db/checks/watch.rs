@@ -1,10 +1,10 @@
-//! A watch that SQLite itself keeps, for the simulation: at every write it looks whether a limit of slots is exceeded, and
-//! whether a task gets a second live attempt. A look now and then would miss what is over in a moment.
+//! Triggers in SQLite, for the simulation: every write checks whether a limit of slots is exceeded, and whether a task
+//! gets a second active attempt. A periodic check would miss short violations.
 
-/// What was seen: the invariant's id, and what broke it.
+/// Observed violations: the invariant's id, and a description.
 pub const VIOLATIONS: &str = "SELECT id, what FROM watched";
 
-/// Makes the table and the triggers, for these limits of slots.
+/// Creates the table and the triggers, for these limits of slots.
 pub fn statements(max_launching: u32, max_alive: u32) -> Vec<String> {
     let launching = "(SELECT count(*) FROM managed_job_tasks t WHERE t.schedule = 'LAUNCHING' OR t.granted)";
     let alive = "((SELECT count(*) FROM managed_jobs m WHERE m.claimed AND NOT m.finished) + (SELECT count(DISTINCT \

@@ -1,4 +1,4 @@
-//! What the fleet pipeline reads and writes.
+//! Reads and writes of the fleet pipeline.
 
 use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{event::Event, id::InstanceId, instance};
@@ -18,10 +18,10 @@ statements! {
     LOAD = "SELECT {} FROM fleets f WHERE f.id = $1 AND f.lock_token = $2", Fleet::columns("f");
     MEMBERS = "SELECT {} FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished ORDER BY i.instance_num",
               Instance::columns("i");
-    /// Of those that never came to be, what the last one said.
+    /// Message of the last instance that failed to start.
     EXIT_RECORD = "SELECT i.termination_message FROM instances i WHERE i.fleet_id = $1 AND i.finished \
                  AND i.termination_message IS NOT NULL ORDER BY i.finished_at DESC LIMIT 1";
-    /// Never under a job: what was idle when the fleet looked may have one by now.
+    /// Never while a job is there: an instance that was idle when the fleet was loaded may have one by now.
     ASK_SURPLUS = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), \
                    end_reason = $2, due_at = NULL WHERE id = $1 AND NOT finished AND busy_blocks = 0";
     ASK_END = "UPDATE instances SET termination_asked_at = coalesce(termination_asked_at, now_us()), due_at = NULL \
@@ -30,7 +30,7 @@ statements! {
 
 pub struct FleetInputs {
     pub fleet: Fleet,
-    /// Those that are not over.
+    /// Unfinished instances.
     pub members: Vec<Instance>,
     pub last_word: Option<String>,
 }
@@ -49,13 +49,13 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<FleetInputs>, DbError
     Ok(Some(FleetInputs { fleet, members, last_word }))
 }
 
-/// One pass over a fleet.
+/// Result of one pass over a fleet.
 #[derive(Default)]
 pub struct FleetUpdate {
     pub set: Values,
     pub event: Option<Event>,
     pub end: Vec<(InstanceId, instance::TerminationReason)>,
-    /// The rows of new instances and of their events.
+    /// Rows of new instances and of their events.
     pub create: Vec<Change>,
 }
 

@@ -1,4 +1,4 @@
-//! What the instance pipeline reads and writes.
+//! Reads and writes of the instance pipeline.
 
 use uuid::Uuid;
 use windlass_engine::{Lease, LeaseKey};
@@ -19,16 +19,18 @@ statements! {
              (SELECT value FROM json_each(CAST($1 AS TEXT))) AND j.instance_id = $2";
     FLEET = "SELECT f.spec, (SELECT count(*) FROM instances i WHERE i.fleet_id = f.id AND NOT i.finished \
              AND i.status <> 'terminating' AND i.termination_asked_at IS NULL) FROM fleets f WHERE f.id = $1";
-    /// Its end and the coming of a job exclude each other: both touch the row, and blocks are on it.
+    /// The end of an instance and the placement of a job exclude each other: both update the row, which counts the
+    /// blocks.
     STILL_IDLE = "UPDATE instances SET idle_since = idle_since WHERE id = $1 AND busy_blocks = 0";
-    /// Two that are idle at once may not both go: held until the end of the unit, what is counted next is true.
+    /// Two idle instances must not both end: the row is held until the end of the unit, so that the next count is
+    /// correct.
     HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1";
     ABOVE_MIN = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND (SELECT count(*) FROM instances i \
                  WHERE i.fleet_id = $1 AND NOT i.finished AND i.status <> 'terminating' \
                  AND i.termination_asked_at IS NULL) >= $2";
     POKE_JOBS = "UPDATE jobs SET due_at = NULL WHERE instance_id = $1 AND NOT finished";
     POKE_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT finished";
-    /// Room was made: the first in line look again at once, the rest when their time comes.
+    /// Capacity was freed: the first waiting jobs become due at once, the others at their due times.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
                     ORDER BY j.priority DESC, j.submitted_at LIMIT 32)";
@@ -38,15 +40,15 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<Instance>, DbError> {
     db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await?.map(Instance::read).transpose()
 }
 
-/// A task on the host, and the highest epoch its submission can have been seen with.
+/// A task on the host, with the highest epoch with which its submission can have been seen.
 #[derive(Clone, Copy, Debug)]
 pub struct OrphanTask {
     pub submission: SubmissionId,
     pub epoch: i64,
 }
 
-/// Those of a host's tasks that belong to no living job there. Ask the host first and the database after:
-/// a task is handed over only when its job's row says so, so one that is missing here is dead.
+/// Tasks of a host that belong to no active job there. Query the host first and the database afterwards: a task is
+/// submitted only after its job's row records it, so one that is missing here is orphaned.
 pub async fn orphan_tasks(
     db: &Db,
     instance: Uuid,
@@ -68,10 +70,10 @@ pub async fn orphan_tasks(
     Ok(tasks.iter().filter_map(stray).collect())
 }
 
-/// What an instance needs to know of its fleet.
+/// Data of the fleet that its instances need.
 pub struct FleetSummary {
     pub spec: String,
-    /// Those that stay.
+    /// Number of instances that stay.
     pub members: i64,
 }
 
@@ -80,7 +82,7 @@ pub async fn fleet_summary(db: &Db, fleet: FleetId) -> Result<Option<FleetSummar
     row.map(|row| Ok(FleetSummary { spec: row.text(0)?, members: row.int(1)? })).transpose()
 }
 
-/// Writes which offer is asked for, before it is; the row stays locked.
+/// Records which offer is requested, before the request; the row stays locked.
 pub async fn tries(
     db: &Db,
     held: LeaseKey,
@@ -91,21 +93,21 @@ pub async fn tries(
     db.write(Unit::guarded("instances", held, set)).await
 }
 
-/// Writes how far its making is; the row stays locked.
+/// Records the progress of its creation; the row stays locked.
 pub async fn set_progress(db: &Db, held: LeaseKey, said: Option<&str>) -> Result<WriteOutcome, DbError> {
     db.write(Unit::guarded("instances", held, vec![("status_message", said.into())])).await
 }
 
-/// One pass over an instance, and whom it concerns.
+/// Result of one pass over an instance, and the rows that it affects.
 #[derive(Default)]
 pub struct InstanceUpdate {
     pub set: Values,
     pub event: Option<Event>,
-    /// Its container engine went away, or is back.
+    /// Event: its container engine stopped or resumed responding.
     pub engine: Option<Event>,
-    /// It ends, unless a job came in the same moment.
+    /// It ends, unless a job was placed at the same time.
     pub only_while_idle: bool,
-    /// It ends, unless its fleet would then have fewer than these.
+    /// It ends, unless its fleet would then have fewer instances than this.
     pub leaves_at_least: Option<i64>,
     pub is_over: bool,
     pub pokes_jobs: bool,
@@ -114,7 +116,7 @@ pub struct InstanceUpdate {
 }
 
 impl InstanceUpdate {
-    /// The pipelines that have something to look at.
+    /// Pipelines that have work after this pass.
     pub fn wakes(&self) -> Vec<&'static str> {
         let mut wake = Vec::new();
         if self.pokes_jobs {

@@ -1,4 +1,4 @@
-//! What the pipelines of placed jobs read and write.
+//! Reads and writes of the pipelines of placed jobs.
 
 use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{event::Event, id::ManagedJobId, instance, job, time::Span};
@@ -13,8 +13,8 @@ use crate::{
 };
 
 statements! {
-    /// All that a pass needs, by one statement: what a job waits for most is its turn at the database. Columns
-    /// that are added come after the records.
+    /// Everything that a pass needs, with one statement: jobs spend most of their time waiting for the database. Added
+    /// columns come after the records.
     LOAD = "SELECT {}, {}, {}, f.spec, p.name, p.ssh_public_key, \
             (SELECT count(*) FROM jobs o WHERE o.instance_id = j.instance_id AND o.id <> j.id AND NOT o.finished), \
             EXISTS (SELECT 1 FROM jobs s WHERE s.run_id = j.run_id AND s.replica_num = j.replica_num AND s.id <> j.id), \
@@ -26,22 +26,23 @@ statements! {
             LEFT JOIN instances i ON i.id = j.instance_id \
             LEFT JOIN fleets f ON f.id = i.fleet_id WHERE j.id = $1 AND j.lock_token = $2",
            Job::columns("j"), Run::columns("r"), Instance::columns("i");
-    /// A replica is resubmitted as a whole, so its generation has one number; one that is over already counts.
+    /// A replica is resubmitted as a whole, so all jobs of a generation have one number; finished ones count too.
     SIBLINGS = "SELECT j.job_num, j.running_at, i.hostname, i.provisioning, j.gate FROM jobs j \
                 LEFT JOIN instances i ON i.id = j.instance_id WHERE j.run_id = $1 \
                 AND j.replica_num = $2 AND j.submission_num = $3 AND j.id <> $4 ORDER BY j.job_num";
-    /// The blocks go back in the transaction that makes the job final, so they are counted once. The last ones make
-    /// it idle, which its pipeline says.
+    /// The blocks are released in the transaction that makes the job final, so they are counted once. The last blocks
+    /// make the instance idle, which its pipeline records.
     FREE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks - $2, \
                    due_at = CASE WHEN busy_blocks = $2 THEN NULL ELSE due_at END, \
                    idle_since = CASE WHEN busy_blocks = $2 THEN now_us() ELSE idle_since END WHERE id = $1";
-    /// Nodes wait for each other: one that came further makes the others look.
+    /// Nodes wait for each other: the progress of one makes the others due.
     POKE_SIBLINGS = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND NOT finished AND status IN ('provisioning', 'pulling')";
-    /// The same, for nodes that are prepared.
+    /// As `POKE_SIBLINGS`, for prepared nodes.
     POKE_PREPARED = "UPDATE jobs SET due_at = NULL WHERE run_id = $1 AND replica_num = $2 AND submission_num = $3 \
                      AND id <> $4 AND status = 'running' AND gate = 'reached'";
-    /// Tasks of a group find each other by name: one that runs somewhere else now makes the others hear of it.
+    /// Tasks of a group reach each other by name: one that runs on another instance now makes the others due, to update
+    /// their addresses.
     POKE_GROUP = "UPDATE jobs SET due_at = NULL WHERE status = 'running' AND id <> $2 AND run_id IN \
                   (SELECT r.id FROM runs r WHERE r.managed_job_id = $1 AND NOT r.finished)";
     GROUP = "SELECT r.name, j.job_num, i.hostname, i.provisioning FROM runs r JOIN jobs j ON j.run_id = r.id \
@@ -49,29 +50,29 @@ statements! {
              ORDER BY r.name, j.job_num";
     GROUP_PLAN = "SELECT plan FROM managed_jobs WHERE id = $1";
     CANCEL_GRACE = "SELECT cancel_graceful_us FROM managed_jobs WHERE id = $1 AND cancel_asked_at IS NOT NULL";
-    /// Room was made: as many as may fit into it look again at once, the rest when their time comes.
+    /// Capacity was freed: as many jobs as may fit become due at once, the others at their due times.
     POKE_WAITING = "UPDATE jobs SET due_at = NULL WHERE id IN (SELECT j.id FROM jobs j \
                     WHERE j.project_id = $1 AND NOT j.finished AND j.status = 'submitted' \
                     ORDER BY j.priority DESC, j.submitted_at LIMIT $2)";
 }
 
-/// How many more jobs look at freed blocks than there are blocks: the first in line may be too large for them.
+/// Number of jobs made due in addition to the number of freed blocks: the first ones may be too large for them.
 const EXTRA_DUE_JOBS: i64 = 3;
 
 /// Another job of the same generation of the replica.
 #[derive(Clone, Debug)]
 pub struct Sibling {
     pub job_num: i64,
-    /// Of its instance, where that has come so far.
+    /// Address of its instance, if known.
     pub hostname: Option<String>,
     pub machine: Option<String>,
-    /// It runs, or did.
+    /// True if it runs, or did.
     pub ran: bool,
-    /// It is prepared to begin with the others.
+    /// True if it is prepared to start with the others.
     pub at_gate: bool,
 }
 
-/// What of its project a job is told.
+/// Data of the project that a job needs.
 #[derive(Clone, Debug)]
 pub struct JobProject {
     pub name: String,
@@ -84,13 +85,13 @@ pub struct JobInputs {
     pub run: Run,
     pub project: JobProject,
     pub instance: Option<Instance>,
-    /// Of the instance's fleet, JSON.
+    /// Specification of the instance's fleet, JSON.
     pub fleet_spec: Option<String>,
-    /// Other jobs on the instance that are not final.
+    /// Number of other jobs on the instance that are not final.
     pub others_there: i64,
     pub siblings: Vec<Sibling>,
     pub has_volumes: bool,
-    /// Requests may be on their way to it.
+    /// True if requests may still be in transit to it.
     pub in_use: bool,
 }
 
@@ -132,7 +133,7 @@ async fn siblings(db: &Db, job: &Job) -> Result<Vec<Sibling>, DbError> {
     each.collect()
 }
 
-/// A node of a managed job that is not over.
+/// An unfinished node of a managed job.
 pub struct ManagedNode {
     pub run: String,
     pub node: i64,
@@ -140,13 +141,13 @@ pub struct ManagedNode {
     pub machine: Option<String>,
 }
 
-/// How long the commands of a managed job may take to end, where its cancel said so.
+/// Grace period of the commands of a managed job, if its cancellation set one.
 pub async fn cancel_grace(db: &Db, job: ManagedJobId) -> Result<Option<Span>, DbError> {
     let found = db.query_opt(CANCEL_GRACE.as_str(), params![job]).await?;
     Ok(found.map(|row| row.opt_int(0)).transpose()?.flatten().map(Span))
 }
 
-/// The plan of a managed job, and all its nodes that have an instance.
+/// Plan of a managed job, and all its nodes that have an instance.
 pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<ManagedNode>)>, DbError> {
     let Some(row) = db.query_opt(GROUP_PLAN.as_str(), params![job]).await? else { return Ok(None) };
     let rows = db.query(GROUP.as_str(), params![job]).await?;
@@ -161,25 +162,25 @@ pub async fn group(db: &Db, job: ManagedJobId) -> Result<Option<(String, Vec<Man
     Ok(Some((row.text(0)?, members.collect::<Result<_, DbError>>()?)))
 }
 
-/// One pass over a job that goes on, or turns terminating.
+/// Result of one pass over a job that continues, or becomes terminating.
 pub struct JobUpdate {
     pub set: Values,
-    /// One for each status it moved to, in order.
+    /// One for each status to which it moved, in order.
     pub events: Vec<Event>,
     pub due_in_us: Option<i64>,
-    /// Other nodes of its replica wait for what it becomes.
+    /// True if other nodes of its replica wait for the new status.
     pub pokes_siblings: bool,
-    /// Other tasks of this managed job are told where it runs.
+    /// Managed job whose other tasks need the address of this one.
     pub pokes_group: Option<ManagedJobId>,
 }
 
 pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Result<WriteOutcome, DbError> {
-    // Prepared to begin with the other nodes, which was not so before.
+    // The job became prepared to start with the other nodes in this pass.
     let reached_gate = job.gate.is_none() && moved.set.iter().any(|(column, _)| *column == "gate");
     let mut unit = Unit::apply("jobs", held, moved.due_in_us, moved.set);
     if let Some(last) = moved.events.last() {
-        // What the run makes of it is decided by the run's pipeline; it only has to look. To a run a job that
-        // pulls its image is one that is provisioned. Other nodes have to hear of the end of one.
+        // The run's pipeline decides what follows for the run; it only has to become due. To a run a pulling job counts
+        // as provisioned. Other nodes need to see the end of a job.
         let is = |status: job::Status| last.to == Some(status.as_str());
         if is(job::Status::Provisioning) || is(job::Status::Terminating) && !moved.pokes_siblings {
             unit = unit.and([crate::db::runs::mark_due_soon(job.run_id)]);
@@ -204,7 +205,7 @@ pub async fn apply(db: &Db, held: LeaseKey, job: &Job, moved: JobUpdate) -> Resu
     db.write(unit).await
 }
 
-/// The columns of an ending, for a job that turns terminating.
+/// Columns of an ending, for a job that becomes terminating.
 pub fn ending_columns(ending: &job::Ending) -> Values {
     vec![
         ("status", job::Status::Terminating.into()),
@@ -216,13 +217,13 @@ pub fn ending_columns(ending: &job::Ending) -> Values {
     ]
 }
 
-/// The end: the final status, the blocks given back and the event, in one transaction.
+/// End of a job: the final status, the release of the blocks and the event, in one transaction.
 pub struct JobEnd<'a> {
     pub status: job::Status,
     pub event: &'a Event,
     pub host_given_up: bool,
     pub frees: bool,
-    /// As it was in the end: an abort may have hurried a stop.
+    /// As it was in the end: an abort may have replaced a stop.
     pub ending: &'a job::Ending,
 }
 
@@ -236,7 +237,7 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
         ("termination_message", end.ending.said().into()),
         ("exit_status", end.ending.exit_status().into()),
         ("status_message", Val::Null),
-        // Nobody needs them after the end.
+        // Not needed after the end.
         ("secrets_sealed", Val::Null),
     ];
     let mut unit = Unit::apply("jobs", held, None, set);
@@ -253,7 +254,7 @@ pub async fn end(db: &Db, held: LeaseKey, job: &Job, end: JobEnd<'_>) -> Result<
 }
 
 impl JobInputs {
-    /// Whether a host takes jobs at all.
+    /// Status of the job's instance.
     pub fn instance_status(&self) -> Option<instance::Status> {
         self.instance.as_ref().map(|i| i.status)
     }

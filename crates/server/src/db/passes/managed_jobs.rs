@@ -1,4 +1,4 @@
-//! What the pipeline of managed jobs reads and writes, and how slots are counted and granted.
+//! Reads and writes of the pipeline of managed jobs, and the counting and granting of slots.
 
 use uuid::Uuid;
 use windlass_engine::Lease;
@@ -28,7 +28,7 @@ statements! {
     LOAD = "SELECT {}, u.name, u.ssh_public_key, p.name FROM managed_jobs m JOIN users u ON u.id = m.user_id \
             JOIN projects p ON p.id = m.project_id JOIN managed_job_tasks t ON t.job_id = m.id \
             WHERE m.id = $1 AND m.lock_token = $2 ORDER BY t.task", managed_jobs::columns();
-    /// Also hidden ones: what somebody put out of sight still ended in its way.
+    /// Including deleted runs: the end of a hidden attempt still counts.
     ATTEMPTS = "SELECT {} FROM runs r WHERE r.managed_job_id = $1 AND r.name IN \
                 (SELECT value FROM json_each(CAST($2 AS TEXT)))", Run::columns("r");
     MACHINES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
@@ -44,12 +44,13 @@ statements! {
     WAITING = "SELECT m.number, t.task, m.priority, m.claimed, m.id FROM managed_job_tasks t \
                JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
                AND m.cancel_asked_at IS NULL ORDER BY m.priority DESC, m.number, t.task LIMIT $1";
-    /// As above, of those that need a launch slot only: a head that waits for both never stands in their way.
+    /// As above, but only tasks that need just a launch slot: a task at the head of the queue that waits for both slots
+    /// never blocks them.
     WAITING_ALIVE = "SELECT m.number, t.task, m.priority, m.claimed, m.id FROM managed_job_tasks t \
                      JOIN managed_jobs m ON m.id = t.job_id WHERE t.wants_slot AND NOT t.granted AND NOT m.finished \
                      AND m.claimed AND m.cancel_asked_at IS NULL ORDER BY m.priority DESC, m.number, t.task LIMIT $1";
     HOLD_SLOTS = "UPDATE managed_job_slots SET last_number = last_number WHERE id = 1";
-    /// Counted again here, under the row that all who count hold: a limit holds over all replicas.
+    /// Counted again here, while holding the row that every count holds: a limit holds over all replicas.
     GRANT = "UPDATE managed_job_tasks SET granted = TRUE WHERE job_id = $1 AND task = $2 AND wants_slot \
              AND NOT granted AND (SELECT count(*) FROM managed_job_tasks t WHERE t.schedule = 'LAUNCHING' \
              OR t.granted) < $3 AND (EXISTS (SELECT 1 FROM managed_jobs m WHERE m.id = $1 AND m.claimed) \
@@ -58,14 +59,14 @@ statements! {
              + (SELECT count(DISTINCT t.job_id) FROM managed_job_tasks t JOIN managed_jobs m ON m.id = t.job_id \
              WHERE t.granted AND NOT m.claimed) < $4)";
     POKE = "UPDATE managed_jobs SET due_at = NULL WHERE id = $1 AND NOT finished";
-    /// The nodes of a task are free: those that wait for some in this project look again.
+    /// The nodes of a task are free: jobs of this project that wait for nodes become due.
     POKE_BACKOFF = "UPDATE managed_jobs SET due_at = NULL WHERE project_id = $1 AND schedule = 'ALIVE_BACKOFF' \
                     AND NOT finished";
     NEWEST_IDLE = "SELECT max(i.idle_since) FROM instances i WHERE i.project_id = $1 AND NOT i.finished \
                    AND i.status = 'idle' AND NOT i.unreachable";
 }
 
-/// The job, its tasks, and who asked for it where.
+/// The job with its tasks, user and project.
 #[derive(Clone, Debug)]
 pub struct ManagedJobInputs {
     pub job: ManagedJob,
@@ -90,14 +91,14 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<ManagedJobInputs>, Db
     Ok(loaded)
 }
 
-/// The run of an attempt, its newest submissions, and the instances that they had.
+/// Run of an attempt, its newest submissions, and their instances.
 #[derive(Clone, Debug)]
 pub struct AttemptRun {
     pub run: Run,
     pub jobs: Vec<(Job, Option<Instance>)>,
 }
 
-/// Those of these runs that there are.
+/// Existing runs among these.
 pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Vec<AttemptRun>, DbError> {
     if names.is_empty() {
         return Ok(Vec::new());
@@ -123,20 +124,20 @@ pub async fn attempts(db: &Db, job: ManagedJobId, names: &[String]) -> Result<Ve
     Ok(each.collect())
 }
 
-/// When a machine of the project last became free.
+/// Time when an instance of the project last became idle.
 pub async fn newest_idle(db: &Db, job: &ManagedJob) -> Result<Option<i64>, DbError> {
     let row = db.query_opt(NEWEST_IDLE.as_str(), params![job.project_id]).await?;
     row.map_or(Ok(None), |row| row.opt_int(0))
 }
 
-/// A task as it is written.
+/// New columns of a task.
 pub struct TaskUpdate {
     pub task: i64,
     pub status: Status,
     pub schedule: Schedule,
     pub record: String,
     pub wants_slot: bool,
-    /// The slot that it was granted is taken, or not wanted any more.
+    /// True if the granted slot is used, or no longer needed.
     pub takes_grant: bool,
 }
 
@@ -146,13 +147,13 @@ pub struct StopRun {
     pub by: UserId,
 }
 
-/// Everything one pass writes.
+/// Everything that one pass writes.
 pub struct ManagedJobUpdate {
     pub set: Values,
     pub due_in_us: Option<i64>,
     pub tasks: Vec<TaskUpdate>,
     pub stops: Vec<StopRun>,
-    /// New runs with all that belongs to them.
+    /// New runs with all their rows.
     pub runs: Vec<Unit>,
     pub events: Vec<Event>,
 }
@@ -201,7 +202,7 @@ pub async fn apply(
     db.write(unit).await
 }
 
-/// The slots that are taken.
+/// Slots in use.
 pub async fn in_use(db: &Db) -> Result<SlotUsage, DbError> {
     let row = db.query_opt(IN_USE.as_str(), vec![]).await?;
     let row = row.ok_or(DbError::Shape { column: 0, want: "slots in use", have: "nothing" })?;
@@ -209,8 +210,8 @@ pub async fn in_use(db: &Db) -> Result<SlotUsage, DbError> {
     Ok(SlotUsage { launching: number(row.int(0)?), alive: number(row.int(1)?) })
 }
 
-/// Who stands in line for a slot, and what is taken. As many as could be granted at all, and the first of those
-/// who need less.
+/// Tasks that wait for a slot, and the slots in use. Returns as many tasks as could be granted at all, and the first of
+/// those that need only a launch slot.
 pub async fn line(db: &Db, limits: SlotLimits) -> Result<(Vec<(SlotRequest, Uuid)>, SlotUsage), DbError> {
     let number = |n: i64| u32::try_from(n).unwrap_or(u32::MAX);
     let in_use = in_use(db).await?;
@@ -237,7 +238,7 @@ pub async fn line(db: &Db, limits: SlotLimits) -> Result<(Vec<(SlotRequest, Uuid
     Ok((line, in_use))
 }
 
-/// Grants slots to these, as far as the limits still allow it, and makes their jobs due.
+/// Grants slots to these, as far as the limits still permit it, and makes their jobs due.
 pub async fn grant(db: &Db, chosen: &[(SlotRequest, Uuid)], limits: SlotLimits) -> Result<(), DbError> {
     let mut unit = Unit::new().expect_one(HOLD_SLOTS.as_str(), vec![]);
     let limits = match is_planted(Bug::SlotGrantWithoutRecount) {
@@ -253,7 +254,7 @@ pub async fn grant(db: &Db, chosen: &[(SlotRequest, Uuid)], limits: SlotLimits) 
     db.write(unit).await?.done().map(drop)
 }
 
-/// For the unit that changes a run: the managed job whose attempt it is looks at once.
+/// For the unit that changes a run: makes the managed job of which it is an attempt due at once.
 pub(in crate::db) fn mark_due(job: ManagedJobId) -> crate::db::Change {
     crate::db::Change::Exec {
         sql: POKE.as_str().into(),
@@ -262,7 +263,7 @@ pub(in crate::db) fn mark_due(job: ManagedJobId) -> crate::db::Change {
     }
 }
 
-/// For the unit that frees nodes.
+/// For the unit that frees nodes: makes the jobs due that wait for nodes.
 pub(in crate::db) fn mark_backoff_due(project: windlass_model::id::ProjectId) -> crate::db::Change {
     crate::db::Change::Exec {
         sql: POKE_BACKOFF.as_str().into(),

@@ -1,7 +1,7 @@
-//! What the pipelines read and write: one file per kind of row.
+//! Reads and writes of the pipelines: one file per kind of row.
 //!
-//! Each write is one unit whose guard names the row and the lease's token. Whoever leaves a request on a
-//! row clears its `due_at`, which makes it due again at once, whatever a pass under way says.
+//! Each write is one unit whose guard names the row and the lease's token. Code that stores a request on a row clears
+//! its `due_at`, which makes it due again at once, regardless of a pass in progress.
 
 pub mod fleets;
 pub mod instances;
@@ -12,7 +12,7 @@ pub mod placing;
 pub mod runs;
 pub mod volumes;
 
-/// For the test that prepares them all on both databases.
+/// All statements, for the test that prepares them on both databases.
 pub(super) fn statements() -> Vec<&'static str> {
     let mut all = [
         fleets::statements(),
@@ -40,7 +40,7 @@ use super::{
     unit::assign,
 };
 
-/// A second row that the unit changes under its own lease, as firmly as the guard's.
+/// Change of a second row under its own lease, with the same check as the unit's guard.
 fn guarded_update(table: &'static str, held: LeaseKey, set: Values) -> Change {
     let mut params: Vec<Val> = vec![held.id.into(), held.token.into()];
     let columns: Vec<_> =
@@ -50,7 +50,7 @@ fn guarded_update(table: &'static str, held: LeaseKey, set: Values) -> Change {
     Change::Exec { sql: sql.into(), params, expect: Expect::One }
 }
 
-/// The rows of one event about one row, written under its lease.
+/// Rows of one event about one row, written under its lease.
 fn event_rows(
     db: &Db,
     held: LeaseKey,

@@ -1,4 +1,4 @@
-//! What the orders of a placed job are made from: everything that is read, in one place.
+//! Reads for the orders of a placed job.
 
 use windlass_model::id::InstanceId;
 
@@ -8,27 +8,27 @@ use crate::{
 };
 
 statements! {
-    /// The whole generation of a replica, the job itself included.
+    /// The whole generation of a replica, including the job itself.
     NODES = "SELECT j.job_num, j.blocks, j.job_spec, j.instance_id FROM jobs j WHERE j.run_id = $1 \
              AND j.replica_num = $2 AND j.submission_num = $3 ORDER BY j.job_num";
-    /// The replicas of a service that live now.
+    /// Active replicas of a service.
     REPLICAS = "SELECT j.replica_num, j.blocks, j.job_spec, j.instance_id FROM jobs j WHERE j.run_id = $1 \
                 AND j.job_num = 0 AND NOT j.finished ORDER BY j.replica_num";
     INSTANCES = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
                 Instance::columns("i");
 }
 
-/// A job of the same run, and the machine it is on.
+/// A job of the same run, and its instance.
 #[derive(Clone, Debug)]
 pub struct JobNode {
-    /// Its place: the number of the job among the nodes, or of the replica among those of a service.
+    /// Number of the job among the nodes, or of the replica among those of a service.
     pub num: i64,
     pub blocks: i64,
     pub job_spec: String,
     pub instance: Option<Instance>,
 }
 
-/// The nodes of the job's replica, in order.
+/// Nodes of the job's replica, in order.
 pub async fn nodes(db: &Db, loaded: &JobInputs) -> Result<Vec<JobNode>, DbError> {
     let job = &loaded.job;
     if loaded.siblings.is_empty() {
@@ -38,7 +38,7 @@ pub async fn nodes(db: &Db, loaded: &JobInputs) -> Result<Vec<JobNode>, DbError>
     with_instances(db, NODES.as_str(), params![job.run_id, job.replica_num, job.submission_num]).await
 }
 
-/// One job of each living replica, in order.
+/// One job of each active replica, in order.
 pub async fn replicas(db: &Db, run: &Run) -> Result<Vec<JobNode>, DbError> {
     with_instances(db, REPLICAS.as_str(), params![run.id]).await
 }

@@ -1,4 +1,4 @@
-//! What placement reads (the whole queue it claimed, the whole inventory) and how a seat is taken.
+//! Reads of placement (the claimed queue and the inventory), and the assignment of jobs to instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,29 +35,29 @@ statements! {
                 Instance::columns("i");
     HELD = "SELECT j.instance_id, j.id, j.blocks, j.run_deadline_at FROM jobs j WHERE j.project_id = $1 \
             AND NOT j.finished AND j.instance_id IS NOT NULL ORDER BY j.instance_id, j.id";
-    /// Takes blocks only while they are there: two replicas that place at once cannot take the same ones. The first
-    /// ones make it busy, which its pipeline says.
+    /// Allocates blocks only if they are free: two replicas that place at the same time cannot allocate the same ones.
+    /// The first blocks make the instance busy, which its pipeline records.
     TAKE_BLOCKS = "UPDATE instances SET busy_blocks = busy_blocks + $2, \
                    due_at = CASE WHEN busy_blocks = 0 THEN NULL ELSE due_at END \
                    WHERE id = $1 AND status IN ('idle', 'busy') AND NOT unreachable AND NOT finished \
                    AND termination_asked_at IS NULL AND busy_blocks + $2 <= total_blocks";
-    /// Whoever adds an instance to a fleet holds its row until the end of the unit: what is counted next is true.
+    /// A unit that adds an instance to a fleet holds the fleet's row until its end, so that the next count is correct.
     HOLD_FLEET = "UPDATE fleets SET due_at = NULL WHERE id = $1 AND NOT deleted AND status = 'active' \
                   AND termination_asked_at IS NULL";
     WITHIN_MAX = "UPDATE fleets SET due_at = NULL WHERE id = $1 \
                   AND (SELECT count(*) FROM instances i WHERE i.fleet_id = $1 AND NOT i.finished) <= $2";
-    /// After the instance is there: the row refers to it.
+    /// After the insert of the instance, to which the row refers.
     SIT_ON_NEW = "UPDATE jobs SET instance_id = $2 WHERE id = $1";
     TASK_DIRS_ROOT = "SELECT {} FROM instances i WHERE i.id IN (SELECT value FROM json_each(CAST($1 AS TEXT)))",
              Instance::columns("i");
-    /// Where nodes of these runs found nothing a moment ago.
+    /// Offers for which nodes of these runs recently found no capacity.
     FULL = "SELECT j.run_id, j.replica_num, i.offer FROM jobs j JOIN instances i ON i.id = j.instance_id \
             WHERE j.run_id IN (SELECT value FROM json_each(CAST($1 AS TEXT))) AND j.termination_detail = $2 \
             AND j.terminating_at > now_us() - $3";
     CHOOSE_FLEET = "UPDATE runs SET fleet_id = $2, due_at = {DUE_SOON} WHERE id = $1 AND NOT finished";
 }
 
-/// The claimed jobs that are still ours, with their runs.
+/// Claimed jobs whose leases are still valid, with their runs.
 pub async fn leased_jobs(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMap<RunId, Run>), DbError> {
     let rows = db.query(LEASED.as_str(), vec![Val::list(leases.iter().map(|l| l.id))]).await?;
     let mut jobs = Vec::with_capacity(rows.len());
@@ -73,10 +73,10 @@ pub async fn leased_jobs(db: &Db, leases: &[Lease]) -> Result<(Vec<Job>, BTreeMa
     Ok((jobs, runs.collect::<Result<_, _>>()?))
 }
 
-/// For how long a region is left out of which it was heard that it is full.
+/// Time for which a region that was reported as full is avoided.
 const FULL_REGION_TTL: Span = Span::mins(2);
 
-/// Of replicas with several nodes: the offers that nothing came of a moment ago. JSON, see `Tries`.
+/// For replicas with several nodes: the offers that recently failed. JSON, see `OfferAttempts`.
 pub async fn failed_offers(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64), String)>, DbError> {
     if runs.is_empty() {
         return Ok(Vec::new());
@@ -91,7 +91,7 @@ pub async fn failed_offers(db: &Db, runs: &[RunId]) -> Result<Vec<((RunId, i64),
     found.collect()
 }
 
-/// The instances that claimed jobs have already.
+/// Instances that claimed jobs already have.
 pub async fn assigned_instances(db: &Db, jobs: &[Job]) -> Result<BTreeMap<InstanceId, Instance>, DbError> {
     let ids: Vec<InstanceId> = jobs.iter().filter_map(|job| job.instance_id).collect();
     if ids.is_empty() {
@@ -101,7 +101,7 @@ pub async fn assigned_instances(db: &Db, jobs: &[Job]) -> Result<BTreeMap<Instan
     rows.into_iter().map(|row| Instance::read(row).map(|instance| (instance.id, instance))).collect()
 }
 
-/// A job's hold on an instance.
+/// Blocks of an instance that a job occupies.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockHold {
     pub instance: InstanceId,
@@ -118,7 +118,7 @@ pub struct ProjectInventory {
     pub granted: BTreeSet<String>,
 }
 
-/// Everything a project has.
+/// Fleets, instances and occupied blocks of a project.
 pub async fn load_inventory(db: &Db, project: ProjectId) -> Result<ProjectInventory, DbError> {
     let fleets = db.query(FLEETS.as_str(), params![project]).await?;
     let instances = db.query(INSTANCES.as_str(), params![project]).await?;
@@ -134,7 +134,7 @@ pub async fn load_inventory(db: &Db, project: ProjectId) -> Result<ProjectInvent
     })
 }
 
-/// One node of a replica and the seat it takes.
+/// One node of a replica and its assignment.
 pub struct NodeAssignment<'a> {
     pub held: LeaseKey,
     pub job: &'a Job,
@@ -142,22 +142,22 @@ pub struct NodeAssignment<'a> {
 }
 
 pub enum SeatTarget<'a> {
-    /// On an instance that is there: the job is provisioning.
+    /// On an existing instance: the job is provisioning.
     There { seat: &'a NodePlacement, event: Event },
-    /// On one that is to be made: the job waits for it.
+    /// On an instance that is to be created: the job waits for it.
     New { instance: Box<NewInstance>, created: Event, blocks: i64, message: String },
 }
 
-/// The fleet that a replica goes to.
+/// Fleet to which a replica is assigned.
 pub struct TargetFleet {
     pub fleet: FleetId,
-    /// The run has none yet.
+    /// True if the run has no fleet yet.
     pub chooses: bool,
     pub nodes_max: Option<u32>,
 }
 
-/// Seats all nodes of a replica, or none: each row under its own lease, each instance only while it has room, each
-/// new one only while the fleet has.
+/// Assigns all nodes of a replica, or none: each row under its own lease, each instance only if it has free blocks,
+/// each new one only if the fleet's limit permits it.
 pub async fn place_replica(
     db: &Db,
     into: &TargetFleet,
@@ -203,7 +203,8 @@ pub async fn place_replica(
     db.write(unit.and(told_last)).await
 }
 
-/// Between two looks of a job at the instance that is made for it; whoever makes it says when it is.
+/// Interval at which a job checks the instance that is created for it; the instance's pipeline makes the job due when
+/// it is ready.
 const NEW_INSTANCE_POLL_US: i64 = 30_000_000;
 
 impl SeatTarget<'_> {

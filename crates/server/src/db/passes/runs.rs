@@ -1,4 +1,4 @@
-//! The run pipeline's reads and its one write.
+//! Reads of the run pipeline, and its one write.
 
 use windlass_engine::Lease;
 use windlass_model::{
@@ -21,17 +21,17 @@ use crate::{
 
 statements! {
     LOAD = "SELECT {} FROM runs r WHERE r.id = $1 AND r.lock_token = $2", Run::columns("r");
-    /// An abort hurries a stop that is under way; otherwise the first reason stays.
+    /// An abort replaces a stop in progress; otherwise the first reason stays.
     ASK_END = "UPDATE jobs SET end_asked = $2, end_message = $3, due_at = NULL \
                WHERE id = $1 AND NOT finished AND (end_asked IS NULL OR $2 = 'aborted_by_user')";
-    /// After an acknowledged stop no submission may be made (R12): holds only while nobody asked for one.
+    /// After an acknowledged stop no submission may be made (R12): matches only if none was requested.
     UNLESS_STOPPED = "UPDATE runs SET deleted = deleted WHERE id = $1 AND stop_asked_at IS NULL";
-    /// Over the deployment that was judged: whoever applied another one meanwhile is not undone.
+    /// Only the deployment that was evaluated: one applied in the meantime is not undone.
     ROLL_BACK = "UPDATE runs SET spec = $4, deployment_num = deployment_num + 1, due_at = NULL \
                  WHERE id = $1 AND spec = $2 AND deployment_num = $3 AND stop_asked_at IS NULL";
 }
 
-/// The run, if the lease still holds it, and all its submissions.
+/// The run, if the lease is still valid, and all its submissions.
 pub async fn load(db: &Db, lease: &Lease) -> Result<Option<(Run, Vec<Job>)>, DbError> {
     let Some(row) = db.query_opt(LOAD.as_str(), params![lease.id, lease.token]).await? else {
         return Ok(None);
@@ -41,28 +41,28 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<(Run, Vec<Job>)>, DbE
     Ok(Some((run, jobs)))
 }
 
-/// A request to end, left on a submission.
+/// A request to end, stored on a submission.
 #[derive(Clone, Debug)]
 pub struct EndRequest {
     pub submission: SubmissionId,
     pub ending: job::Ending,
 }
 
-/// Everything one pass writes about a run.
+/// Everything that one pass writes about a run.
 pub struct RunUpdate<'a> {
     pub plan: &'a Plan,
-    /// What the pipeline remembers, JSON.
+    /// State that the pipeline keeps, JSON.
     pub tracking: String,
-    /// The specification is one to go back to.
+    /// True if the specification becomes the one to roll back to.
     pub settles: bool,
-    /// The specification that is taken again.
+    /// Specification that is restored.
     pub back: Option<String>,
     pub submissions: Vec<NewJob>,
     pub ends: Vec<EndRequest>,
-    /// The run's own event, and those of its new submissions.
+    /// Event of the run, and those of its new submissions.
     pub events: Vec<(Event, String)>,
     pub due_in_us: Option<i64>,
-    /// The managed job whose attempt it is has something to see.
+    /// True if the managed job of which it is an attempt becomes due.
     pub pokes_managed: bool,
 }
 

@@ -1,8 +1,8 @@
-//! What the volume pipeline reads and writes, and how jobs take volumes and let them go.
+//! Reads and writes of the volume pipeline, and how jobs claim and release volumes.
 //!
-//! An attachment is a row before it is a fact: the row is taken under a condition, then the backend is
-//! asked. Whoever takes or ends one touches the volume's own row first, so that two of them on one volume
-//! see each other's work.
+//! The row of an attachment is written before the backend is called: it is inserted under a condition, then the backend
+//! is called. A unit that adds or ends an attachment updates the volume's own row first, so that two of them on one
+//! volume see each other's writes.
 
 use windlass_engine::{Lease, LeaseKey};
 use windlass_model::{
@@ -33,11 +33,11 @@ record! {
 statements! {
     LOAD = "SELECT {} FROM volumes v WHERE v.id = $1 AND v.lock_token = $2", Volume::columns("v");
     ATTACHED = "SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1 LIMIT 1";
-    /// Only while nobody uses it: a job may have come since the row was read.
+    /// Only while it is unused: a job may have claimed it since the row was read.
     CLEAN_UP = "UPDATE volumes SET delete_asked_at = coalesce(delete_asked_at, now_us()) WHERE id = $1 \
                 AND NOT EXISTS (SELECT 1 FROM volume_attachments a WHERE a.volume_id = $1)";
     HOLDS = "SELECT {} FROM volume_holds h WHERE h.job_id = $1 ORDER BY h.path", VolumeHold::columns("h");
-    /// A volume that is to go takes no new user.
+    /// A volume that is being deleted accepts no new job.
     USE = "UPDATE volumes SET last_job_processed_at = now_us() WHERE id = $1 AND status = 'active' \
            AND NOT deleted AND delete_asked_at IS NULL";
     TAKE = "INSERT INTO volume_attachments (volume_id, instance_id, attached_at) \
@@ -50,7 +50,7 @@ statements! {
     SHOWN_AS = "UPDATE volume_attachments SET data = $3 WHERE volume_id = $1 AND instance_id = $2";
     TOUCH = "UPDATE volumes SET last_job_processed_at = now_us(), due_at = NULL WHERE id = $1";
     LET_GO = "DELETE FROM volume_holds WHERE job_id = $1 AND volume_id = $2";
-    /// The last one out ends it, and waits for that.
+    /// The last job that releases it ends the attachment, and waits for that.
     END = "UPDATE volume_attachments SET detach_asked_at = now_us(), ends_for = CAST($1 AS TEXT) \
            WHERE volume_id = $2 AND instance_id = $3 AND detach_asked_at IS NULL AND NOT EXISTS \
            (SELECT 1 FROM volume_holds h WHERE h.volume_id = $2 AND h.instance_id = $3)";
@@ -77,12 +77,12 @@ pub async fn load(db: &Db, lease: &Lease) -> Result<Option<VolumeInputs>, DbErro
     Ok(Some(VolumeInputs { volume: Volume::read(row)?, attached }))
 }
 
-/// What one pass writes.
+/// Result of one pass.
 pub struct VolumeUpdate {
     pub set: Values,
     pub event: Option<Event>,
     pub due_in_us: Option<i64>,
-    /// Nobody used it for as long as its owner allows: it is asked to go, unless somebody just came.
+    /// It was unused for as long as its configuration permits: its deletion is requested, unless a job just claimed it.
     pub clean_up: bool,
 }
 
@@ -111,11 +111,12 @@ pub async fn list_holds(db: &Db, job: SubmissionId) -> Result<Vec<VolumeHold>, D
 pub struct VolumeClaim {
     pub volume: VolumeId,
     pub path: String,
-    /// The backend attaches it to several machines at once.
+    /// True if the backend attaches it to several instances at once.
     pub many: bool,
 }
 
-/// All mount points of a job, or none. Stale at a position: a volume is going, or is with another instance.
+/// Claims the volumes of all mount points of a job, or none. Stale at a position: a volume is being deleted, or is
+/// attached to another instance.
 pub async fn claim(
     db: &Db,
     held: LeaseKey,
@@ -123,7 +124,7 @@ pub async fn claim(
     instance: InstanceId,
     mut taken: Vec<VolumeClaim>,
 ) -> Result<WriteOutcome, DbError> {
-    // One order for everybody: nobody waits for one who waits for them.
+    // The same order in all units, so that they cannot deadlock.
     taken.sort_by_key(|one| one.volume);
     let mut unit = Unit::guarded("jobs", held, Vec::new());
     for one in taken {
@@ -135,7 +136,7 @@ pub async fn claim(
     db.write(unit).await
 }
 
-/// The backend says how an attached volume appears on its machine.
+/// Stores the device of an attached volume, as the backend reports it.
 pub async fn set_device(
     db: &Db,
     held: LeaseKey,
@@ -146,7 +147,7 @@ pub async fn set_device(
     db.write(unit.exec(SHOWN_AS.as_str(), params![at.volume_id, at.instance_id, data])).await
 }
 
-/// The job no longer uses these. Each whose last user it was is to be detached, and the job waits for it.
+/// Releases these volumes. Those that no other job uses are to be detached, and the job waits for it.
 pub async fn release(
     db: &Db,
     held: LeaseKey,
@@ -179,12 +180,12 @@ pub async fn force_detach(
     db.write(unit).await
 }
 
-/// The attachments that this job uses, or waits to see ended.
+/// Attachments that this job uses, or whose end it waits for.
 pub async fn list_attachments(db: &Db, job: SubmissionId) -> Result<Vec<VolumeAttachment>, DbError> {
     db.query(STANDING.as_str(), params![job]).await?.into_iter().map(VolumeAttachment::read).collect()
 }
 
-/// The backend says that it is detached.
+/// Deletes the row of an attachment that the backend reports as detached.
 pub async fn delete_attachment(
     db: &Db,
     held: LeaseKey,

@@ -1,4 +1,4 @@
-//! Our values to and from Postgres's types.
+//! Conversion of values to and from Postgres's types.
 
 use tokio_postgres::types::{IsNull, ToSql, Type, private::BytesMut, to_sql_checked};
 
@@ -16,7 +16,7 @@ struct Mismatch {
     want: String,
 }
 
-/// A parameter; its type is what the statement says it is.
+/// A parameter; the statement defines its type.
 #[derive(Debug)]
 pub(super) struct Bind<'a>(pub(super) &'a Val);
 
@@ -33,7 +33,7 @@ impl ToSql for Bind<'_> {
             Val::Real(number) if *ty == Type::FLOAT8 => number.to_sql(ty, out),
             Val::Text(text) if <&str as ToSql>::accepts(ty) => text.to_sql(ty, out),
             Val::Bytes(bytes) if *ty == Type::BYTEA => bytes.to_sql(ty, out),
-            // The time is put in before a unit is sent; a plain read says `now_us()`.
+            // Times are filled in before a unit is sent; a plain read uses `now_us()`.
             Val::Bool(_)
             | Val::Int(_)
             | Val::Real(_)

@@ -1,34 +1,34 @@
-//! A watch on the clock of a Postgres, which somebody may set.
+//! Detection of jumps of the Postgres server's clock.
 //!
-//! Every look for work tells the database's time. One that does not fit the time that has passed since an earlier look
-//! means that the clock was set, and is noticed before anything is claimed or decided by it: the difference is taken out
-//! of `now_us()`, for all servers, and paid back slowly. What was written in between may be wrong by it. So for the time of
-//! a lock nobody takes what seems to have run out: whoever holds it renews it meanwhile.
+//! Every poll reads the database's time. One that does not match the time since an earlier poll means that the clock
+//! was set, which is detected before any claim or decision is based on it: the difference is subtracted from
+//! `now_us()`, for all servers, and reduced slowly. Times written in between may be wrong by it. So for the duration of
+//! a lock, no lock that seems expired is claimed: its holder renews it in the meantime.
 
 use std::{collections::HashMap, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Less is not a jump: a machine was busy.
+/// A smaller difference is not a jump: a machine was busy.
 const JUMP_MIN: i64 = 5_000_000;
-/// A clock that is this far ahead is believed: the machines were off.
+/// A clock this far ahead is accepted: the machines were off.
 const AHEAD_MAX: i64 = 3_600_000_000;
 
-/// So often every queue is searched for rows that were written by a clock that was wrong, though nothing speaks for it:
-/// all servers may have been off when it was set right.
+/// Interval at which every queue is searched for rows that were written with a wrong clock, even without any sign of
+/// it: all servers may have been off when the clock was corrected.
 const CLOSE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// What each session carries, read when it is opened.
+/// Offset that each session carries, read when it is opened.
 pub(super) const SESSION_OFFSET: &str = "SELECT set_config('windlass.version', version::TEXT, FALSE), \
     set_config('windlass.offset', offset_us::TEXT, FALSE), set_config('windlass.since', since_us::TEXT, FALSE) \
     FROM clock";
-/// Of all who notice the same jump one takes it out. Who saw it in a session that carried another setting than this
-/// one does is too late: what it saw has been taken out since, and would be a second time.
+/// Of all servers that detect the same jump one corrects it. One that saw it in a session with another version of the
+/// offset is too late: the jump has been corrected since, and would be corrected twice.
 pub(super) const CORRECT_JUMP: &str = "UPDATE clock SET version = version + 1, \
     offset_us = now_us() - wall_us() - CAST($1 AS BIGINT), since_us = wall_us() \
     WHERE version = clock_setting('windlass.version') AND version = CAST($2 AS BIGINT) RETURNING version";
-/// The time, and by which setting it is told.
+/// Time, and the version of the offset with which it was computed.
 pub(super) const READ_CLOCK: &str = "SELECT now_us(), clock_setting('windlass.version')";
 
 #[derive(Default)]
@@ -36,15 +36,15 @@ pub(in crate::db) struct ClockWatch(Mutex<ClockState>);
 
 #[derive(Default)]
 struct ClockState {
-    /// What the database's time was, and between which moments it was that.
+    /// Time of the database, and the local times between which it was read.
     last: Option<(Instant, Instant, i64)>,
     distrusted_until: Option<Instant>,
-    /// When each queue was last searched.
+    /// Time of the last search of each queue.
     searched: HashMap<&'static str, Instant>,
 }
 
 impl ClockWatch {
-    /// By how much the clock was set, if it was, and has to be set right.
+    /// Size of the jump of the clock, if there was one that needs correction.
     pub(in crate::db) fn jump(&self, asked: Instant, answered: Instant, now: i64) -> Option<i64> {
         let mut state = self.0.lock();
         let jump = state.last.and_then(|(then_asked, then_answered, before)| {
@@ -59,7 +59,7 @@ impl ClockWatch {
         jump
     }
 
-    /// After a jump: for so long nothing is believed to have run out.
+    /// After a jump: treats no lock as expired for this long.
     pub(super) fn distrust(&self, ttl: Duration) {
         self.0.lock().distrusted_until = Some(Instant::now() + ttl);
     }
@@ -68,7 +68,7 @@ impl ClockWatch {
         self.0.lock().distrusted_until.is_none_or(|until| Instant::now() >= until)
     }
 
-    /// Whether the next look at a queue is also for rows that were written by a clock that was wrong.
+    /// Returns whether the next poll of a queue also searches for rows that were written with a wrong clock.
     pub(in crate::db) fn is_close_poll_due(&self, pipeline: &'static str) -> bool {
         let (mut state, now) = (self.0.lock(), Instant::now());
         let is_trusted = state.distrusted_until.is_none_or(|until| now >= until);
@@ -79,13 +79,13 @@ impl ClockWatch {
         is_due || !is_trusted
     }
 
-    /// It cannot be set right: better to go on by a clock that was set than not at all.
+    /// Accepts a jump that cannot be corrected: that is better than stopping.
     pub(super) fn accept_clock(&self) {
         self.0.lock().last = None;
     }
 }
 
-/// From one moment to the other; below zero when it is the earlier one.
+/// Microseconds from one time to the other; negative if the second is earlier.
 fn micros(from: Instant, to: Instant) -> i64 {
     let count = |time: Duration| i64::try_from(time.as_micros()).unwrap_or(i64::MAX);
     count(to.saturating_duration_since(from)) - count(from.saturating_duration_since(to))
@@ -97,7 +97,7 @@ mod tests {
 
     const SECOND: i64 = 1_000_000;
 
-    /// What is said of looks that are asked and answered at these seconds, with the clock's time.
+    /// Results for polls that were sent and answered at these seconds, with the clock's time.
     fn observed_jump(looks: &[(u64, u64, i64)]) -> Vec<Option<i64>> {
         let (watch, began) = (ClockWatch::default(), Instant::now());
         let at = |seconds| began + Duration::from_secs(seconds);

@@ -1,4 +1,4 @@
-//! Postgres's errors, told apart by what the caller can do about them.
+//! Errors of Postgres, classified by what the caller can do about them.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio_postgres::{Error, error::SqlState};
 
 use crate::db::error::DbError;
 
-/// Of a statement that was not a COMMIT.
+/// Error of a statement that was not a COMMIT.
 pub(super) fn fault(what: &'static str, sql: &str, error: Error) -> DbError {
     let Some(refusal) = error.as_db_error() else {
         return if is_lost(&error) {
@@ -27,13 +27,13 @@ pub(super) fn fault(what: &'static str, sql: &str, error: Error) -> DbError {
         ("XX", code) if *code == SqlState::DATA_CORRUPTED || *code == SqlState::INDEX_CORRUPTED => {
             DbError::Corrupt { source }
         }
-        // Connection trouble, lack of resources, an operator's intervention, a transaction to be repeated.
+        // Connection failures, lack of resources, intervention of an operator, a transaction to be repeated.
         ("08" | "53" | "57" | "40" | "55", _) => DbError::Unavailable { what, source },
         _ => DbError::Statement { sql: sql.to_owned(), source },
     }
 }
 
-/// A transaction that lost a race, or was given up while it waited, and may simply be repeated.
+/// Returns whether a transaction lost a race, or was cancelled while waiting, and can be repeated.
 pub(super) fn is_race(error: &Error) -> bool {
     const RACES: [SqlState; 4] = [
         SqlState::T_R_DEADLOCK_DETECTED,
@@ -44,7 +44,7 @@ pub(super) fn is_race(error: &Error) -> bool {
     error.code().is_some_and(|code| RACES.contains(code))
 }
 
-/// Whether the connection, rather than the statement, failed.
+/// Returns whether the connection, rather than the statement, failed.
 pub(super) fn is_lost(error: &Error) -> bool {
     let by_io = std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<std::io::Error>);
     let by_server = error.code().is_some_and(|code| {

@@ -1,9 +1,8 @@
 //! One transaction for many units.
 //!
-//! Guards of one shape become one UPDATE; units whose guard failed drop out; inserts of one shape
-//! become one INSERT; the rest runs unit by unit, in order, without waiting between statements. What
-//! a single unit did wrong is only ever found out in a transaction of its own: a group in which
-//! anything fails is rolled back and tried again in halves.
+//! Guards of one shape become one UPDATE; units whose guard failed drop out; inserts of one shape become one INSERT;
+//! the rest runs unit by unit, in order, without waiting between statements. The error of a single unit is only ever
+//! determined in a separate transaction: a group in which anything fails is rolled back and retried in halves.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -30,25 +29,25 @@ use crate::db::{
     value::{Row, Val},
 };
 
-/// The types of all columns, by table and column.
+/// Types of all columns, by table and column.
 pub(super) type ColumnTypes = HashMap<String, HashMap<String, String>>;
 
-/// How long the first attempt waits for a row, and how often that is doubled.
+/// Time for which the first attempt waits for a row, and how many times it is doubled.
 const LOCK_WAIT_MS: u32 = 200;
 const LOCK_WAIT_DOUBLINGS: u32 = 5;
 
 pub(super) enum Failure {
-    /// Nothing was applied, and something in the group is to blame.
+    /// Nothing was applied; the error is caused by a unit of the group.
     Refused(DbError),
     /// The change at this position of the only unit did not match.
     Stale(usize),
-    /// Nothing was applied; the same group may be tried again at once.
+    /// Nothing was applied; the same group can be retried at once.
     Race(DbError),
-    /// Nothing was applied; the connection is gone.
+    /// Nothing was applied; the connection was lost.
     ConnectionLost(DbError),
     /// The connection broke during the commit.
     Unknown(DbError),
-    /// Nothing was applied: the clock, by this setting, was set by so much.
+    /// Nothing was applied: the clock, with this version of the offset, jumped by this much.
     ClockJump { by: i64, version: i64 },
 }
 
@@ -73,7 +72,7 @@ pub(super) async fn commit(
     races: u32,
 ) -> GroupResult<Vec<WriteOutcome>> {
     let group = Group { session, watch, catalog, units, races };
-    // Not the commit: once it is on its way, nothing takes it back.
+    // Not the commit: once it is sent, it cannot be cancelled.
     match session.cancel_if_stuck(group.transaction()).await {
         Ok(written) => match session.client.batch_execute("COMMIT").await {
             Ok(()) => Ok(written),
@@ -93,7 +92,7 @@ struct Group<'a> {
     watch: &'a ClockWatch,
     catalog: &'a ColumnTypes,
     units: &'a [&'a Unit],
-    /// How many were lost so far.
+    /// Number of lost races so far.
     races: u32,
 }
 
@@ -126,14 +125,14 @@ impl Group<'_> {
         let ((), (rows, _)) = try_join(begin, read).await.map_err(failed)?;
         let told = rows.first().and_then(|row| Some((row.try_get(0).ok()?, row.try_get(1).ok()?)));
         let (now, version) = told.ok_or(Failure::Refused(DbError::closed("write")))?;
-        // What is recorded by a clock that was set would be long ago, or far off, once it is set right.
+        // Times recorded with a clock that jumped would be wrong once it is corrected.
         let jump = self.watch.jump(asked, Instant::now(), now);
         jump.map_or(Ok(now), |by| Err(Failure::ClockJump { by, version }))
     }
 
-    /// The positions of units whose row is no longer theirs.
+    /// Positions of units whose lease is no longer valid.
     async fn guards(&self, now: i64) -> GroupResult<HashSet<usize>> {
-        // Tables in order, and rows in order within: two groups that want the same rows do not deadlock.
+        // Tables in order, and rows in order within: two groups with the same rows do not deadlock.
         let mut shapes: BTreeMap<(&str, Vec<&str>), Vec<usize>> = BTreeMap::new();
         for (at, unit) in self.units.iter().enumerate() {
             if let Some(guard) = &unit.guard {
@@ -234,8 +233,8 @@ impl Group<'_> {
         self.session.run(&statement, &params).await.map_err(failed)
     }
 
-    /// Everything that is neither a guard nor a leading or trailing insert: sent in order without
-    /// waiting for answers, then checked. The answers of each unit's queries.
+    /// Runs everything that is neither a guard nor a leading or trailing insert: sent in order without waiting for
+    /// responses, then checked. Returns the rows of each unit's queries.
     async fn middle(&self, parts: &[UnitParts<'_>], now: i64) -> GroupResult<Vec<Vec<Vec<Row>>>> {
         let mut steps = Vec::new();
         for (unit, part) in parts.iter().enumerate() {
@@ -246,7 +245,7 @@ impl Group<'_> {
         let outcomes = poll_in_order(steps.iter().map(|step| step.send(self.session))).await;
         let mut rows: Vec<Vec<Vec<Row>>> = vec![Vec::new(); parts.len()];
         for (step, outcome) in steps.iter().zip(outcomes) {
-            // The first failure is the true one: after it the transaction refuses everything.
+            // The first failure is the cause: after it the transaction rejects everything.
             let (found, touched) = outcome.map_err(|error| refuse(&step.sql, error))?;
             if step.expect == Expect::One && touched != 1 {
                 return Err(Failure::Stale(step.at));
@@ -277,7 +276,7 @@ impl Group<'_> {
 }
 
 struct GroupStep {
-    /// Which unit, and which of its changes.
+    /// Index of the unit, and of the change in it.
     unit: usize,
     at: usize,
     sql: String,
@@ -298,11 +297,11 @@ impl GroupStep {
     }
 }
 
-/// Rows of this table are numbered under a lock that is held to the commit. They are inserted last: whoever holds that
-/// lock waits for nobody's rows, or two groups would wait for each other.
+/// Rows of this table are numbered under a lock that is held until the commit. They are inserted last: the holder of
+/// that lock must not wait for other rows, or two groups would deadlock.
 const NUMBERED: &str = "queue_logs";
 
-/// Inserts that stand first, what must keep its order, and inserts that stand last.
+/// Leading inserts, changes that must keep their order, and trailing inserts.
 struct UnitParts<'a> {
     first: &'a [Change],
     middle: &'a [Change],
@@ -323,13 +322,13 @@ impl<'a> UnitParts<'a> {
     }
 }
 
-/// Groups of two replicas may lock the same rows in different orders. Postgres notices after a second, and meanwhile
-/// nobody writes: whoever waits for a row lets go of its own sooner, and waits about twice as long the next time. Both
-/// letting go at the same moment would only meet again.
+/// Groups of two replicas may lock the same rows in different orders. Postgres detects that only after a second, during
+/// which neither writes: a waiting group releases its locks sooner, and waits about twice as long the next time. The
+/// random part keeps both from releasing at the same time and colliding again.
 fn begin_sql(races: u32) -> String {
     let wait = LOCK_WAIT_MS << races.min(LOCK_WAIT_DOUBLINGS);
     let mut drawn = [0];
-    // Without a random number it is zero, which is a number as well.
+    // If there is no random number it stays zero, which works as well.
     let _ = getrandom::fill(&mut drawn);
     format!("BEGIN; SET LOCAL lock_timeout = {}", wait / 2 + wait * u32::from(drawn[0]) / 256)
 }
@@ -358,7 +357,7 @@ fn guard_sql(table: &str, columns: &[&str], casts: &[String]) -> String {
     )
 }
 
-/// Polls all of them, the first ones first, so that they are sent in this order.
+/// Polls all futures in order, so that they are sent in this order.
 async fn poll_in_order<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = futures.map(|future| Box::pin(maybe_done(future))).collect();
     let mut everybody = pin!(std::future::poll_fn(move |context| {

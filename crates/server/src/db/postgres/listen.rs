@@ -1,4 +1,4 @@
-//! Hints between replicas. Losing one costs time, never the outcome: the timers are the safety net.
+//! Hints between replicas. A lost hint costs time, never the outcome: the timers are the safety net.
 
 use std::{future::poll_fn, time::Duration};
 
@@ -8,12 +8,12 @@ use tokio_postgres::AsyncMessage;
 use super::tls::PostgresTarget;
 
 pub(super) const CHANNEL: &str = "windlass_hints";
-/// Instead of a name: whoever hears it looks at everything.
+/// Sent instead of a name: every pipeline becomes due.
 pub(in crate::db) const ALL_PIPELINES: &str = "*";
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(100);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 
-/// Listens until nobody can hear it any more.
+/// Listens, and reconnects after a failure, until it is stopped.
 pub(super) async fn serve(
     target: PostgresTarget,
     hints: broadcast::Sender<String>,
@@ -56,13 +56,13 @@ async fn listen(
                 answer?;
                 is_said = true;
                 if std::mem::replace(has_listened, true) {
-                    // Nobody knows what was said while nobody listened.
+                    // Hints may have been missed while not connected.
                     let _ = hints.send(ALL_PIPELINES.to_owned());
                 }
             }
             message = poll_fn(|context| connection.poll_message(context)) => match message {
                 Some(Ok(AsyncMessage::Notification(hint))) => {
-                    // Nobody may be listening yet; a hint is not kept for later.
+                    // There may be no receiver yet; a hint is not stored.
                     let _ = hints.send(hint.payload().to_owned());
                 }
                 Some(Ok(_)) => {}

@@ -1,4 +1,4 @@
-//! Postgres: a handful of shared, pipelined connections, writes committed in groups.
+//! Postgres: a few shared, pipelined connections, with writes committed in groups.
 
 mod bind;
 mod clock;
@@ -33,29 +33,29 @@ use super::{
     value::{Row, Val},
 };
 
-/// Reads share these; with the writer's, the leases', the listener's and the one for housekeeping that makes eight.
+/// Connections for reads; with those of the writer, the leases, the listener and housekeeping there are eight.
 const READERS: usize = 4;
-/// Any number will do, as long as no other program takes the same advisory lock.
+/// Any number works, as long as no other program uses the same advisory lock.
 const MIGRATION_LOCK: i64 = 0x0077_696e_646c;
 const HINTS_MAX: usize = 256;
 
-/// What a look tells about the database's clock.
+/// Clock reading of a poll.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClockReading {
     pub(super) now: i64,
-    /// The setting that the session carries.
+    /// Version of the offset that the session carries.
     pub(super) version: i64,
-    /// The session it came from does not carry what the clock is off by.
+    /// True if the session does not carry the current offset.
     pub(super) is_old: bool,
 }
 
 pub(super) struct Pool {
     readers: Vec<SharedSession>,
     next: AtomicUsize,
-    /// Claims and heartbeats, so that they wait for no long read and no big commit.
+    /// For claims and heartbeats, so that they wait for no long read and no large commit.
     leases: SharedSession,
     writer: PostgresWriter,
-    /// The writer's own.
+    /// Session of the writer.
     commits: Arc<SharedSession>,
     watch: Arc<ClockWatch>,
     hints: broadcast::Sender<String>,
@@ -93,7 +93,7 @@ impl Pool {
     pub(super) async fn read(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
         let link = self.reader();
         match link.query("read", sql, params).await {
-            // A dead connection is noticed by using it; a read may simply be repeated.
+            // A dead connection is detected by using it; a read can be repeated.
             Err(DbError::Unavailable { .. }) => link.query("read", sql, params).await,
             outcome => outcome,
         }
@@ -103,7 +103,7 @@ impl Pool {
         self.writer.write(unit).await
     }
 
-    /// One statement that is a transaction of its own, on the connection of claims and heartbeats.
+    /// Runs one statement as a separate transaction, on the connection for claims and heartbeats.
     pub(super) async fn lease(
         &self,
         what: &'static str,
@@ -113,8 +113,8 @@ impl Pool {
         self.leases.query(what, sql, params).await
     }
 
-    /// Held against the time that a look told, before anything is done by it. `false`: the clock was set and is set
-    /// right by now, so look again.
+    /// Checks the time that a poll read, before it is used. `false`: the clock jumped and is corrected now, so poll
+    /// again.
     pub(super) async fn check_clock(
         &self,
         asked: Instant,
@@ -122,23 +122,20 @@ impl Pool {
         ttl: Duration,
     ) -> Result<bool, DbError> {
         if told.is_old {
-            // Somebody else noticed it, and what was written here meanwhile is as wrong as there.
+            // Another server detected it, and times written here in the meantime are as wrong as there.
             self.watch.distrust(ttl);
             self.renew_sessions().await;
             return Ok(false);
         }
         let Some(jump) = self.watch.jump(asked, Instant::now(), told.now) else { return Ok(true) };
-        tracing::warn!(
-            seconds = jump / 1_000_000,
-            "the clock of the database was set; time goes on without that"
-        );
+        tracing::warn!(seconds = jump / 1_000_000, "database clock jumped");
         self.watch.distrust(ttl);
         self.lease("set the clock right", clock::CORRECT_JUMP, &[jump.into(), told.version.into()]).await?;
         self.renew_sessions().await;
         Ok(false)
     }
 
-    /// The time as it goes on, whether or not a jump has been taken out yet.
+    /// Corrected time, whether or not a jump is already subtracted.
     pub(super) async fn now(&self) -> Result<i64, DbError> {
         let asked = Instant::now();
         let rows = self.read(clock::READ_CLOCK, &[]).await?;
@@ -151,7 +148,7 @@ impl Pool {
         &self.watch
     }
 
-    /// Whoever asks next does so in sessions that carry what the clock is off by now.
+    /// Makes the next calls open new sessions, which carry the current offset.
     async fn renew_sessions(&self) {
         for link in self.readers.iter().chain([&self.leases, &*self.commits]) {
             link.renew().await;
@@ -198,7 +195,7 @@ fn configure(url: &str) -> Result<PostgresTarget, DbError> {
     if config.get_connect_timeout().is_none() {
         config.connect_timeout(Duration::from_secs(5));
     }
-    // A server that went away without a word is noticed within a lease's time, not within hours.
+    // A database server that disappeared is detected within the duration of a lease, not within hours.
     if config.get_tcp_user_timeout().is_none() {
         config.tcp_user_timeout(Duration::from_secs(15));
     }
@@ -209,7 +206,7 @@ fn configure(url: &str) -> Result<PostgresTarget, DbError> {
     Ok(target)
 }
 
-/// All of it in one transaction, one replica at a time.
+/// Runs all migrations in one transaction, one replica at a time.
 async fn migrate(link: &SharedSession) -> Result<(), DbError> {
     let session = link.session("migrate").await?;
     let script = async |sql: &str| {

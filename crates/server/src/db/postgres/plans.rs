@@ -1,7 +1,7 @@
-//! Helps Postgres to good plans.
+//! Measures for good query plans of Postgres.
 //!
-//! A statement is planned once and the plan is kept until somebody analyses its tables. Those may have been empty at the
-//! time: then any plan looked as good as another, and some of them read thousands of rows for one a minute later.
+//! A statement is planned once and the plan is kept until its tables are analysed. They may have been empty at the
+//! time: then all plans seemed equally good, and some of them read thousands of rows instead of one a minute later.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -10,12 +10,12 @@ use tokio::{sync::broadcast, time::sleep};
 use super::session::SharedSession;
 use crate::db::DbError;
 
-/// How the portable statements ask for the members of a list, up to the parameter and after it.
+/// List expression of the portable statements, before and after the parameter.
 const LIST_START: &str = "IN (SELECT value FROM json_each(CAST($";
 const LIST_END: &str = " AS TEXT)))";
 
-/// Lists as arrays, which are looked up in an index one by one. What the list is would be joined, by a guess at how many
-/// members it has.
+/// Replaces lists with arrays, whose elements are looked up in an index one by one. The original expression would be
+/// joined, based on a guess of its size.
 pub(super) fn lists_as_arrays(sql: &str) -> Cow<'_, str> {
     let mut plain = sql;
     let mut better = String::new();
@@ -37,13 +37,13 @@ pub(super) fn lists_as_arrays(sql: &str) -> Cow<'_, str> {
     Cow::Owned(better + plain)
 }
 
-/// Between two looks at how large the tables are. Postgres itself looks once a minute.
+/// Interval between two checks of the sizes of tables. Postgres itself checks once a minute.
 const ANALYZE_INTERVAL: Duration = Duration::from_secs(2);
-/// Tables that are twice as large as they are thought to be. Of small ones no plan is bad.
+/// Tables that are twice as large as their statistics. For small ones no plan is bad.
 const GROWN_TABLES: &str = "SELECT c.relname::TEXT FROM pg_stat_user_tables s JOIN pg_class c ON c.oid = s.relid \
                         WHERE s.schemaname = current_schema() AND s.n_live_tup > 2 * greatest(c.reltuples, 200)";
 
-/// Has tables analysed that have grown much, until it is told to stop.
+/// Analyses tables that have grown much, until it is stopped.
 pub(super) async fn analyze_loop(link: SharedSession, mut stop: broadcast::Receiver<()>) {
     loop {
         tokio::select! {
@@ -51,7 +51,7 @@ pub(super) async fn analyze_loop(link: SharedSession, mut stop: broadcast::Recei
             _ = stop.recv() => return,
         }
         if let Err(error) = analyze_grown(&link).await {
-            tracing::debug!(%error, "analyse tables that have grown");
+            tracing::debug!(%error, "failed to analyse grown tables");
         }
     }
 }
@@ -66,7 +66,7 @@ async fn analyze_grown(link: &SharedSession) -> Result<(), DbError> {
             .batch_execute(&sql)
             .await
             .map_err(|error| super::fault::fault("analyse", &sql, error))?;
-        tracing::debug!(table, "analysed: it has grown much");
+        tracing::debug!(table, "analysed grown table");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! One connection with its prepared statements, and a link that makes a new one when it breaks.
+//! A connection with its prepared statements, and a shared handle that reconnects when it breaks.
 
 use std::{
     collections::HashMap,
@@ -27,30 +27,30 @@ use crate::db::{
     value::{Row, Val},
 };
 
-/// Every commit is on disk before it is acknowledged, whatever the server's default is. A holder that
-/// freezes in the middle of a transaction gives its row locks back. A table is not read as a whole because it was small
-/// when the statement was planned.
+/// Every commit is on disk before it is acknowledged, regardless of the server's default. A holder that freezes in the
+/// middle of a transaction releases its row locks. A table is not scanned because it was small when the statement was
+/// planned.
 pub(super) const SETTINGS: &str = "SET synchronous_commit = on; SET jit = off; SET enable_seqscan = off; \
     SET TIME ZONE 'UTC'; \
     SET default_transaction_isolation = 'read committed'; \
     SET idle_in_transaction_session_timeout = '20s'; SET statement_timeout = '60s'";
 
-/// Pauses between attempts to connect, before the caller is told.
+/// Delays between attempts to connect, before the caller gets an error.
 const CONNECT_DELAYS_MS: [u64; 5] = [0, 50, 150, 400, 1000];
-/// After a failure, those who come at once are told without another attempt.
+/// Time after a failure in which callers get the same error without another attempt.
 const FAILURE_TTL: Duration = Duration::from_millis(500);
 
-/// A session that is told nothing for so long waits for a lock; nothing we ask takes that long by itself.
+/// A session without a response for this long is waiting for a lock; no statement takes that long by itself.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(8);
-/// To have a statement given up is one message.
+/// Timeout of cancelling a statement, which is one message.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
     pub(super) client: Client,
-    /// To have a statement given up takes a connection of its own.
+    /// For cancelling a statement, which needs a separate connection.
     tls: MakeTls,
     statements: Mutex<HashMap<String, Statement>>,
-    /// Grows with each answer.
+    /// Incremented with each response.
     answers: AtomicU64,
 }
 
@@ -59,12 +59,12 @@ impl Session {
         let (client, connection) = target.config.connect(target.tls.clone()).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a database connection ended");
+                tracing::debug!(%error, "database connection ended");
             }
         });
         client.batch_execute(SETTINGS).await?;
         match client.batch_execute(SESSION_OFFSET).await {
-            // There is none before the first migrations have run.
+            // The table does not exist before the first migrations have run.
             Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => {}
             carried => carried?,
         }
@@ -82,7 +82,7 @@ impl Session {
         Ok(statement)
     }
 
-    /// Rows and how many were touched.
+    /// Returns the rows and the number of affected rows.
     pub(super) async fn run(
         &self,
         statement: &Statement,
@@ -100,9 +100,8 @@ impl Session {
         Ok((rows, touched))
     }
 
-    /// Does the work, and has its statements given up that wait too long. Postgres finds deadlocks by a timer of its
-    /// own, which follows the wall: after that was set back, two transactions would wait for each other for as long
-    /// as it was set back.
+    /// Runs the work, and cancels statements that wait too long. Postgres detects deadlocks by a timer that follows the
+    /// wall clock: after that was set back, two transactions would wait for each other for as long as it was set back.
     pub(super) async fn cancel_if_stuck<T>(&self, work: impl Future<Output = T>) -> T {
         self.with_silence_timeout(SILENCE_TIMEOUT, work).await
     }
@@ -115,7 +114,7 @@ impl Session {
                 return done;
             }
             if self.answers.load(Ordering::Relaxed) == heard {
-                tracing::warn!("a statement waits too long for its turn; it is given up and tried again");
+                tracing::warn!("statement waited too long for a lock and is cancelled");
                 let token = self.client.cancel_token();
                 let given_up = token.cancel_query(self.tls.clone());
                 let _ = timeout(CANCEL_TIMEOUT, given_up).await;
@@ -146,7 +145,7 @@ struct ParamCountError {
     have: usize,
 }
 
-/// The driver panics over this; we do not.
+/// Returns an error where the driver would panic.
 pub(super) fn check_count(sql: &str, statement: &Statement, have: usize) -> Result<(), DbError> {
     let want = statement.params().len();
     if want == have {
@@ -155,7 +154,7 @@ pub(super) fn check_count(sql: &str, statement: &Statement, have: usize) -> Resu
     Err(DbError::Statement { sql: sql.to_owned(), source: Arc::new(ParamCountError { want, have }) })
 }
 
-/// A place for one session. Everybody who asks shares it: the protocol pipelines.
+/// Slot for one session, shared by all callers: the protocol pipelines.
 pub(super) struct SharedSession {
     target: PostgresTarget,
     state: tokio::sync::Mutex<LinkState>,
@@ -173,7 +172,7 @@ impl SharedSession {
         Self { target, state: tokio::sync::Mutex::default() }
     }
 
-    /// The session, or a new one when it has ended.
+    /// Returns the session, or a new one if it has ended.
     pub(super) async fn session(&self, what: &'static str) -> Result<Arc<Session>, DbError> {
         let mut state = self.state.lock().await;
         if state.is_shut {
@@ -205,7 +204,7 @@ impl SharedSession {
                 Err(error) => {
                     let again = (is_lost(&error) || error.code().is_none()) && !tls::is_final(&error);
                     last = DbError::Unavailable { what, source: Arc::new(error) };
-                    // A wrong password or certificate does not get better by repeating it.
+                    // Retrying does not fix a wrong password or certificate.
                     if !again {
                         break;
                     }
@@ -229,8 +228,7 @@ impl SharedSession {
         answered
     }
 
-    /// Somebody else may take writes by now, or this one take them again: a session of its own finds out, which one
-    /// that was opened before does not.
+    /// Drops a session: another server may accept writes by now, or this one again, which only a new session finds out.
     pub(super) async fn forget(&self, session: &Arc<Session>) {
         let mut state = self.state.lock().await;
         if state.session.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, session)) {
@@ -238,7 +236,7 @@ impl SharedSession {
         }
     }
 
-    /// The next to ask gets a session of its own; who has this one finishes in it.
+    /// Makes the next caller open a new session; current users finish in this one.
     pub(super) async fn renew(&self) {
         self.state.lock().await.session = None;
     }

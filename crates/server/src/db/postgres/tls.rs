@@ -1,8 +1,8 @@
-//! TLS to Postgres, chosen by the words that users of Postgres know: `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of
-//! the database URL, else `PGSSLMODE` and its like.
+//! TLS to Postgres, configured with the usual options of Postgres: `sslmode`, `sslrootcert`, `sslcert` and `sslkey` of
+//! the database URL, else `PGSSLMODE` and the like.
 //!
-//! Where nothing is said, a database on this machine is asked for TLS and taken without, and any other one must prove
-//! its name: a password and everything that is stored would otherwise go over the network for all to read.
+//! By default, TLS is optional for a database on this machine, and any other database must prove its name: otherwise
+//! the password and all data would be readable on the network.
 
 use std::{
     fmt,
@@ -38,11 +38,11 @@ use tokio_rustls::TlsConnector;
 
 use crate::db::error::DbError;
 
-/// As `sslrootcert`: what this machine trusts.
+/// Value of `sslrootcert` for the trust roots of this machine.
 const SYSTEM_ROOTS: &str = "system";
-/// What a client of Postgres names its protocol, where TLS begins without a question.
+/// ALPN name of the Postgres protocol, for connections that begin with TLS directly.
 const ALPN_PROTOCOL: &[u8] = b"postgresql";
-/// What the driver says of a database that speaks no TLS.
+/// Error message of the driver for a database without TLS.
 const NO_TLS_MESSAGE: &str = "server does not support TLS";
 
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ pub(super) enum TlsError {
     Verifier(#[from] rustls::client::VerifierBuilderError),
 }
 
-/// How much of the certificate is checked.
+/// Extent of the certificate check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Disable,
@@ -125,7 +125,7 @@ impl Mode {
     }
 }
 
-/// What was said of TLS, in the URL or else in the environment.
+/// TLS options from the URL or else the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct TlsOptions {
     mode: Option<String>,
@@ -145,7 +145,7 @@ impl TlsOptions {
         }
     }
 
-    /// Takes what is ours out of the URL. The driver reads the rest, and refuses what it does not know.
+    /// Removes the TLS options from the URL. The driver reads the rest, and rejects what it does not know.
     fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<(String, Self), TlsError> {
         let mut asked = Self::default();
         let (place, query) = url.split_once('?').unwrap_or((url, ""));
@@ -191,7 +191,7 @@ fn percent_decoded(text: &str) -> Result<String, TlsError> {
     String::from_utf8(bytes).map_err(|_| wrong())
 }
 
-/// Where the database is and how it must prove itself.
+/// Address of the database and the required proof of its identity.
 #[derive(Clone)]
 pub(super) struct PostgresTarget {
     pub(super) config: Config,
@@ -201,14 +201,14 @@ pub(super) struct PostgresTarget {
 }
 
 impl PostgresTarget {
-    /// Reads a URL and, where it is silent, the environment.
+    /// Reads a URL and, where it sets nothing, the environment.
     pub(super) fn read(url: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, DbError> {
         let wrong = |error: TlsError| DbError::open("the database url", error);
         let (url, asked) = TlsOptions::read(url, env).map_err(wrong)?;
         let mut config: Config = url.parse().map_err(|error| DbError::open("the database url", error))?;
         let given = asked.mode.as_deref().map(Mode::parse).transpose().map_err(wrong)?;
         let mode = match given {
-            // No TLS is spoken over a socket of this machine, as everywhere with Postgres.
+            // No TLS over a local socket, as everywhere with Postgres.
             _ if all_hosts(&config, is_socket) => Mode::Disable,
             Some(mode) => mode,
             None if asked.root_cert.as_deref() == Some(SYSTEM_ROOTS) => Mode::VerifyFull,
@@ -220,7 +220,7 @@ impl PostgresTarget {
         Ok(Self { config, tls, mode, is_default: given.is_none() })
     }
 
-    /// The same error, with what can be done about it where the database would not speak TLS.
+    /// Adds a hint to the error if the database does not support TLS.
     pub(super) fn explain(&self, error: DbError) -> DbError {
         let DbError::Unavailable { source, .. } = &error else { return error };
         let mut cause: Option<&dyn std::error::Error> = Some(&**source);
@@ -258,7 +258,7 @@ fn is_loopback(config: &Config, at: usize) -> bool {
     }
 }
 
-/// Begins TLS on connections to the database. Cheap to clone.
+/// Starts TLS on connections to the database. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct MakeTls {
     connector: TlsConnector,
@@ -294,7 +294,8 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     if read.is_empty() { Err(TlsError::Empty { path: path.to_owned() }) } else { Ok(read) }
 }
 
-/// As with other clients of Postgres: for its owner alone, or root's and for a group.
+/// Reads a key. As with other clients of Postgres, it must be private to its owner, or belong to root and be readable
+/// by a group.
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     let seen = std::fs::metadata(path).map_err(|source| TlsError::File { path: path.to_owned(), source })?;
     let is_closed = seen.mode() & 0o077 == 0 || (seen.uid() == 0 && seen.mode() & 0o037 == 0);
@@ -304,14 +305,14 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(path).map_err(|source| TlsError::Pem { path: path.to_owned(), source })
 }
 
-/// What makes a certificate good.
+/// Requirements on a certificate.
 #[derive(Debug)]
 enum CertificateCheck {
-    /// Any is: what is said is encrypted, and nobody knows to whom.
+    /// Any certificate is accepted: the connection is encrypted, but the server is not authenticated.
     None,
-    /// It is one of these, or one of these vouches for it.
+    /// It is one of these, or signed by one of these.
     Authority { known: Vec<CertificateDer<'static>>, authorities: Option<Arc<WebPkiServerVerifier>> },
-    /// The same, and it bears the name by which the database is reached.
+    /// As `Authority`, and it contains the name of the database host.
     Name { known: Vec<CertificateDer<'static>>, authorities: Option<Arc<WebPkiServerVerifier>> },
 }
 
@@ -334,7 +335,7 @@ impl CertificateCheck {
             let built = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider));
             Some(built.build()?)
         };
-        // A file that names an authority is there to be asked: `require` with one is `verify-ca`, as with `psql`.
+        // If a root certificate is configured it is checked: `require` with one is `verify-ca`, as with `psql`.
         Ok(match mode {
             Mode::VerifyFull => Self::Name { known, authorities },
             Mode::Disable | Mode::Prefer | Mode::Require | Mode::VerifyCa => {
@@ -367,7 +368,7 @@ impl ServerCertVerifier for Verifier {
         match &self.check {
             CertificateCheck::None => good,
             CertificateCheck::Authority { known, .. } if known.contains(shown) => good,
-            // Names are looked at last: one that does not fit says that all else is right.
+            // Names are checked last: if only the name does not match, everything else is valid.
             CertificateCheck::Authority { authorities, .. } => match vouched(authorities) {
                 Err(rustls::Error::InvalidCertificate(
                     CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
@@ -405,7 +406,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// What streams of the driver can do.
+/// Traits of the driver's streams.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Duplex for S {}
@@ -420,7 +421,7 @@ impl<S: Duplex> MakeTlsConnect<S> for MakeTls {
     }
 }
 
-/// One connection that is about to be encrypted.
+/// A connection before its TLS handshake.
 pub(super) struct Handshake {
     tls: MakeTls,
     host: String,
@@ -435,7 +436,8 @@ pub(super) struct HandshakeError {
     source: io::Error,
 }
 
-/// Whether the database was reached and is not believed, or speaks no TLS: another try would find the same.
+/// Returns whether the database was reached but failed verification, or does not support TLS: a retry would fail the
+/// same way.
 pub(super) fn is_final(error: &tokio_postgres::Error) -> bool {
     let Some(source) = std::error::Error::source(error) else { return false };
     let is_wrong = |failed: &HandshakeError| failed.source.kind() == io::ErrorKind::InvalidData;
@@ -461,7 +463,7 @@ impl<S: Duplex> TlsConnect<S> for Handshake {
     }
 }
 
-/// A connection that nobody reads along.
+/// An encrypted connection.
 pub(super) struct EncryptedStream<S>(Box<tokio_rustls::client::TlsStream<S>>);
 
 impl<S> fmt::Debug for EncryptedStream<S> {
@@ -471,7 +473,7 @@ impl<S> fmt::Debug for EncryptedStream<S> {
 }
 
 impl<S: Duplex> TlsStream for EncryptedStream<S> {
-    /// Ties the proof of a password to this very connection.
+    /// Binds the proof of the password to this connection.
     fn channel_binding(&self) -> ChannelBinding {
         let (_, session) = self.0.get_ref();
         let shown = session.peer_certificates().and_then(<[_]>::first);
@@ -510,15 +512,15 @@ impl<S: Duplex> AsyncWrite for EncryptedStream<S> {
     }
 }
 
-/// Names of signatures but for their last number, which names the hash.
+/// Object identifiers of signatures without their last number, which selects the hash.
 const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01];
 const ECDSA_SHA2: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03];
 const ECDSA_SHA1: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x01];
 
-/// The hash of a certificate by the algorithm of its own signature, SHA-256 where that is older (RFC 5929,
+/// Hash of a certificate by the algorithm of its signature, SHA-256 where that is older (RFC 5929,
 /// `tls-server-end-point`). `None`: the signature names no hash.
 fn fingerprint(certificate: &[u8]) -> Option<Vec<u8>> {
-    // SEQUENCE { what is signed, SEQUENCE { OBJECT IDENTIFIER … }, signature }
+    // SEQUENCE { signed part, SEQUENCE { OBJECT IDENTIFIER … }, signature }
     let (outer, _) = element(certificate, 0x30)?;
     let (_, after) = element(outer, 0x30)?;
     let (algorithm, _) = element(after, 0x30)?;
@@ -534,7 +536,7 @@ fn fingerprint(certificate: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The first element of a DER text if it has this tag, and what comes after it.
+/// First element of DER data if it has this tag, and the data after it.
 fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (first, rest) = der.split_first()?;
     let (short, mut rest) = rest.split_first()?;
@@ -585,7 +587,7 @@ mod tests {
         ] {
             assert_eq!(mode(url), expected, "{url}");
         }
-        // These look for what the machine trusts, and may find nothing there.
+        // These read the trust roots of the machine, which may be empty.
         for url in
             ["postgres://w@db.example/w", "postgres://w@10.0.0.7/w", "postgres://w@localhost,10.0.0.7/w"]
         {

@@ -1,6 +1,6 @@
 //! The task that commits in groups.
 //!
-//! While one group is on its way, the next one gathers; nobody waits for company.
+//! While one group is being committed, the next one is collected; no unit waits for others to arrive.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::db::{
 
 const GROUP_MAX: usize = 256;
 const QUEUE_MAX: usize = 4096;
-/// How often a group that lost a race with another replica is repeated before it is split.
+/// Number of retries of a group that lost a race with another replica, before it is split.
 const RACES_MAX: u32 = 5;
 
 type ReplySender = oneshot::Sender<Result<WriteOutcome, DbError>>;
@@ -57,7 +57,7 @@ impl PostgresWriter {
     }
 }
 
-/// Where groups are committed.
+/// Connection and schema for committing groups.
 struct GroupWriter {
     link: Arc<SharedSession>,
     watch: Arc<ClockWatch>,
@@ -88,7 +88,7 @@ async fn serve(place: GroupWriter, mut queue: mpsc::Receiver<WriterCommand>) {
     }
 }
 
-/// Two guards on one row cannot stand in one UPDATE: the second waits for the next group.
+/// Two guards on one row cannot be part of one UPDATE: the second waits for the next group.
 fn split_conflicting(units: PendingUnits) -> (PendingUnits, PendingUnits) {
     let mut rows = HashSet::new();
     units
@@ -96,7 +96,7 @@ fn split_conflicting(units: PendingUnits) -> (PendingUnits, PendingUnits) {
         .partition(|(unit, _)| unit.guard.as_ref().is_none_or(|guard| rows.insert((guard.table, guard.id))))
 }
 
-/// Everybody is answered after the commit of the transaction they were in.
+/// Commits a group. Each caller is answered after the commit of the transaction with its unit.
 async fn commit(place: &GroupWriter, group: PendingUnits) {
     let mut stack = vec![group];
     while let Some(mut part) = stack.pop() {
@@ -130,8 +130,7 @@ fn fail_all(part: PendingUnits, error: &DbError) {
     }
 }
 
-/// Repeats what is safe to repeat: a lost race, and once a connection that turned out to be dead
-/// before the commit was sent.
+/// Repeats what is safe to repeat: a lost race, and once a connection that was found dead before the commit was sent.
 async fn commit_with_retry(
     place: &GroupWriter,
     part: &[(Box<Unit>, ReplySender)],

@@ -29,29 +29,29 @@ use crate::db::{
     value::{Row, Val},
 };
 
-/// Waits this long for a foreign process (a backup, a shell) that holds the file.
+/// Time to wait for another process (a backup, a shell) that has locked the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 const STATEMENTS_MAX: usize = 512;
 
 pub(in crate::db) struct Conn {
     raw: Connection,
     clock: Clock,
-    /// What `now_us()` answers: set when a transaction begins.
+    /// Result of `now_us()`: set when a transaction begins.
     frozen: Arc<AtomicI64>,
-    /// `table.column, table.column` as SQLite names a broken unique index, and the index's own name.
+    /// `table.column, table.column` as SQLite names a violated unique index, and the index's own name.
     unique: HashMap<String, String>,
 }
 
-/// The database, and what an earlier server left beside it, are their owner's alone. SQLite gives the files that it makes
-/// the mode of the database.
+/// Makes the database, and files that an earlier server left next to it, accessible only to their owner. SQLite creates
+/// its files with the mode of the database.
 fn restrict_permissions(path: &Path) -> std::io::Result<()> {
     OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     for file in [path.to_owned(), super::suffixed(path, "-wal"), super::suffixed(path, "-shm")] {
         match std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            // A file that another user made for us is theirs to close.
+            // Only the owner can change the mode of a file that another user created.
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                tracing::warn!(file = %file.display(), %error, "close the database to others");
+                tracing::warn!(file = %file.display(), %error, "failed to restrict permissions of database file");
             }
             done => done?,
         }
@@ -65,9 +65,9 @@ impl Conn {
         let raw = Connection::open(path).map_err(|error| DbError::open(path.display().to_string(), error))?;
         let conn = Self::set_up(raw, clock, ids)?;
         conn.pragmas("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")?;
-        // The built-in 2 MB are less than the indexes of a busy server: pages would be read again for every
-        // row. Memory is taken as it is needed. A longer log means fewer, larger checkpoints. What a
-        // savepoint may have to undo is kept in memory, not in a file of its own.
+        // The built-in 2 MB are less than the indexes of a busy server: pages would be read again for every row. Memory
+        // is allocated as needed. A longer log means fewer, larger checkpoints. The undo data of savepoints is kept in
+        // memory, not in a separate file.
         conn.pragmas(
             "PRAGMA cache_size = -65536; PRAGMA wal_autocheckpoint = 8000; PRAGMA temp_store = MEMORY;",
         )?;
@@ -107,7 +107,7 @@ impl Conn {
                 })
             })
             .map_err(|error| fault("open", &error_sql("set up"), error, &HashMap::new()))?;
-        // Without this a new value of a parameter may have a kept statement compiled again.
+        // Without this a new value of a parameter may cause a cached statement to be compiled again.
         raw.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)
             .map_err(|error| fault("open", &error_sql("set up"), error, &HashMap::new()))?;
         raw.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
@@ -118,7 +118,7 @@ impl Conn {
         self.raw.execute_batch(text).map_err(|error| fault("open", text, error, &self.unique))
     }
 
-    /// Learns the names of unique indexes. Called after the migrations.
+    /// Reads the names of unique indexes. Called after the migrations.
     pub(super) fn learn_indexes(&mut self) -> Result<(), DbError> {
         let sql = "SELECT m.name, i.name, i.origin, \
                    (SELECT group_concat(m.name || '.' || c.name, ', ') FROM pragma_index_info(i.name) c) \
@@ -149,11 +149,11 @@ impl Conn {
         if !self.raw.is_autocommit()
             && let Err(error) = self.run("ROLLBACK")
         {
-            tracing::error!(%error, "roll back");
+            tracing::error!(%error, "failed to roll back transaction");
         }
     }
 
-    /// Whether a failure has taken the whole transaction with it.
+    /// Returns whether a failure has rolled back the whole transaction.
     pub(super) fn is_rolled_back(&self) -> bool {
         self.raw.is_autocommit()
     }
@@ -166,7 +166,7 @@ impl Conn {
         self.raw.execute_batch(sql).map_err(|error| self.fault(sql, error))
     }
 
-    /// For tests: whether the text compiles, and with how many parameters.
+    /// For tests: checks that the text compiles, and returns its number of parameters.
     pub(super) fn prepare(&self, sql: &str) -> Result<usize, DbError> {
         Ok(self.statement(sql)?.parameter_count())
     }
@@ -179,7 +179,7 @@ impl Conn {
         fault("run a statement", sql, error, &self.unique)
     }
 
-    /// `$n` is a name to SQLite, numbered by first appearance; so parameters are bound by name.
+    /// To SQLite `$n` is a name, numbered by first appearance; so parameters are bound by name.
     fn bind_params(&self, sql: &str, params: &[Val], now: i64) -> Result<CachedStatement<'_>, DbError> {
         let mut statement = self.statement(sql)?;
         if statement.parameter_count() != params.len() {
@@ -200,17 +200,17 @@ impl Conn {
         Ok(statement)
     }
 
-    /// From the first read on all others see the same, until the view ends.
+    /// Starts a snapshot: from the first read on all others see the same data.
     pub(super) fn begin_view(&self) -> Result<(), DbError> {
         self.run("BEGIN DEFERRED")
     }
 
-    /// A view that an error ended already has nothing to end.
+    /// Ends a snapshot. There is nothing to do if an error has already ended it.
     pub(super) fn end_view(&self) {
         let _ = self.run("ROLLBACK");
     }
 
-    /// A read outside a write transaction: `now_us()` is this very moment.
+    /// A read outside of a write transaction: `now_us()` is the current time.
     pub(super) fn read(&self, sql: &str, params: &[Val]) -> Result<Vec<Row>, DbError> {
         self.frozen.store(self.clock.now(), Ordering::Relaxed);
         self.query(sql, params)
@@ -238,7 +238,7 @@ impl Conn {
         self.bind_params(sql, params, now)?.raw_execute().map_err(|error| self.fault(sql, error))
     }
 
-    /// One unit that has the transaction to itself: it is committed, or all is rolled back.
+    /// Runs a unit that has the transaction to itself: it is committed, or everything is rolled back.
     pub(super) fn unit_alone(&self, unit: &Unit, now: i64) -> Result<WriteOutcome, DbError> {
         let written = self.unit_inside(unit, now);
         if !matches!(written, Ok(WriteOutcome::Done { .. })) {
@@ -252,7 +252,7 @@ impl Conn {
         written
     }
 
-    /// One unit in a savepoint of its own: what it wrote stays, or nothing of it does.
+    /// Runs a unit in a separate savepoint: all of its writes are kept, or none.
     pub(super) fn unit(&self, unit: &Unit, now: i64) -> Result<WriteOutcome, DbError> {
         self.run("SAVEPOINT unit")?;
         let written = self.unit_inside(unit, now);
@@ -382,7 +382,7 @@ fn fault(what: &'static str, sql: &str, error: rusqlite::Error, unique: &HashMap
     }
 }
 
-/// SQLite says `UNIQUE constraint failed: runs.project_id, runs.name`; callers want the index's name.
+/// SQLite reports `UNIQUE constraint failed: runs.project_id, runs.name`; callers need the index's name.
 fn constraint(extended: i32, text: &str, unique: &HashMap<String, String>) -> DbError {
     use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
     let columns = text.split_once(": ").map_or(text, |(_, columns)| columns);

@@ -1,7 +1,7 @@
-//! SQLite in memory, on the caller's own thread and clock: for the deterministic simulation.
+//! SQLite in memory, on the caller's thread and clock: for the deterministic simulation.
 //!
-//! Several replicas share one of these. A call is over when it returns; nothing runs beside it, so
-//! the same seed gives the same history.
+//! Several replicas share one instance. A call is complete when it returns; nothing runs in parallel, so the same seed
+//! gives the same history.
 
 use std::sync::Arc;
 

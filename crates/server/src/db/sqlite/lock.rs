@@ -1,5 +1,5 @@
-//! One server per file: an advisory lock on `PATH.lock`, which the operating system lets go of when
-//! its holder dies, however it dies.
+//! One server per file: an advisory lock on `PATH.lock`, which the operating system releases when its holder dies, for
+//! whatever reason.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -11,7 +11,7 @@ use std::{
 
 use crate::db::error::DbError;
 
-/// How long a holder may take to be gone, once it is dead.
+/// Maximum time that a killed holder takes to exit.
 const EXIT_WAIT_MAX: Duration = Duration::from_secs(5);
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -35,7 +35,8 @@ impl FileLock {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut pid = String::new();
-                // The holder writes its pid just after taking the lock; an empty file means "a moment ago".
+                // The holder writes its pid just after acquiring the lock; an empty file means that it was acquired
+                // just now.
                 file.read_to_string(&mut pid).map_err(failed)?;
                 let pid = if pid.trim().is_empty() { "unknown".to_owned() } else { pid.trim().to_owned() };
                 return Err(DbError::InUse { path: database.to_owned(), pid });
@@ -49,7 +50,7 @@ impl FileLock {
     }
 }
 
-/// Waits for a holder that is dying: the kernel lets go of a lock with the last of its threads.
+/// Waits for an exiting holder: the kernel releases a lock with the last of the holder's threads.
 fn wait_locked(file: &File, path: &Path) -> Result<(), TryLockError> {
     let started = Instant::now();
     loop {

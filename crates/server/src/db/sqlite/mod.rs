@@ -1,4 +1,4 @@
-//! SQLite: one writer thread that commits in groups, reader threads beside it, one process per file.
+//! SQLite: one writer thread that commits in groups, parallel reader threads, one process per file.
 
 mod conn;
 mod inline;
@@ -26,7 +26,7 @@ use super::{
 
 type ReplySender<T> = oneshot::Sender<Result<T, DbError>>;
 
-/// A file, opened.
+/// An open database file.
 pub(super) struct SqliteFile {
     writer: SqliteWriter,
     readers: Readers,
@@ -39,7 +39,7 @@ impl SqliteFile {
         let clock = Clock::wall();
         let mut conn = Conn::writer(path, clock.clone(), ids.clone())?;
         migrate::sqlite(&conn)?;
-        // Whoever had the file before us is dead, and with it all who held a row.
+        // The previous user of the file is dead, and with it all holders of leases.
         void_leases(&conn, 0)?;
         let last = conn.query("SELECT recorded_at FROM events ORDER BY seq DESC LIMIT 1", &[])?;
         if let Some(last) = last.first() {
@@ -50,7 +50,7 @@ impl SqliteFile {
         Ok(Self { writer: SqliteWriter::start(conn, lock)?, readers, clock })
     }
 
-    /// What a statement would answer; the server is the database here.
+    /// Current time, as a statement would return it; the server is the database here.
     pub(super) fn now(&self) -> i64 {
         self.clock.now()
     }
@@ -63,7 +63,7 @@ impl SqliteFile {
         self.writer.write(unit).await
     }
 
-    /// Ends after everything queued so far is committed and the file is free for the next server.
+    /// Returns after all queued units are committed and the file is free for the next server.
     pub(super) async fn close(&self) {
         self.writer.close().await;
     }
@@ -76,14 +76,13 @@ impl SqliteFile {
         self.writer.migrate_again().await
     }
 
-    /// A PRAGMA of the writing connection; the readers' would not tell how commits are made.
+    /// Reads a PRAGMA of the writing connection; the readers' would not show how commits are made.
     pub(super) async fn pragma(&self, name: &'static str) -> Result<Vec<Row>, DbError> {
         self.writer.pragma(name).await
     }
 }
 
-/// Ends every lease, as if its time were over, and lets epochs go on so much higher. Only for one who has the
-/// file alone.
+/// Expires all leases and increases all epochs by this much. Requires exclusive use of the file.
 pub(super) fn void_leases(conn: &Conn, epochs_ahead: i64) -> Result<(), DbError> {
     let sql = "SELECT m.name FROM sqlite_schema m, pragma_table_info(m.name) c \
                WHERE m.type = 'table' AND c.name = 'lock_expires_at'";
@@ -102,7 +101,7 @@ pub(super) fn void_leases(conn: &Conn, epochs_ahead: i64) -> Result<(), DbError>
     Ok(())
 }
 
-/// A file beside a database, by SQLite's way of naming them.
+/// Path of a file next to a database, named as SQLite does.
 pub(super) fn suffixed(database: &Path, suffix: &str) -> PathBuf {
     let mut name = database.as_os_str().to_owned();
     name.push(suffix);

@@ -1,4 +1,4 @@
-//! Reader threads: each has a read-only connection; whoever is free takes the next question.
+//! Reader threads: each has a read-only connection; an idle one processes the next query.
 
 use std::{
     path::Path,
@@ -18,8 +18,8 @@ use crate::db::{
 };
 
 const THREADS: usize = 4;
-/// Questions answered from one view of the database. Each commit of the writer has a reader drop the pages it has in
-/// memory; within one view they stay, so questions that wait together share them.
+/// Maximum number of queries answered from one snapshot of the database. Each commit of the writer makes a reader drop
+/// its cached pages; within one snapshot they are kept, so queries that wait together share them.
 const BATCH_MAX: usize = 8;
 
 struct ReadRequest {
@@ -58,17 +58,17 @@ fn serve(conn: &Conn, queue: &Mutex<mpsc::Receiver<ReadRequest>>) {
     let mut questions = Vec::with_capacity(BATCH_MAX);
     loop {
         {
-            // The lock is held while waiting: one idle thread waits for the question, the others for the lock.
+            // The lock is held while waiting: one idle thread waits for a query, the others for the lock.
             let queue = queue.lock();
             let Ok(first) = queue.recv() else { return };
             questions.push(first);
             questions.extend(queue.try_iter().take(BATCH_MAX - 1));
         }
-        // The view is younger than the youngest question, so everybody sees what was committed before it was asked.
+        // The snapshot starts after the last query arrived, so each caller sees all earlier commits.
         let has_view = questions.len() > 1 && conn.begin_view().is_ok();
         for question in questions.drain(..) {
             let rows = conn.read(&question.sql, &question.params);
-            // Nobody listens when the caller was dropped; a read leaves nothing behind.
+            // The receiver is gone if the caller was dropped; a read has no effects.
             let _ = question.answer.send(rows);
         }
         if has_view {

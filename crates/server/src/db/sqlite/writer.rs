@@ -1,8 +1,8 @@
 //! The writer thread: many units, one fsync.
 //!
-//! It takes whatever is queued, gives each unit a savepoint of its own, commits once, and only then
-//! answers. There is no waiting for company: while one group is on its way to the disk, the next one
-//! gathers, so a lone write is not delayed and a thousand share a handful of commits.
+//! It receives all queued units, runs each in a separate savepoint, commits once, and only then answers. It does not
+//! wait for more units: while one group is being written to disk, the next one is collected, so a single write is not
+//! delayed and a thousand share a few commits.
 
 use std::thread;
 
@@ -38,7 +38,7 @@ impl SqliteWriter {
             .name("sqlite-write".to_owned())
             .spawn(move || {
                 let closed = serve(&conn, queue);
-                // The file is closed before it is given free, and free before anybody is told.
+                // The file is closed before it is unlocked, and unlocked before the caller is notified.
                 drop(conn);
                 drop(lock);
                 if let Some(closed) = closed {
@@ -83,7 +83,7 @@ impl SqliteWriter {
     }
 }
 
-/// Ends when nobody can write any more; answers whom to tell.
+/// Runs until all senders are gone; returns the channel to notify.
 fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<oneshot::Sender<()>> {
     let mut group = Vec::with_capacity(GROUP_MAX);
     while let Some(first) = queue.blocking_recv() {
@@ -121,7 +121,7 @@ fn serve(conn: &Conn, mut queue: mpsc::Receiver<WriterCommand>) -> Option<onesho
     None
 }
 
-/// Everybody is answered after the commit, never before.
+/// Commits a group. Callers are answered after the commit, never before.
 fn commit(conn: &Conn, group: &mut Vec<(Unit, ReplySender<WriteOutcome>)>) {
     let outcome = transaction(conn, group);
     match outcome {
@@ -145,13 +145,13 @@ fn transaction(
 ) -> Result<Vec<Result<WriteOutcome, DbError>>, DbError> {
     let now = conn.begin()?;
     if let [(unit, _)] = group {
-        // With nobody beside it the transaction does what a savepoint would.
+        // For a single unit the transaction replaces the savepoint.
         return Ok(vec![conn.unit_alone(unit, now)]);
     }
     let mut outcomes = Vec::with_capacity(group.len());
     for (unit, _) in group {
         let written = conn.unit(unit, now);
-        // A full disk or a broken file rolls back everybody's work, not only this unit's.
+        // A full disk or a broken file rolls back all units, not only this one.
         if conn.is_rolled_back() {
             return Err(written.err().unwrap_or_else(|| DbError::closed("write")));
         }

@@ -1,7 +1,7 @@
-//! A bucket that is a directory, on a filesystem that all replicas see.
+//! A bucket in a directory, on a filesystem that all replicas share.
 //!
-//! A name is taken by linking a whole file to it, which fails if the name is taken: nobody sees half an object, and
-//! nobody replaces one.
+//! An object is created by linking a complete file to its name, which fails if the name exists: readers never see a
+//! partial object, and writers never replace one.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,9 +15,9 @@ use std::{
 use super::{Bucket, BucketFuture, ObjectPage};
 use crate::secrets::create_private_dirs;
 
-/// Objects in one answer to a list.
+/// Maximum number of objects in one page of a list.
 const PAGE_MAX: usize = 1000;
-/// Files that are being written begin with this; no object's name does.
+/// Prefix of files that are being written; no object name begins with it.
 const UNFINISHED: &str = ".unfinished-";
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Bucket for DirBucket {
         })
     }
 
-    /// A list costs one look at a directory.
+    /// A list costs one read of a directory.
     fn fresh_for(&self) -> Duration {
         Duration::from_millis(500)
     }
@@ -114,7 +114,7 @@ fn put_new(path: &Path, bytes: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// Everything below a directory that comes after a name.
+/// Lists everything below a directory that sorts after a name.
 fn list_files(root: &Path, at: &Path, after: Option<&str>, found: &mut Vec<(String, u64)>) -> io::Result<()> {
     let entries = match std::fs::read_dir(at) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

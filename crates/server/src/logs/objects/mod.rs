@@ -1,13 +1,13 @@
-//! Logs as objects in a bucket, for servers of several replicas.
+//! Logs as objects in a bucket, for servers with several replicas.
 //!
 //! An object holds one piece and is named by its offset, `PROJECT/RUN/SUBMISSION/STREAM/OFFSET`, so that the list of
-//! names and sizes is the whole index. Names are never written twice: of two writers at the same offset one is told
-//! that it is late, and goes on behind the other. What is in an object never changes.
+//! names and sizes is the whole index. A name is never written twice: of two writers at the same offset, the later one
+//! is rejected and continues after the other. The content of an object never changes.
 //!
-//! Small appends are gathered for a moment ([`delay`]) before they become an object. Readers of this process see them
-//! at once, those of others when the object is there; [`Store::sync`] does not wait for the moment to pass. A process
-//! that stops writes what it had gathered ([`Store::settle`]); one that dies takes it along: the host still has it, and
-//! the next copy brings it again.
+//! Small appends are buffered for a moment ([`delay`]) before they become an object. Readers of this process see them
+//! at once, those of other processes when the object exists; [`Store::sync`] does not wait for the delay. A process
+//! that stops writes its buffers ([`Store::settle`]). If a process dies, its buffers are lost, but the host still has
+//! the bytes and the next copy sends them again.
 
 pub mod dir;
 pub mod s3;
@@ -30,40 +30,40 @@ use windlass_model::id::{ProjectId, RunId, SubmissionId};
 use self::shelf::ObjectLog;
 use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
 
-/// Before the bytes of an object: their time, and a check sum over it, the offset and the bytes.
+/// Length of the header before the bytes of an object: their time, and a checksum of it, the offset and the bytes.
 const HEADER_BYTES: usize = 12;
-/// Bytes of one object, at most.
+/// Maximum number of bytes of one object.
 const OBJECT_BYTES_MAX: usize = 1 << 20;
-/// Logs whose index is remembered; the rest is listed again when asked for.
+/// Maximum number of logs with a cached index; others are listed again on demand.
 const CACHED_LOGS_MAX: usize = 4096;
-/// Logs that are written at the same time at the end.
+/// Maximum number of logs that are flushed concurrently when the process stops.
 const FLUSHES_MAX: usize = 16;
 
 pub type BucketFuture<'a, T> = BoxFuture<'a, io::Result<T>>;
 
-/// Names in order, and how long each object is.
+/// Object names in order, with the length of each object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectPage {
     pub objects: Vec<(String, u64)>,
-    /// There are more after the last.
+    /// True if there are more after the last.
     pub more: bool,
 }
 
-/// The little that is asked of an object store.
+/// Operations that a log store needs from an object store.
 pub trait Bucket: Send + Sync + 'static {
-    /// Writes an object that is not there yet. False: one of this name is there, and stays.
+    /// Writes a new object. Returns false, and writes nothing, if the name exists.
     fn put_new<'a>(&'a self, name: &'a str, bytes: Vec<u8>) -> BucketFuture<'a, bool>;
 
-    /// The first bytes of an object, all without a limit; `None` if there is no such object.
+    /// Reads the first `limit` bytes of an object, or all of them; `None` if the object does not exist.
     fn get<'a>(&'a self, name: &'a str, limit: Option<usize>) -> BucketFuture<'a, Option<Vec<u8>>>;
 
-    /// Objects whose names begin with `prefix` (which ends with a slash) and come after `after`.
+    /// Lists objects whose names begin with `prefix` (which ends with a slash) and sort after `after`.
     fn list<'a>(&'a self, prefix: &'a str, after: Option<&'a str>) -> BucketFuture<'a, ObjectPage>;
 
-    /// One that is not there is deleted all the same.
+    /// Deletes an object. Succeeds if it does not exist.
     fn delete<'a>(&'a self, name: &'a str) -> BucketFuture<'a, ()>;
 
-    /// Deletes everything whose name begins with `prefix` (which ends with a slash).
+    /// Deletes all objects whose names begin with `prefix` (which ends with a slash).
     fn delete_all<'a>(&'a self, prefix: &'a str) -> BucketFuture<'a, ()> {
         Box::pin(async move {
             loop {
@@ -78,16 +78,17 @@ pub trait Bucket: Send + Sync + 'static {
         })
     }
 
-    /// How old a list may be that answers a reader.
+    /// Maximum age of a list that answers a reader.
     fn fresh_for(&self) -> Duration;
 
-    /// Whether it can be used as it must be.
+    /// Checks that the bucket can be used as this module requires.
     fn check(&self) -> BucketFuture<'_, ()> {
         Box::pin(async { Ok(()) })
     }
 }
 
-/// How long small appends are gathered: longer the more objects there are already, so that no log has too many.
+/// Time for which small appends are buffered: the more objects exist, the longer, which limits the number of objects
+/// per log.
 fn delay(objects: usize) -> Duration {
     match objects {
         0..600 => Duration::from_secs(1),
@@ -109,7 +110,7 @@ impl ObjectLogStore {
     fn shelf(&self, log: &Log) -> Arc<ObjectLog> {
         let mut shelves = self.shelves.lock();
         if shelves.len() >= CACHED_LOGS_MAX && !shelves.contains_key(log) {
-            // What waits to be written is not forgotten; all else can be listed again.
+            // Unwritten appends are kept; everything else can be listed again.
             shelves.retain(|_, shelf| shelf.has_pending() || Arc::strong_count(shelf) > 1);
         }
         let shelf = shelves.entry(*log);
@@ -155,7 +156,7 @@ impl LogStore for ObjectLogStore {
         Box::pin(async move {
             let shelf = self.shelf(log);
             match shelf.read(range).await {
-                // Another replica removed the log: what is there now is what counts.
+                // Another replica removed the log: the present content counts.
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     shelf.reset();
                     shelf.read(range).await.map_err(failed("read", log.submission))
@@ -186,7 +187,7 @@ impl LogStore for ObjectLogStore {
             let waiting = self.shelves.lock().values().filter(|shelf| shelf.has_pending()).cloned().collect();
             let shelves = stream::iter::<Vec<Arc<ObjectLog>>>(waiting);
             let written = shelves.map(|shelf| async move { shelf.write().await });
-            // One that fails does not keep the others waiting.
+            // A failure must not delay the others.
             let written: Vec<_> = written.buffer_unordered(FLUSHES_MAX).collect().await;
             written.into_iter().collect()
         })

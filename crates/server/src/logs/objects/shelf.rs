@@ -1,4 +1,4 @@
-//! One log in a bucket: what is known of its objects, and what waits to become one.
+//! One log in a bucket: its known objects, and the appends that are not written yet.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{Bucket, HEADER_BYTES, LogChunk, LogRange, OBJECT_BYTES_MAX, delay};
 
-/// Looks for an object that must be there before a write gives up.
+/// Maximum number of lists for an object that must exist before a write fails.
 const LIST_ATTEMPTS_MAX: u32 = 16;
 const LIST_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -20,7 +20,7 @@ pub(super) struct ObjectLog {
     bucket: Arc<dyn Bucket>,
     prefix: String,
     known: Mutex<ObjectLogState>,
-    /// One write or list at a time.
+    /// Serializes writes and lists.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct ObjectLog {
 struct ObjectLogState {
     objects: Arc<Vec<Object>>,
     listed: Option<Instant>,
-    /// Pieces behind the last object, without gaps.
+    /// Pieces after the last object, without gaps.
     waiting: VecDeque<LogChunk>,
     bytes: usize,
     is_timed: bool,
@@ -55,7 +55,7 @@ impl ObjectLogState {
         self.waiting.back().map_or_else(|| self.written(), LogChunk::end)
     }
 
-    /// Drops what waits and is in the bucket already.
+    /// Drops buffered bytes that are already in the bucket.
     fn drop_written(&mut self) {
         let written = self.written();
         while let Some(first) = self.waiting.front_mut() {
@@ -80,13 +80,13 @@ impl ObjectLog {
         !self.known.lock().waiting.is_empty()
     }
 
-    /// Forgets what is known. What waits goes too: without what was before it, it has no place any more.
+    /// Clears all state. Drops the buffered pieces too: without the bytes before them, their offsets are invalid.
     pub(super) fn reset(&self) {
         let mut known = self.known.lock();
         *known = ObjectLogState { is_timed: known.is_timed, ..ObjectLogState::default() };
     }
 
-    /// Where the log ends, as far as is known.
+    /// Known end of the log.
     pub(super) async fn end(&self) -> io::Result<u64> {
         if self.known.lock().listed.is_none() {
             return self.refreshed_end().await;
@@ -94,7 +94,7 @@ impl ObjectLog {
         Ok(self.known.lock().end())
     }
 
-    /// Where it ends, seen now. Who has something to write knows best.
+    /// End of the log after a new list. With buffered appends, the known end is the latest.
     pub(super) async fn refreshed_end(&self) -> io::Result<u64> {
         if !self.has_pending() {
             let _turn = self.turn.lock().await;
@@ -103,7 +103,7 @@ impl ObjectLog {
         Ok(self.known.lock().end())
     }
 
-    /// Adds what is new of these bytes, nothing if the log does not reach to `offset`, and says where it ends.
+    /// Appends the new part of these bytes, or nothing if the log ends before `offset`, and returns the end of the log.
     pub(super) async fn add(self: &Arc<Self>, offset: u64, at: i64, bytes: &[u8]) -> io::Result<u64> {
         let (end, is_full, pause) = {
             let mut known = self.known.lock();
@@ -120,7 +120,7 @@ impl ObjectLog {
             (known.end(), is_full, starts.then(|| delay(known.objects.len())))
         };
         if is_full {
-            // Whoever brings more than can be written waits for it.
+            // A writer that is faster than the bucket waits here.
             self.write().await?;
         }
         if let Some(pause) = pause {
@@ -137,12 +137,12 @@ impl ObjectLog {
         let Some(shelf) = shelf.upgrade() else { return };
         shelf.known.lock().is_timed = false;
         if let Err(error) = shelf.write().await {
-            // It stays where it is: the next append or sync tries again.
-            tracing::warn!(log = %shelf.prefix, %error, "write a piece of a log");
+            // The bytes stay buffered: the next append or sync retries.
+            tracing::warn!(log = %shelf.prefix, %error, "failed to write a piece of a log");
         }
     }
 
-    /// Writes all that waits.
+    /// Writes everything that is buffered.
     pub(super) async fn write(&self) -> io::Result<()> {
         let _turn = self.turn.lock().await;
         let mut late = 0;
@@ -160,7 +160,7 @@ impl ObjectLog {
                     late = 0;
                     continue;
                 }
-                // Somebody is about to write it: a store may refuse ours before it shows theirs.
+                // Another writer is creating the object: a store may reject this write before it lists the other.
                 late += 1;
                 if late > LIST_ATTEMPTS_MAX {
                     let what = format!("an object of {} is there and is not listed", self.prefix);
@@ -172,7 +172,7 @@ impl ObjectLog {
         Ok(())
     }
 
-    /// The next object to write: as much of what waits as fits.
+    /// The next object to write: as many buffered bytes as fit.
     fn next_object(&self) -> Option<(u64, Vec<u8>)> {
         let known = self.known.lock();
         let first = known.waiting.front()?;
@@ -188,7 +188,7 @@ impl ObjectLog {
         format!("{}{offset:016x}", self.prefix)
     }
 
-    /// Learns of objects behind the last that is known.
+    /// Lists the objects after the last known one.
     async fn refresh_list(&self) -> io::Result<()> {
         loop {
             let last = self.known.lock().objects.last().map(|object| self.name(object.offset));
@@ -236,7 +236,7 @@ impl ObjectLog {
     }
 }
 
-/// A log at one moment: objects, then what waits.
+/// A log at one moment: its objects, then the buffered pieces.
 struct LogSnapshot<'a> {
     shelf: &'a ObjectLog,
     objects: &'a [Object],
@@ -277,7 +277,7 @@ impl LogSnapshot<'_> {
         got.ok_or_else(|| io::Error::new(ErrorKind::NotFound, "an object of the log is gone"))
     }
 
-    /// The first piece that came after this moment. Times do not go back.
+    /// Index of the first piece after this time. Times never decrease.
     async fn seek(&self, time: i64) -> io::Result<usize> {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -287,7 +287,7 @@ impl LogSnapshot<'_> {
         Ok(low)
     }
 
-    /// The first piece for which `before` no longer holds.
+    /// Index of the first piece for which `before` is false.
     fn partition_point(&self, before: impl Fn(usize) -> bool) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {

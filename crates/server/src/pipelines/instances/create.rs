@@ -1,4 +1,4 @@
-//! Making a machine, taking it back, and finding it again: the calls to backends.
+//! Calls to backends that create, find and delete machines.
 
 use std::time::Duration;
 
@@ -26,15 +26,15 @@ use crate::{
     pass_error::PassError,
 };
 
-/// How long a backend may take over one call. The row's lease is kept alive meanwhile.
+/// Maximum time for one call to a backend. The row's lease is renewed meanwhile.
 const CALL_TIMEOUT: Duration = Duration::from_secs(540);
-/// How often the progress of a bring-up is written down.
+/// Interval at which the progress of an installation is stored.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// Reasons of offers that are told; the rest is counted.
+/// Maximum number of refusal reasons that are listed; the rest is counted.
 const REASONS_MAX: usize = 5;
 
 impl InstancesPipeline {
-    /// The order for an instance: for the SSH host it is, or for this offer.
+    /// Builds the order for an instance: for its SSH host, or for this offer.
     async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<InstanceRequest, BackendError> {
         let (db, keys, id) = (&self.0.db, &*self.0.keys, row.instance.id);
         let failed = |what, said: String| BackendError::Unavailable { what, said };
@@ -62,10 +62,10 @@ impl InstancesPipeline {
         })
     }
 
-    /// Asks for the offers in their order until one is granted.
+    /// Requests the offers in order until one is granted.
     ///
-    /// What was made before a write got lost is found again by the instance's id, but only by the backend that made
-    /// it. So the row says which one is asked before another than the first is.
+    /// A machine whose creation was not stored is found again by the instance's id, but only by the backend that
+    /// created it. So the row records the backend before any other than the first is used.
     pub(super) async fn create(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let Some(mut tries) = OfferAttempts::of(&row.instance).filter(|tries| !tries.offers.is_empty())
         else {
@@ -93,7 +93,7 @@ impl InstancesPipeline {
             };
             match made {
                 Ok(machine) => {
-                    // The others are of no use any more.
+                    // The other offers are no longer needed.
                     let tries = OfferAttempts { at: 0, offers: vec![offer] };
                     let learned = super::InstanceFindings {
                         machine: Some(machine),
@@ -125,7 +125,7 @@ impl InstancesPipeline {
         }))
     }
 
-    /// Brings the agent to an SSH host.
+    /// Installs the agent on an SSH host.
     pub(super) async fn deploy(&self, lease: &Lease, row: &Row) -> Result<InstanceReport, PassError> {
         let said = "the server has no backend for SSH hosts".to_owned();
         let Some(backend) = row.backend(&self.0.backends) else {
@@ -178,7 +178,7 @@ impl InstancesPipeline {
         })
     }
 
-    /// Keeps the keys that the host and those on the way have shown: from now on they must show them again.
+    /// Stores the keys that the host and its jump hosts presented: from now on they must present the same keys.
     async fn pin(&self, row: &Row, machine: &BackendInstance) -> Result<(), SshTargetError> {
         let keys = RemoteState::of(machine).host_keys.into_iter();
         let seen: Vec<HostKeyEntry> = keys
@@ -187,7 +187,7 @@ impl InstancesPipeline {
         site::pin(&self.0.db, row.instance.id, &seen).await
     }
 
-    /// Makes the machine, and writes down how far that is while it lasts.
+    /// Creates the machine, and stores the progress meanwhile.
     async fn made(
         &self,
         lease: &Lease,
@@ -208,7 +208,7 @@ impl InstancesPipeline {
                     look_at = Instant::now() + PROGRESS_INTERVAL;
                     let said = backend.progress(order.instance);
                     if said.is_some() && said != told {
-                        // For people only: whether it is kept or not changes nothing.
+                        // Only for display: the pass does not depend on it.
                         let _ = rows::set_progress(&self.0.db, lease.key(), said.as_deref()).await;
                         told = said;
                     }
@@ -217,7 +217,7 @@ impl InstancesPipeline {
         }
     }
 
-    /// What the backend says of a machine that does not answer by itself.
+    /// Queries the backend for a machine whose agent does not answer.
     pub(super) async fn find(&self, row: &Row) -> Option<Result<InstanceState, BackendError>> {
         let (backend, machine) = (row.backend(&self.0.backends)?, row.machine.as_ref()?);
         let order = match self.order(row, None).await {
@@ -256,8 +256,8 @@ impl InstancesPipeline {
     }
 }
 
-/// What it means that the keys of a host could not be pinned. Only the keys themselves say anything about the host: an
-/// error of the database stops the pass, and the next one brings the agent there again.
+/// Converts a failure to pin the keys of a host. Only errors about the keys themselves are properties of the host: a
+/// database error ends the pass, and the next one installs the agent again.
 fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
     let said = chain(&error);
     Ok(match error {
@@ -279,7 +279,7 @@ fn pin_failure(error: SshTargetError) -> Result<InstanceReport, PassError> {
     })
 }
 
-/// Into how many blocks an SSH host is split. `None`: as the row says.
+/// Number of blocks of an SSH host; `None` means the stored number.
 fn total_blocks(row: &Row, machine: &BackendInstance) -> Result<Option<i64>, blocks::UnevenBlocks> {
     let Some(has) = &machine.has else { return Ok(None) };
     let wanted = match row.instance.total_blocks.and_then(|count| u32::try_from(count).ok()) {

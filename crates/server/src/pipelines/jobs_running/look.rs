@@ -1,4 +1,4 @@
-//! Stored rows and agents' answers, as the brain sees them.
+//! Converts stored rows and responses of agents to the inputs of the decision.
 
 use windlass_api::agent::shim::{TaskInfo, TaskStatus};
 use windlass_model::{config::Configuration, decide::jobs_running as brain, instance, time::Span};
@@ -52,7 +52,7 @@ pub(super) fn view(
     }
 }
 
-/// Of the run as it is now: it may change while the environment is up.
+/// Inactivity limit of the present run specification: it may change while the environment runs.
 pub(super) fn inactivity_duration(shape: &ParsedRunSpec) -> Option<i64> {
     match shape.configuration() {
         Configuration::DevEnvironment(dev) => dev.inactivity_duration.0,
@@ -74,7 +74,7 @@ pub(super) fn is_ready(instance: &Instance) -> bool {
     }
 }
 
-/// Whether there is anybody to ask: a machine that is being made has no agent yet.
+/// Returns whether the instance can have an agent: one that is being created has none yet.
 pub(super) fn may_have_agent(instance: &Instance) -> bool {
     match instance.status {
         instance::Status::Pending | instance::Status::Provisioning => false,
@@ -100,7 +100,7 @@ pub(super) fn host_state(loaded: &JobInputs) -> brain::HostState {
     }
 }
 
-/// An instance that never was is another loss than one that went.
+/// Distinguishes an instance that was never created from one that was lost.
 fn lost_host_state(instance: &Instance) -> brain::HostState {
     match instance.termination_reason.as_deref().and_then(|word| word.parse().ok()) {
         Some(instance::TerminationReason::NoOffers | instance::TerminationReason::NoBalance) => {

@@ -1,4 +1,4 @@
-//! What a pass learned, in the columns that clients read.
+//! Columns for clients, from the results of a pass.
 
 use windlass_api::agent::{runner::JobStarted, shim::TaskInfo};
 use windlass_model::{config::job_spec::JobSpec, job, time::Span};
@@ -14,20 +14,20 @@ use crate::{
     run_shape::ParsedRunSpec,
 };
 
-/// Beside what is decided on.
+/// Results of a pass besides the inputs of the decision.
 #[derive(Debug, Default)]
 pub(crate) struct JobFindings {
     pub(super) answered: bool,
     pub(super) task: Option<TaskInfo>,
     pub(super) started: Option<JobStarted>,
-    /// What the task that was handed over runs in, for people.
+    /// Runtime of the submitted task, for display.
     pub(super) runs_in: Option<String>,
     pub(super) no_connections: Option<Span>,
-    /// What it waits for, where the plan's own word says too little.
+    /// Reason for waiting, where the plan's message is too general.
     pub(super) waits: Option<String>,
 }
 
-/// The columns, as far as they change. `entered` is the status it moves to in this pass.
+/// Returns the columns that change. `entered` is the new status in this pass.
 pub(super) fn columns(
     loaded: &JobInputs,
     shape: &ParsedRunSpec,
@@ -41,7 +41,7 @@ pub(super) fn columns(
     if let Some(progress) = learned.task.as_ref().and_then(|task| task.image_pull_progress.as_ref()) {
         set.push(("pull_progress", Val::json(progress)?));
     }
-    // Counted where it ends something; of other jobs it is nobody's news.
+    // Stored only if inactivity can end the job.
     match (inactivity_duration(shape), learned.no_connections) {
         (Some(_), Some(idle)) if idle.0 > 0 => set.push(("inactive_since", Val::NowPlus(-idle.0))),
         (Some(_), None) => {}
@@ -87,7 +87,7 @@ pub(super) fn columns(
         set.push(("connection_info", way.to_string().into()));
         let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
         if let Some(secs) = spec.max_duration {
-            // Placement counts on its seat from then on.
+            // Placement expects the blocks to be free from then on.
             set.push(("run_deadline_at", Val::NowPlus(Span::secs(secs).0)));
         }
     }

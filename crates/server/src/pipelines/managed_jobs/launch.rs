@@ -1,4 +1,4 @@
-//! The rows of the run of one attempt.
+//! Rows of the run of one attempt.
 
 use windlass_engine::Lease;
 use windlass_model::{
@@ -23,13 +23,14 @@ use crate::{
     },
 };
 
-/// The name of the run of an attempt of a task.
+/// Name of the run of an attempt.
 pub(super) fn run_name(row: &Row, index: usize, attempt: u32) -> String {
     let task = u32::try_from(index).unwrap_or_default();
     row.plan.run_name(&row.loaded.job.id.to_string(), task, attempt)
 }
 
-/// Everything that makes the run true; or why it cannot be made, which is the job's affair and not the pass's.
+/// Builds the unit that creates the run. The inner error is the reason why it cannot be created, which ends the attempt
+/// and not the pass.
 pub(super) fn run_unit(
     hands: &PipelineContext,
     lease: &Lease,
@@ -72,7 +73,7 @@ pub(super) fn run_unit(
     }
 }
 
-/// Whether all nodes of a task could be had on the spot market now, as far as offers tell.
+/// Returns whether, according to the offers, all nodes of a task are available on the spot market now.
 pub(super) fn has_spot_capacity(row: &Row, index: usize, offers: &[Offer]) -> bool {
     let task = u32::try_from(index).unwrap_or_default();
     let attempt = Attempt { task, number: 1, candidate: 0, market: Some(Market::Spot) };
@@ -105,7 +106,7 @@ fn maker(row: &Row) -> AttemptSpecBuilder<'_> {
     }
 }
 
-/// What a node of each candidate of a task costs in an hour at least, where one could be had now.
+/// Minimum hourly price of a node for each candidate of a task; `None` where none is available now.
 pub(super) fn candidate_prices(row: &Row, index: usize, supply: &OfferSupply) -> Vec<Option<Price>> {
     let task = u32::try_from(index).unwrap_or_default();
     let count = row.plan.tasks.get(index).map_or(0, |task| task.candidates.len());

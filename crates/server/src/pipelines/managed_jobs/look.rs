@@ -1,4 +1,4 @@
-//! The rows of an attempt, as the brain sees them.
+//! Converts the rows of an attempt to the inputs of the decision.
 
 use windlass_model::{
     decide::managed_jobs::{AttemptObservation, judge::NodeEnd},
@@ -11,7 +11,7 @@ use windlass_model::{
 
 use crate::db::{instances::Instance, jobs::Job, passes::managed_jobs::AttemptRun};
 
-/// A machine that was known to be going this long after the end of a job was going before it.
+/// An instance whose loss was recorded within this time after the end of a job counts as lost before it.
 const LOSS_TOLERANCE: Span = Span::secs(5);
 
 pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObservation {
@@ -35,7 +35,7 @@ pub(super) fn attempt_observation(attempt: Option<&AttemptRun>) -> AttemptObserv
     }
 }
 
-/// A run is over when each of its nodes is. Anything else cannot be, and nothing follows from it but that.
+/// A finished run with only finished nodes. Any other combination is reported as impossible.
 fn ended_observation(jobs: &[(Job, Option<Instance>)]) -> AttemptObservation {
     if let Some((job, _)) = jobs.iter().find(|(job, _)| !job.status.is_final()) {
         let what = format!("it is over, and its node {} is {}", job.job_num, job.status);
@@ -44,7 +44,7 @@ fn ended_observation(jobs: &[(Job, Option<Instance>)]) -> AttemptObservation {
     AttemptObservation::Over { ends: jobs.iter().map(node_end).collect(), placement: placement(jobs) }
 }
 
-/// Since when its nodes are being released; `None` when they are, or nobody wants it.
+/// Time since which the nodes are being released; `None` if they are released or were not requested to end.
 pub(super) fn releasing_since(attempt: &AttemptRun) -> Option<Timestamp> {
     let held = attempt.jobs.iter().filter(|(job, _)| !job.finished);
     held.filter_map(|(job, _)| job.terminating_at).min()
@@ -65,7 +65,7 @@ fn node_end((job, instance): &(Job, Option<Instance>)) -> NodeEnd {
     }
 }
 
-/// The machine was lost, or its going was announced, before or around the end of the job.
+/// Returns whether the instance was lost, or its end was announced, before or around the end of the job.
 fn was_going(instance: &Instance, job: &Job) -> bool {
     let Some(ended) = job.terminating_at.or(job.finished_at) else { return false };
     let around = |at: Option<Timestamp>| at.is_some_and(|at| at <= ended + LOSS_TOLERANCE);
@@ -74,12 +74,12 @@ fn was_going(instance: &Instance, job: &Job) -> bool {
         || around(instance.finished_at)
 }
 
-/// The place of the first node that is known.
+/// Location of the first node with an instance.
 fn placement(jobs: &[(Job, Option<Instance>)]) -> Option<NodeLocation> {
     jobs.iter().find_map(|(_, instance)| instance.as_ref()).map(instance_placement)
 }
 
-/// Machines that are somebody's own are places by themselves.
+/// Location of an instance. Each SSH or local instance is a separate location.
 fn instance_placement(instance: &Instance) -> NodeLocation {
     let backend = instance.backend.as_deref().unwrap_or("?");
     let parts = [instance.region.as_deref(), instance.availability_zone.as_deref()];

@@ -1,4 +1,4 @@
-//! The replicas of a service, as its brain sees them.
+//! Converts the replicas of a service to the inputs of the decision.
 
 use serde_json::Value;
 use windlass_model::{
@@ -24,11 +24,11 @@ use crate::{
     run_tracking::RunTracking,
 };
 
-/// What a service needs now.
+/// Desired state of a service.
 pub(super) struct ServiceNeeds {
     pub(super) wanted: ReplicaPlan,
     pub(super) judged: RolloutEvaluation,
-    /// The specification before the deployment that is on trial; nothing when none is.
+    /// The specification before the deployment on trial; `None` without a trial.
     former: Option<String>,
 }
 
@@ -57,36 +57,36 @@ impl ServiceNeeds {
             now,
         );
         if judged.verdict == RolloutDecision::RollBack {
-            // Nothing is made and nobody sent away by the configuration that is given up.
+            // A configuration that is rolled back starts and stops no replicas.
             wanted.start.clear();
             wanted.surplus.clear();
         }
         Self { wanted, judged, former }
     }
 
-    /// The specification that is taken again.
+    /// The specification to which the service is rolled back.
     pub(super) fn rollback_spec(&self) -> Option<&str> {
         self.former.as_deref().filter(|_| self.judged.verdict == RolloutDecision::RollBack)
     }
 
-    /// Whether the specification is to be kept, as one to go back to.
+    /// Returns whether the specification is to be stored as one to roll back to.
     pub(super) fn settles(&self, run: &Run) -> bool {
         self.judged.verdict == RolloutDecision::Complete && run.settled_spec.as_ref() != Some(&run.spec)
     }
 
-    /// A word for programs and a sentence for people, of each thing that happened.
+    /// Events of this pass, each as a fixed word for programs and a sentence for people.
     pub(super) fn told(&self) -> impl Iterator<Item = (&str, &str)> {
         let scaled = self.wanted.why.iter().map(|why| ("scaled", why.as_str()));
         scaled.chain(self.judged.told.iter().map(|(word, text)| (*word, text.as_str())))
     }
 
-    /// What the end of a replica means for the run.
+    /// Effect of the end of a replica on the run.
     pub(super) fn weight(&self, run: &Run, newest: &Job, shape: &ParsedRunSpec) -> ReplicaRole {
         if !is_current(run, newest, shape) {
             return ReplicaRole::Gone;
         }
         match self.former.is_some() && newest.deployment_num == run.deployment_num {
-            // It is not tried once more by a configuration that is given up.
+            // A configuration that is rolled back is not retried.
             true if self.rollback_spec().is_some() => ReplicaRole::Gone,
             true => ReplicaRole::Trial,
             false => ReplicaRole::Full,
@@ -94,7 +94,7 @@ impl ServiceNeeds {
     }
 }
 
-/// What is on its way out is not rolled back.
+/// Returns whether the run is ending: it is not rolled back any more.
 fn is_ending(run: &Run) -> bool {
     run.stop_asked_at.is_some() || run.finished || run.status == run::Status::Terminating
 }
@@ -103,8 +103,8 @@ fn is_rollout_complete(run: &Run, before: Option<&Rollout>) -> bool {
     before.is_some_and(|one| one.num == run.deployment_num && one.state == rollout::RolloutState::Complete)
 }
 
-/// The specification to go back to: replicas as they were when all was well, everything else as it is now. Nothing when
-/// that makes no difference.
+/// The specification for a rollback: replicas from the last complete deployment, everything else as it is now. `None`
+/// if that makes no difference.
 fn former(run: &Run) -> Option<String> {
     let settled = run.settled_spec.as_deref()?;
     let (current, before): (Value, Value) =
@@ -113,12 +113,12 @@ fn former(run: &Run) -> Option<String> {
     if back == current {
         return None;
     }
-    // Old and new parts may exclude each other; then it is all as it was.
+    // Old and new parts may be incompatible; then the whole previous specification is used.
     let fits = ParsedRunSpec::read(&run.name, &back).is_ok();
     Some(if fits { back.to_string() } else { settled.to_owned() })
 }
 
-/// What is there of one group. Who came before groups had names is of the first.
+/// The present replicas of one group. Replicas from before groups had names belong to the first.
 pub(super) fn build_group(
     run: &Run,
     jobs: &[Job],
@@ -140,7 +140,7 @@ pub(super) fn build_group(
         latest(jobs).into_values().filter(|job| job.replica_group.as_deref().unwrap_or("0") == found.name);
     for job in mine {
         let (num, current) = (number(job.replica_num), is_current(run, job, shape));
-        // Who fails as a replica of a configuration that is no more is not tried again.
+        // A failed replica of a former configuration is not retried.
         let is_gone = |ending: &Ending| !current || ending.reason() == TerminationReason::ScaledDown;
         match state(job) {
             SubmissionState::Terminating(ending) if is_gone(&ending) => found.leaving.push(num),
@@ -165,7 +165,7 @@ fn stage(job: &Job) -> ReplicaStage {
         SubmissionState::Running if job.replica_registered => ReplicaStage::Ready,
         SubmissionState::Running if was_ready(job) => ReplicaStage::NoLongerReady,
         SubmissionState::Running => ReplicaStage::Runs,
-        // It is tried again, or the run ends with it.
+        // It is retried, or the run ends with it.
         SubmissionState::Terminating(_) | SubmissionState::Final(_) => ReplicaStage::Waits,
     }
 }
@@ -175,11 +175,11 @@ fn was_ready(job: &Job) -> bool {
     states.is_some_and(|states| readiness::was_ready(&states))
 }
 
-/// Replicas that the newest deployment made and wants.
+/// Replicas that the newest deployment created and still needs.
 fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
     let of_now = |job: &&Job| job.deployment_num == run.deployment_num;
     let mut trials = Vec::new();
-    // Who was asked to go is not waited for.
+    // A replica that was requested to end is not waited for.
     for job in latest(jobs).into_values().filter(of_now).filter(|job| job.end_asked.is_none()) {
         let mine = jobs.iter().filter(of_now).filter(|other| other.replica_num == job.replica_num);
         let ends: Vec<Ending> = mine.filter_map(own_end).collect();
@@ -187,7 +187,7 @@ fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
             let event = ending.reason().retry_event();
             shape.retry().is_some_and(|policy| event.is_some_and(|event| policy.covers(event)))
         };
-        // Where it is tried again, lost and missing machines are not its fault.
+        // With retries, lost instances and missing capacity do not count as failures of the deployment.
         let is_fault = |ending: &&Ending| {
             !is_retried(ending) || ending.reason().retry_event() == Some(retry::Event::Error)
         };
@@ -203,7 +203,7 @@ fn trials(run: &Run, jobs: &[Job], shape: &ParsedRunSpec) -> Vec<TrialReplica> {
     trials
 }
 
-/// How a submission ended, if nobody asked it to.
+/// The ending of a submission, if it was not requested.
 fn own_end(job: &Job) -> Option<Ending> {
     let ending = job.ending().filter(|_| job.end_asked.is_none())?;
     match ending.reason() {
@@ -231,7 +231,7 @@ fn own_end(job: &Job) -> Option<Ending> {
     }
 }
 
-/// What a replica waits for, or how it ended last.
+/// The reason why a replica waits, or its last ending.
 fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
     if job.ending().is_none() && job.running_at.is_some() && !job.replica_registered {
         return job_facts::readiness_wait(job);
@@ -244,8 +244,8 @@ fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
     Some(text)
 }
 
-/// Whether a submission is what the run would submit now. A change that makes no difference to a replica leaves it
-/// alone, and so does a change back.
+/// Returns whether a submission equals what the run would submit now. A change that does not affect a replica does not
+/// replace it, and neither does a change that was reverted.
 fn is_current(run: &Run, job: &Job, shape: &ParsedRunSpec) -> bool {
     job.deployment_num == run.deployment_num
         || shape

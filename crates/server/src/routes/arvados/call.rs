@@ -1,4 +1,4 @@
-//! A call as those clients send it: parameters in the query or, where that would be too long, in a form; records
+//! A call as clients of Arvados send it: parameters in the query or, where that would be too long, in a form; records
 //! as JSON or as a form field.
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -17,28 +17,28 @@ use crate::{
     services::queue::{Error, Requester, Result, auth},
 };
 
-/// Items of a page, unless asked for fewer.
+/// Default and maximum number of items of a page.
 const LIMIT: i64 = 100;
 const LIMIT_MAX: i64 = 1000;
 const FILTERS_MAX: usize = 1000;
 
 pub(super) struct ApiCall {
     pub(super) method: String,
-    /// Below `/arvados/v1/`.
+    /// Path below `/arvados/v1/`.
     pub(super) path: String,
     params: BTreeMap<String, String>,
     json: Map<String, Value>,
     pub(super) raw: Bytes,
 }
 
-/// What the client called the request, if that is safe to repeat.
+/// Client's id of the request, if it is safe to repeat.
 pub(super) fn request_id(request: &Request) -> Option<String> {
     let id = request.headers().get("x-request-id")?.to_str().ok()?;
     let is_plain = (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
     is_plain.then(|| id.to_owned())
 }
 
-/// The token, in the new form or the old one.
+/// Token, in the new or the old form.
 pub(super) fn token(request: &Request) -> Option<String> {
     let header = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = header.split_once(' ')?;
@@ -46,11 +46,11 @@ pub(super) fn token(request: &Request) -> Option<String> {
     (known && !token.trim().is_empty()).then(|| token.trim().to_owned())
 }
 
-/// What a request says of who sends it.
+/// Identification of the sender of a request.
 pub(super) struct Sender {
     peer: Option<IpAddr>,
     token: String,
-    /// How the client names the call; nothing if it does not.
+    /// Client's name of the call; empty if it has none.
     named: String,
 }
 
@@ -60,8 +60,8 @@ impl Sender {
         Self { peer, token, named: request_id(request).unwrap_or_default() }
     }
 
-    /// Who asks, unless somebody there guesses tokens. Each wrong one counts, whatever it looks like; an owner of one
-    /// that was drawn passes whatever others try from the same address.
+    /// Authenticates the caller, unless its address has too many failures. Every wrong token counts, whatever its form;
+    /// the owner of a generated token is admitted regardless of other attempts from the same address.
     pub(super) async fn authenticate(&self, app: &App) -> Result<Requester> {
         if let Some(peer) = self.peer
             && !auth::is_generated(app, &self.token)
@@ -108,7 +108,7 @@ fn decode(text: &str) -> String {
             byte => bytes.push(byte),
         }
     }
-    // Nothing we keep has a NUL, and Postgres takes none.
+    // Stored text contains no NUL, and Postgres rejects it.
     String::from_utf8_lossy(&bytes).replace('\0', "")
 }
 
@@ -141,7 +141,7 @@ impl ApiCall {
         let over = head.headers.get("x-http-method-override").and_then(|value| value.to_str().ok());
         let over = over.map(str::to_owned).or_else(|| params.get("_method").cloned());
         let method = match over {
-            // Only a POST may mean something else.
+            // Only a POST may stand for another method.
             Some(over) if head.method == "POST" => over.to_ascii_uppercase(),
             Some(_) | None => head.method.to_string(),
         };
@@ -157,7 +157,7 @@ impl ApiCall {
         self.params.get(name).map(String::as_str)
     }
 
-    /// A parameter; JSON bodies may hold them too.
+    /// Value of a parameter, which JSON bodies may contain too.
     fn value(&self, name: &str) -> Result<Option<Value>> {
         let Some(text) = self.text(name) else { return Ok(self.json.get(name).cloned()) };
         if text.is_empty() {
@@ -225,7 +225,7 @@ impl ApiCall {
     }
 }
 
-/// `[[attribute, operator, operand], …]`.
+/// Parses `[[attribute, operator, operand], …]`.
 pub(super) fn filters(value: Option<&Value>) -> Result<Vec<Condition>> {
     let wrong = |what: &Value| Error::invalid(format!("not a filter: {what}"));
     let list = match value {
@@ -246,7 +246,7 @@ pub(super) fn filters(value: Option<&Value>) -> Result<Vec<Condition>> {
     parsed.collect()
 }
 
-/// `created_at asc`, each.
+/// Parses items such as `created_at asc`.
 fn order(words: Vec<String>) -> Vec<(String, bool)> {
     let parts = words.iter().flat_map(|word| word.split(','));
     parts

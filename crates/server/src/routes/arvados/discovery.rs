@@ -1,4 +1,4 @@
-//! The document from which clients build themselves: one entry for each call there is.
+//! Discovery document, from which clients generate their calls: one entry for each call.
 
 use axum::{
     body::Body,
@@ -124,7 +124,7 @@ fn document(root: &str, socket: &str) -> Value {
     })
 }
 
-/// Read without a token. It names the server as the client does.
+/// Returns the document, without authentication. It names the server as the client does.
 pub(super) async fn answer(request: Request) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.unwrap_or("localhost").to_owned();

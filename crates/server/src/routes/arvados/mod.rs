@@ -1,6 +1,6 @@
-//! The container queue as clients of Arvados know it: discovery document, records over REST, events over a
-//! WebSocket. Statuses follow what those clients do with them: what can never work is 422, because 409 and 423
-//! would be tried again for minutes.
+//! The container queue in the API of Arvados: discovery document, records over REST, events over a WebSocket. Statuses
+//! follow the behaviour of its clients: what can never succeed is 422, because 409 and 423 would be retried for
+//! minutes.
 
 mod call;
 mod discovery;
@@ -41,7 +41,7 @@ pub(crate) fn router() -> Router<App> {
         .route("/websocket", get(socket::answer))
 }
 
-/// What a call gets.
+/// Response of a call.
 enum CallResponse {
     Json(Value),
     Bytes(Vec<u8>),
@@ -72,7 +72,7 @@ fn body(status: StatusCode, value: &Value) -> Response {
     response
 }
 
-/// Errors of ours are logged here and nowhere else.
+/// Builds the response for an error. Internal errors are logged only here.
 fn refusal(error: &Error, id: &str) -> Response {
     let (status, text) = match error {
         Error::Unauthenticated => (StatusCode::UNAUTHORIZED, error.to_string()),
@@ -81,7 +81,7 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::Missing(_) => (StatusCode::NOT_FOUND, error.to_string()),
         Error::Busy => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
         Error::Inner(crate::error::Error::Db(cause)) if cause.is_passing() => {
-            tracing::warn!(request = %id, %error, "answer a request to the container queue");
+            tracing::warn!(request = %id, %error, "failed to answer request to container queue");
             (StatusCode::SERVICE_UNAVAILABLE, "the database cannot be reached now".to_owned())
         }
         Error::Inner(inner @ crate::error::Error::TooLarge { .. }) => {
@@ -90,7 +90,7 @@ fn refusal(error: &Error, id: &str) -> Response {
         Error::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
         Error::Inner(crate::error::Error::Fast) => (StatusCode::TOO_MANY_REQUESTS, error.to_string()),
         Error::Inner(inner) => {
-            tracing::error!(request = %id, error = ?inner, "answer a request to the container queue");
+            tracing::error!(request = %id, error = ?inner, "failed to answer request to container queue");
             (StatusCode::INTERNAL_SERVER_ERROR, "internal server error".to_owned())
         }
     };
@@ -139,7 +139,8 @@ async fn respond(app: &App, request: Request) -> Result<CallResponse> {
     Ok(answer)
 }
 
-/// Those who run containers write as often as these need it; everybody else has the pace of submissions.
+/// Applies the rate limit. Processes that run containers write as often as these need it; all other callers have the
+/// limit of submissions.
 fn check_rate(app: &App, asker: &Requester) -> Result<()> {
     match asker.who {
         QueueCaller::Admin | QueueCaller::User | QueueCaller::Inside { .. } => {
@@ -153,7 +154,7 @@ fn not_found(call: &ApiCall) -> Error {
     Error::Missing(format!("{} /arvados/v1/{}", call.method, call.path))
 }
 
-/// The frame of a list.
+/// Envelope of a list.
 fn page(kind: &str, asked: &ListQuery, items: Vec<Value>, available: Option<i64>) -> Value {
     let mut page = json!({
         "kind": format!("arvados#{kind}List"), "etag": "", "self_link": "",
@@ -339,7 +340,7 @@ async fn tokens(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> 
     }
 }
 
-/// What a token is asked to be. Without a word about scopes it may do everything that its owner may, as at Arvados.
+/// Parses the request for a token. Without scopes it may do everything that its owner may, as in Arvados.
 fn token_request(asked: &Map<String, Value>) -> Result<auth::TokenRequest> {
     let scopes = match asked.get("scopes") {
         None | Some(Value::Null) => vec!["all".to_owned()],

@@ -1,7 +1,7 @@
 //! Events over a WebSocket: rows of the log as they are committed, each once per connection, in order.
 //!
-//! A connection reads the log from where it stands, woken by commits of this process and, for those of others, by
-//! the clock. So nothing is kept for a slow reader: it simply reads later.
+//! A connection reads the log from its position, woken by commits of this process and, for those of others, by a timer.
+//! So nothing is buffered for a slow reader: it reads later.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -33,17 +33,17 @@ use crate::{
     stream_rights::{RightsBasis, StreamRights},
 };
 
-/// Connections of this process. Dispatchers have a share of their own, which nobody else can use up.
+/// Maximum number of connections of this process. Dispatchers have separate slots, which other callers cannot use up.
 static CONNECTION_SLOTS: Semaphore = Semaphore::const_new(1792);
 static DISPATCHER_SLOTS: Semaphore = Semaphore::const_new(256);
-/// Connections of one user, and of one dispatcher's token.
+/// Maximum number of connections of one user, and of one dispatcher's token.
 const PER_OWNER_MAX: usize = 64;
-/// How many each has.
+/// Number of open connections per owner.
 static OPEN_PER_OWNER: OpenCounts<String> = OpenCounts::new();
-/// Commits of other replicas are seen after this time at the latest.
+/// Maximum delay until commits of other replicas are seen.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// A reader that takes nothing for so long is let go.
+/// Time after which a reader that accepts no data is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 const SUBSCRIPTIONS_MAX: usize = 100;
 const PAGE_ROWS: i64 = 200;
@@ -86,13 +86,13 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
             sent: 0,
         };
         tokio::select! {
-            // What comes after the rights were lost is not told, however much of it is there.
+            // Events after the loss of the rights are not sent, even if they are available.
             biased;
             () = lost => {}
             () = app.closed() => {}
-            // Whoever goes away has heard enough.
+            // A client that disconnects is not an error.
             ended = listener.serve() => if let Err(error) = ended {
-                tracing::debug!(%error, "serve events");
+                tracing::debug!(%error, "failed to serve events");
             },
         }
         let _ = timeout(Duration::from_secs(1), listener.socket.close(None)).await;
@@ -106,7 +106,7 @@ pub(super) async fn answer(State(app): State<App>, mut request: Request) -> Resp
     response
 }
 
-/// One connection of somebody, until it ends.
+/// Slot of one open connection, until it ends.
 struct ConnectionSlot {
     _opened: OpenGuard<String>,
     _permit: SemaphorePermit<'static>,
@@ -129,7 +129,7 @@ impl ConnectionSlot {
     }
 }
 
-/// Returns when the token is not what it was: revoked, of a user who is gone, or of one with another role.
+/// Returns when the token has changed: it was revoked, its user was deleted, or the user's role changed.
 async fn lost(app: &App, asker: &Requester, token: &str) {
     let rights = StreamRights::register(
         app,
@@ -144,7 +144,7 @@ async fn lost(app: &App, asker: &Requester, token: &str) {
         rights.changed().await;
         match auth::asker(app, token, "").await {
             Ok(now) if now.is_admin == asker.is_admin && now.who == asker.who => {}
-            // A database that does not answer takes nobody's rights away.
+            // A database that does not answer revokes no rights.
             Err(Error::Inner(_)) => rights.again(),
             Ok(_) | Err(_) => return,
         }
@@ -156,7 +156,7 @@ struct EventSocket<S> {
     asker: Requester,
     socket: WebSocketStream<S>,
     wanted: Vec<Subscription>,
-    /// The last row that was looked at.
+    /// Last row that was read.
     at: Option<i64>,
     sent: u64,
 }
@@ -164,7 +164,7 @@ struct EventSocket<S> {
 struct Subscription {
     filters: Value,
     conditions: Vec<Condition>,
-    /// Rows up to here were not asked for, or had before.
+    /// Rows up to this one were not requested, or were sent before.
     after: i64,
 }
 
@@ -228,11 +228,11 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
                     return Err(Error::invalid("too many subscriptions"));
                 }
                 let conditions = call::filters(Some(&filters))?;
-                // Looked for once, so that what cannot be is refused here.
+                // Run once, so that invalid filters are rejected here.
                 rows(&self.app, &self.asker, &conditions, i64::MAX - 1, 0).await?;
                 let now = newest(&self.app).await?;
                 let after = said.get("last_log_id").and_then(Value::as_i64).unwrap_or(now);
-                // Whoever comes back goes on where they were; rows they had already are not sent again.
+                // A client that reconnects continues at its position; rows that it already has are not sent again.
                 let at = self.at.unwrap_or(now).min(after);
                 self.at = Some(at);
                 self.wanted.push(Subscription { filters, conditions, after: after.max(0) });
@@ -247,7 +247,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
         }
     }
 
-    /// Sends everything new that any subscription wants.
+    /// Sends all new rows that match any subscription.
     async fn tell(&mut self) -> Result<(), SocketEnd> {
         if self.wanted.is_empty() {
             return Ok(());
@@ -259,7 +259,7 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
                 return Ok(());
             }
             let mut found: Vec<Value> = Vec::new();
-            // Beyond this, some subscription has more rows than were read.
+            // Beyond this, a subscription has more rows than were read.
             let mut until = newest;
             for wanted in &self.wanted {
                 let rows =
@@ -286,14 +286,14 @@ impl<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> EventSocket<S> {
     }
 }
 
-/// The last row there is.
+/// Id of the last row.
 async fn newest(app: &App) -> Result<i64> {
     let asked = ListQuery { order: vec![("id".into(), true)], limit: 1, ..ListQuery::default() };
     let (items, _) = records::list(app, &QueueVisibility::All, ListKind::Logs, &asked).await?;
     Ok(items.first().and_then(|item| item["id"].as_i64()).unwrap_or(0))
 }
 
-/// Rows after one, as far as this caller sees them.
+/// Rows after this one, as far as the caller sees them.
 async fn rows(
     app: &App,
     asker: &Requester,

@@ -1,4 +1,4 @@
-//! The rows of new managed jobs: themselves, their tasks, and what is told of them.
+//! Rows of new managed jobs: the jobs, their tasks, and their events.
 
 use windlass_model::{
     decide::managed_jobs as brain,
@@ -18,7 +18,7 @@ use crate::{
     secrets::{AssociatedData, Keyring},
 };
 
-/// Jobs in the making: copies of one plan, all or none.
+/// Jobs to create: copies of one plan, all or none.
 pub struct NewJobs<'a> {
     pub db: &'a Db,
     pub keys: &'a Keyring,
@@ -28,18 +28,18 @@ pub struct NewJobs<'a> {
     pub plan: &'a ManagedJobPlan,
     /// JSON: the archives of each task.
     pub files: String,
-    /// Of each task in turn.
+    /// One entry per task.
     pub secrets: &'a [TaskSecrets],
     pub copies: u32,
-    /// The key of the request and the hash of what it asks.
+    /// Key of the request and hash of its content.
     pub key: Option<(String, String)>,
 }
 
 impl NewJobs<'_> {
-    /// Everything that makes them true. The first answer of the unit is the number of the last of them.
+    /// Builds the unit with all rows. The first result of the unit is the number of the last job.
     pub fn unit(&self) -> Result<(Vec<ManagedJobId>, Unit)> {
         let plan = serde_json::to_string(self.plan)?;
-        // INACTIVE: the pass that reads it first completes its submission.
+        // INACTIVE: the first pass completes its submission.
         let record = TaskRecord::default();
         let written = serde_json::to_string(&record)?;
         let has_secrets = self.secrets.iter().any(|of_task| !of_task.is_empty());
@@ -50,7 +50,7 @@ impl NewJobs<'_> {
             let id = ManagedJobId(self.db.new_id()?);
             let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", id.0);
             let seal = |plain: &Vec<u8>| self.keys.seal(&belongs, plain);
-            // One key for all of them: it is with the first.
+            // One key for all copies: it is stored with the first.
             let (idempotency_key, idempotency_hash) = self.key.clone().filter(|_| rank == 0).unzip();
             unit = unit.and([rows::insert(NewManagedJob {
                 id,
@@ -92,7 +92,8 @@ impl NewJobs<'_> {
                 status: first.status,
                 schedule: first.schedule,
                 record: written.to_owned(),
-                // It stands in line from now on, before anybody looks at its job: of copies the first is served first.
+                // The task waits for a slot from now on, before the first pass over its job: the first copy is served
+                // first.
                 wants_slot: brain::is_initially_ready(of),
                 granted: false,
             }));

@@ -1,4 +1,4 @@
-//! Rows of managed jobs, as clients read them.
+//! Conversion of managed jobs to responses.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ use crate::{
     error::Result,
 };
 
-/// A job with what is stored about it, decoded.
+/// A job with its stored documents, decoded.
 struct StoredJob {
     named: JobWithTasks,
     plan: ManagedJobPlan,
@@ -44,7 +44,7 @@ impl StoredJob {
         self.plan.run_name(&self.named.job.id.to_string(), task, attempt)
     }
 
-    /// The runs that say why a task waits. `detailed`: also those that say why it waited before.
+    /// Runs that explain why a task waits. `detailed`: also those that explain why it waited before.
     fn explaining_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
         let tells = move |record: &TaskRecord| {
             let launches = record.schedule == Schedule::Launching;
@@ -65,7 +65,7 @@ impl StoredJob {
     }
 }
 
-/// What is asked of the database beside the rows of the jobs, once for all of them.
+/// Data read from the database besides the rows of the jobs, once for all of them.
 #[derive(Default)]
 struct JobContext {
     slots: Option<(SlotLimits, SlotUsage)>,
@@ -93,7 +93,7 @@ impl JobContext {
         Ok(context)
     }
 
-    /// How the run of an attempt stands: what its nodes say, the first that says anything.
+    /// State of the run of an attempt, with the newest message of its nodes.
     fn attempt(&self, run: &str) -> AttemptProgress {
         let Some(nodes) = self.attempts.get(run) else { return AttemptProgress::Unknown };
         let Some(status) = nodes.first().and_then(|node| node.run_status) else {
@@ -116,7 +116,7 @@ impl JobContext {
     }
 }
 
-/// `detailed`: with every place that did not fit.
+/// Converts jobs. `detailed`: with every offer that did not fit.
 pub(super) async fn jobs(
     app: &App,
     named: Vec<JobWithTasks>,
@@ -171,7 +171,7 @@ fn shape(of: &Shape) -> &'static str {
     }
 }
 
-/// What is known about a task beside its record.
+/// Context of a task besides its record.
 fn circumstances(stored: &StoredJob, context: &JobContext, number: u32, record: &TaskRecord) -> TaskContext {
     let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
     let is_queued = record.status == Status::Pending && record.pending == Some(PendingKind::Queued);
@@ -223,7 +223,7 @@ fn task(
     })
 }
 
-/// What a task asks for: `2x H100:8, 4+ CPU, 16 GB, spot`.
+/// Resources that a task requests: `2x H100:8, 4+ CPU, 16 GB, spot`.
 fn resources(task: &plan::TaskPlan) -> String {
     let Some(first) = task.candidates.first() else { return String::new() };
     let amount = |amount: &RequestedAmount| format!("{}{}", amount.of, if amount.or_more { "+" } else { "" });

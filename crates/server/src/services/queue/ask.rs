@@ -1,4 +1,4 @@
-//! Requests for containers: made, committed, changed, taken back.
+//! Requests for containers: create, commit, update, delete.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -30,7 +30,7 @@ fn require_requester(asker: &Requester) -> Result<()> {
     }
 }
 
-/// Mounts with their digest, taken out of what was sent.
+/// Removes the mounts from the input, and returns them with their digest.
 fn take_secrets(patch: &mut Map<String, Value>) -> Result<Option<(String, String)>> {
     match patch.remove("secret_mounts") {
         None | Some(Value::Null) => Ok(None),
@@ -59,7 +59,7 @@ pub async fn create(app: &App, asker: &Requester, patch: &Map<String, Value>) ->
     create_with_retry(app, asker, &uuid, patch, Some(&made)).await
 }
 
-/// One whose name is given. Of two calls for one name, one fails.
+/// Creates a request with this name. Of two calls with one name, one fails.
 pub async fn create_named(
     app: &App,
     asker: &Requester,
@@ -82,7 +82,7 @@ async fn create_with_retry(
     retry_on_conflict(|| try_create(app, asker, uuid, &patch, secrets.as_ref(), made)).await
 }
 
-/// What the same call made already. One id for many different calls says nothing.
+/// Request that the same call already created. One id for several different calls is ignored.
 async fn find_replayed(app: &App, made: &RequestOrigin) -> Result<Option<ContainerRequest>> {
     let earlier = containers::requests_by_call(app.db(), &made.by).await?;
     let Some((uuid, _)) = earlier.first() else { return Ok(None) };
@@ -142,7 +142,7 @@ async fn write_request(
                 before =
                     load_related(app, std::slice::from_ref(&found.uuid), std::slice::from_ref(&asked.uuid))
                         .await?;
-                // It may have changed between two looks.
+                // It may have changed between two reads.
                 let still =
                     before.world.containers.get(&found.uuid).is_some_and(|now| now.state == found.state);
                 if !still {
@@ -197,7 +197,7 @@ fn require_ownership(asker: &Requester, request: &ContainerRequest) -> Result<()
     match asker.request_visibility() {
         QueueVisibility::All => Ok(()),
         QueueVisibility::Owner(owner) if owner == request.owner_uuid => Ok(()),
-        // The request that the program itself runs for is its owner's to change.
+        // The request for which the program itself runs can be changed only by its owner.
         QueueVisibility::Inside(container)
             if request.requesting_container_uuid.as_ref() == Some(&container) =>
         {
@@ -248,12 +248,12 @@ async fn try_update(
     if commits && beside.secrets.is_none() && asked.secret_mounts_digest.is_some() {
         beside.secrets = open_request_secrets(app, uuid).await?.map(|text| (uuid.to_owned(), text));
     }
-    // Its weight counts for its container, which must not change meanwhile.
+    // Its priority affects its container, which must not change in the meantime.
     beside.relies_on.extend(asked.container_uuid.clone());
     write_request(app, asker, before, asked, beside).await
 }
 
-/// Takes a request back: what runs for it alone is stopped first.
+/// Deletes a request: a container that runs only for it is stopped first.
 pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<ContainerRequest> {
     let mut none = Map::new();
     none.insert("priority".to_owned(), json!(0));
@@ -270,7 +270,7 @@ pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Containe
             return Err(Error::Missing(uuid.to_owned()));
         };
         let mut world = before.world.clone();
-        // Kept in sight until the end, so that its container is seen to wait for nobody.
+        // Kept until the end, so that its container is found to have no request.
         if let Some(request) = world.requests.get_mut(uuid) {
             request.state = RequestState::Final;
         }
@@ -281,7 +281,7 @@ pub async fn delete(app: &App, asker: &Requester, uuid: &str) -> Result<Containe
     .await
 }
 
-/// A container without a request, for who administers the queue.
+/// Creates a container without a request, for an admin of the queue.
 pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, Value>) -> Result<Container> {
     if !asker.is_admin {
         return Err(Error::denied("only an admin makes containers without a request"));
@@ -302,7 +302,7 @@ pub async fn create_container(app: &App, asker: &Requester, patch: &Map<String, 
     Ok(container)
 }
 
-/// Only what nobody asked for and nobody runs.
+/// Deletes a container without a request that is not running.
 pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     if !asker.is_admin {
         return Err(Error::denied("only an admin deletes containers"));
@@ -324,7 +324,7 @@ pub async fn delete_container(app: &App, asker: &Requester, uuid: &str) -> Resul
     .await
 }
 
-/// Computes a container's priority anew; there is nothing to find unless somebody wrote around these rules.
+/// Recomputes a container's priority; this changes something only if rows were written without these rules.
 pub async fn weigh(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
     records::container(app, asker, uuid).await?;
     retry_on_conflict(|| async {

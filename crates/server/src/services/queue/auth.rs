@@ -1,4 +1,4 @@
-//! Tokens of the queue's API. Tokens of users are good here too; those made here are good nowhere else.
+//! Tokens of the queue's API. Tokens of users are valid here too; those created here are valid nowhere else.
 
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -23,7 +23,7 @@ use crate::{
     secrets::AssociatedData,
 };
 
-/// Finds who shows this token: `SECRET`, `v2/UUID/SECRET` or `v2/UUID/SECRET/CONTAINER`.
+/// Finds the owner of this token: `SECRET`, `v2/UUID/SECRET` or `v2/UUID/SECRET/CONTAINER`.
 pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
     let mut parts = text.split('/');
     let (uuid, secret, bound) = match (parts.next(), parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -45,12 +45,12 @@ pub async fn asker(app: &App, text: &str, request: &str) -> Result<Requester> {
         return from_token(app, token, secret, request).await;
     }
     let own = name("gj3su", hash(secret).as_bytes());
-    // Whoever names a token means that one, and a user's token has one name only.
+    // A token that is named must match, and a user's token has only one name.
     if bound.is_some() || uuid.is_some_and(|uuid| uuid != own) {
         return Err(Error::Unauthenticated);
     }
     let caller = match auth::caller(app, Some(&format!("Bearer {secret}"))).await {
-        // Scopes are of operations, and the queue has none of them.
+        // Scopes permit operations of the API, and the queue has none of them.
         Ok(caller) if caller.scope != TokenScope::All => return Err(Error::Unauthenticated),
         Ok(caller) => caller,
         Err(crate::error::Error::Denied { .. }) => return Err(Error::Unauthenticated),
@@ -97,7 +97,7 @@ async fn from_token(app: &App, token: QueueToken, secret: &str, request: &str) -
     })
 }
 
-/// Whether the secret of a token is one that was drawn: nobody guesses those.
+/// Returns whether the secret of a token was generated: those cannot be guessed.
 pub fn is_generated(app: &App, text: &str) -> bool {
     let secret = match text.strip_prefix("v2/") {
         Some(rest) => rest.split('/').nth(1).unwrap_or_default(),
@@ -115,10 +115,10 @@ pub fn user_uuid(user: UserId) -> String {
     name("tpzed", user.0.as_bytes())
 }
 
-/// Names of users never change, so whoever was found once need not be looked for again.
+/// Names of users never change, so a user that was found once is cached.
 static USER_IDS: LazyLock<RwLock<HashMap<String, UserId>>> = LazyLock::new(RwLock::default);
 
-/// The user of this name.
+/// Finds the user of this name.
 pub async fn user_by_uuid(app: &App, uuid: &str) -> Result<UserId> {
     let known = USER_IDS.read().get(uuid).copied();
     if let Some(known) = known {
@@ -143,7 +143,7 @@ impl TokenSecret {
     }
 }
 
-/// A new token of an attempt, which ends with it. Its secret is kept: it must be shown again.
+/// Creates a token of an attempt, which ends with the attempt. Its secret is stored, because it must be shown again.
 pub fn issue_attempt_token(
     app: &App,
     kind: &str,
@@ -183,7 +183,7 @@ fn open(app: &App, token: &QueueToken) -> Result<TokenSecret> {
     Ok(TokenSecret { uuid: token.uuid.clone(), secret: String::from_utf8_lossy(&secret).into_owned() })
 }
 
-/// The token of the program in a container, for who runs it.
+/// Token of the program in a container, for the process that runs it.
 pub async fn container_token(app: &App, asker: &Requester, uuid: &str) -> Result<TokenSecret> {
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     let container = found.into_iter().next().ok_or_else(|| Error::Missing(uuid.to_owned()))?.doc;
@@ -201,7 +201,7 @@ pub async fn container_token(app: &App, asker: &Requester, uuid: &str) -> Result
     open(app, &token)
 }
 
-/// Any token by its name: the caller's own, or that of a container they hold.
+/// Any token by its name: the caller's own, or that of a container that the caller holds.
 pub async fn token_by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<TokenSecret> {
     if uuid == asker.token_uuid {
         return Ok(TokenSecret { uuid: uuid.to_owned(), secret: asker.secret.clone() });
@@ -216,20 +216,20 @@ pub async fn token_by_uuid(app: &App, asker: &Requester, uuid: &str) -> Result<T
     container_token(app, asker, &container).await
 }
 
-/// The token that the lock of this attempt made for its executor.
+/// Token that the lock of this attempt created for its executor.
 pub(super) async fn executor_token(app: &App, uuid: &str) -> Result<Option<TokenSecret>> {
     let found = queue_tokens::by_uuid(app.db(), uuid).await?;
     found.map(|token| open(app, &token)).transpose()
 }
 
-/// What a token may be made for.
+/// Scopes and expiry of a requested token.
 #[derive(Clone, Debug)]
 pub struct TokenRequest {
     pub scopes: Vec<String>,
     pub expires_at: Option<Timestamp>,
 }
 
-/// A token of a user, as it was made.
+/// A new token of a user.
 #[derive(Clone, Debug)]
 pub struct CreatedToken {
     pub made: TokenSecret,
@@ -239,8 +239,8 @@ pub struct CreatedToken {
     pub expires_at: Option<Timestamp>,
 }
 
-/// A token for a program of one's own; `dispatch` makes one that takes containers. It ends with the token that it was
-/// made with, and no later than that one would by itself.
+/// Creates a token for a user's program; scope `dispatch` creates one for a dispatcher. It ends with the token with
+/// which it was created, and expires no later than that one.
 pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result<CreatedToken> {
     let kind = match wish.scopes.as_slice() {
         [one] if one == "all" => "user",
@@ -261,7 +261,7 @@ pub async fn create(app: &App, asker: &Requester, wish: &TokenRequest) -> Result
     if wish.expires_at.is_some_and(|at| at <= now) {
         return Err(Error::invalid("expires_at must be in the future"));
     }
-    // A dispatcher is a service and goes on; what a person uses ends.
+    // A dispatcher is a service and keeps running; a token for a person expires.
     let usual = app.settings().queue_token_life.filter(|_| kind == "user").map(|life| now + life);
     let ends = [wish.expires_at.or(usual), asker.expires_at];
     let expires_at = ends.into_iter().flatten().min();

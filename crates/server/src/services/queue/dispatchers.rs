@@ -1,4 +1,4 @@
-//! Who takes containers, by name: what they say of the machines behind them becomes offers.
+//! Dispatchers by name: the nodes that they announce become offers.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -13,33 +13,33 @@ use crate::{
     db::{Db, DbError, Unit, WriteOutcome, dispatchers as rows},
 };
 
-/// One that has said nothing for so long is not counted on.
+/// Time after which a dispatcher that has not reported counts as offline.
 pub const SILENT_AFTER: Span = Span::mins(2);
 const NAME_MAX: usize = 64;
 const DESCRIPTION_MAX: usize = 200;
-/// Seconds for which a process may hold a token without a word.
+/// Maximum seconds for which a process may hold a token without renewal.
 const LEASE_MAX: i64 = 3600;
-/// Kinds of machines that one dispatcher may tell.
+/// Maximum number of kinds of nodes that one dispatcher may announce.
 const NODES_MAX: usize = 1000;
 
-/// Machines of one kind.
+/// Nodes of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeGroup {
-    /// Empty: they are not divided.
+    /// Empty: there are no partitions.
     #[serde(default)]
     pub partition: String,
     pub cpus: u32,
     pub memory_mib: u64,
     #[serde(default)]
     pub gpus: u32,
-    /// What the cluster calls them; empty where they have no name.
+    /// Name of the GPUs in the cluster; empty if they have none.
     #[serde(default)]
     pub gpu_type: String,
-    /// How many of them there are.
+    /// Number of nodes of this kind.
     pub count: u32,
 }
 
-/// A dispatcher as it was heard last.
+/// A dispatcher as it last reported.
 #[derive(Clone, Debug)]
 pub struct DispatcherView {
     pub name: String,
@@ -48,7 +48,7 @@ pub struct DispatcherView {
     pub seen_at: Timestamp,
 }
 
-/// Says who it is and what it could run. A repeat is how it says that it is still there.
+/// Records the name and nodes of a dispatcher. Repeated calls serve as keepalive.
 pub async fn record_heartbeat(
     app: &App,
     asker: &Requester,
@@ -80,7 +80,7 @@ pub async fn record_heartbeat(
     }
 }
 
-/// Takes or keeps the lease of a dispatcher's token: one process at a time works with it. Zero seconds give it back.
+/// Acquires or renews the lease of a dispatcher's token: one process at a time uses it. Zero seconds release it.
 pub async fn claim_lease(app: &App, asker: &Requester, told: &Map<String, Value>) -> Result<Value> {
     let QueueCaller::Dispatcher { token } = &asker.who else {
         return Err(Error::denied("only a dispatcher's token has a lease"));

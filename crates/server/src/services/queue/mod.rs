@@ -1,4 +1,4 @@
-//! The container queue: who asks, what they may, and writes that bring everything that hangs on them along.
+//! The container queue: callers, their rights, and writes that update all related rows.
 
 pub mod ask;
 pub mod auth;
@@ -20,15 +20,15 @@ use crate::{
     secrets::KeyError,
 };
 
-/// The prefix of all names here.
+/// Prefix of all names here.
 pub const CLUSTER: &str = "wlass";
 const LETTERS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
-/// Letters of the secret part of a token: more than 256 bits.
+/// Length of the secret part of a token: more than 256 bits.
 const SECRET_LETTERS: usize = 50;
-/// How often a write that lost a race is tried again.
+/// Maximum number of attempts of a write that lost a race.
 const WRITE_ATTEMPTS_MAX: usize = 50;
 
-/// What a call gets instead of an answer.
+/// Error of a call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no valid token")]
@@ -91,7 +91,7 @@ impl Error {
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Somebody with a token.
+/// A caller with a token.
 #[derive(Clone, Debug)]
 pub struct Requester {
     pub who: QueueCaller,
@@ -99,20 +99,20 @@ pub struct Requester {
     pub user_uuid: String,
     pub is_admin: bool,
     pub token_uuid: String,
-    /// Whether they may ask for containers.
+    /// True if the caller may request containers.
     pub may_submit: bool,
-    /// The hash of the user's token behind the one that was shown; none of those that end with an attempt.
+    /// Hash of the user's token behind the presented one; `None` for tokens that end with an attempt.
     pub made_with: Option<String>,
-    /// When the token that was shown ends by itself.
+    /// Expiry of the presented token.
     pub expires_at: Option<windlass_model::time::Timestamp>,
-    /// The secret part of the token that was shown.
+    /// Secret part of the presented token.
     pub secret: String,
-    /// How the client calls this call; the same when it sends it again.
+    /// Client's id of this call; the same when the client sends it again.
     pub request: String,
 }
 
 impl Requester {
-    /// The server itself, for jobs of its own.
+    /// The server itself, for its own jobs.
     pub fn server() -> Self {
         Self {
             who: QueueCaller::Admin,
@@ -121,7 +121,7 @@ impl Requester {
         }
     }
 
-    /// The server in the name of somebody whose job it is.
+    /// The server on behalf of the user of a job.
     pub fn for_user(user: windlass_model::id::UserId) -> Self {
         Self {
             who: QueueCaller::User,
@@ -137,7 +137,7 @@ impl Requester {
         }
     }
 
-    /// The same as one who takes containers: an admin does so with the token that they showed.
+    /// The caller as a dispatcher: an admin acts as one with the presented token.
     pub fn as_dispatcher(&self) -> QueueCaller {
         match &self.who {
             QueueCaller::Admin => QueueCaller::Dispatcher { token: self.token_uuid.clone() },
@@ -148,7 +148,7 @@ impl Requester {
         }
     }
 
-    /// What of containers and logs they see.
+    /// Containers and logs that the caller sees.
     pub fn sight(&self) -> QueueVisibility {
         match &self.who {
             QueueCaller::Admin | QueueCaller::Dispatcher { .. } => QueueVisibility::All,
@@ -158,7 +158,7 @@ impl Requester {
         }
     }
 
-    /// What of requests they see. A dispatcher has no business with them.
+    /// Requests that the caller sees. A dispatcher sees only those of its user.
     pub fn request_visibility(&self) -> QueueVisibility {
         match &self.who {
             QueueCaller::Admin => QueueVisibility::All,
@@ -170,7 +170,7 @@ impl Requester {
         }
     }
 
-    /// Whether they look after tokens: people do, programs that run or hold containers do not.
+    /// Checks that the caller may manage tokens: users may, programs that run or hold containers may not.
     pub fn require_token_management(&self) -> Result<()> {
         match self.who {
             QueueCaller::Admin | QueueCaller::User => Ok(()),
@@ -180,7 +180,7 @@ impl Requester {
         }
     }
 
-    /// Whether they may ask for containers.
+    /// Checks that the caller may request containers.
     pub fn require_submit(&self) -> Result<()> {
         if self.may_submit {
             return Ok(());
@@ -191,7 +191,7 @@ impl Requester {
     }
 }
 
-/// A name for something of ours: always the same for the same thing.
+/// Deterministic name of an object.
 pub fn name(infix: &str, of: &[u8]) -> String {
     format!("{CLUSTER}-{infix}-{}", encode_letters(&Sha256::digest(of), 15))
 }
@@ -200,13 +200,13 @@ fn encode_letters(bytes: &[u8], count: usize) -> String {
     bytes.iter().take(count).map(|byte| char::from(LETTERS[usize::from(*byte) % LETTERS.len()])).collect()
 }
 
-/// The secret part of a token.
+/// Generates the secret part of a token.
 fn secret() -> Result<String, getrandom::Error> {
     let mut text = String::new();
     while text.len() < SECRET_LETTERS {
         let mut bytes = [0_u8; 64];
         getrandom::fill(&mut bytes)?;
-        // Bytes beyond a multiple of the letters would make some letters more likely.
+        // Bytes beyond a multiple of the number of letters would make some letters more likely.
         let fair: Vec<u8> = bytes.into_iter().filter(|byte| *byte < 252).collect();
         text.push_str(&encode_letters(&fair, SECRET_LETTERS - text.len()));
     }

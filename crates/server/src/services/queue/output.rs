@@ -1,4 +1,4 @@
-//! What containers wrote: kept byte for byte, in pieces that follow each other without holes.
+//! Output of containers: stored byte for byte, in consecutive chunks without gaps.
 
 use windlass_model::queue::QueueCaller;
 
@@ -8,7 +8,7 @@ use crate::{
     db::{Db, DbError, Unit, containers, jobs},
 };
 
-/// Kept of one stream of one attempt. What comes after is not taken: the answer tells how far the stream is known.
+/// Maximum size of one stream of one attempt. Bytes beyond it are dropped: the response contains the stored length.
 pub const STREAM_BYTES_MAX: i64 = windlass_api::queue::STREAM_BYTES_MAX.cast_signed();
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
 
@@ -16,7 +16,8 @@ fn check_stream(stream: &str) -> Result<()> {
     if STREAMS.contains(&stream) { Ok(()) } else { Err(Error::invalid(format!("no stream `{stream}`"))) }
 }
 
-/// Appends what the executor read. A piece that was sent before changes nothing. Answers how far the stream is known.
+/// Appends output that the executor read. A chunk that was sent before changes nothing. Returns the stored length of
+/// the stream.
 pub async fn append(
     app: &App,
     asker: &Requester,
@@ -52,14 +53,14 @@ pub async fn append(
     Ok(at + length)
 }
 
-/// A page of a stream of the last attempt that wrote.
+/// A page of a stream of the last attempt that wrote output.
 pub async fn read(app: &App, asker: &Requester, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>> {
     check_stream(stream)?;
     super::records::container(app, asker, uuid).await?;
     Ok(page(app.db(), uuid, stream, from).await?)
 }
 
-/// The same, for who may read it anyway.
+/// As [`read`], without a check of the caller's rights.
 pub async fn page(db: &Db, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8>, DbError> {
     let Some(attempt) = containers::output_attempt(db, uuid).await? else { return Ok(Vec::new()) };
     let mut bytes = Vec::new();
@@ -70,7 +71,7 @@ pub async fn page(db: &Db, uuid: &str, stream: &str, from: i64) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// How far a stream of the last attempt that wrote is known.
+/// Stored length of a stream of the last attempt that wrote output.
 pub async fn end(db: &Db, uuid: &str, stream: &str) -> Result<u64, DbError> {
     let Some(attempt) = containers::output_attempt(db, uuid).await? else { return Ok(0) };
     let end = containers::output_end(db, uuid, attempt, stream).await?;

@@ -1,4 +1,4 @@
-//! Records as clients see them: lists, single ones, and nothing that is not theirs to see.
+//! Records as clients see them: lists and single records, limited to those that the caller may see.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Changes when the record does.
+/// Hash that changes when the record does.
 pub fn etag(record: &Value) -> String {
     super::encode_letters(&Sha256::digest(record.to_string().as_bytes()), 22)
 }
@@ -63,7 +63,7 @@ fn arvados_kind(uuid: &str) -> Option<&'static str> {
     }
 }
 
-/// A page of a list, and how many there are if that was asked.
+/// A page of a list, and the total number if requested.
 pub async fn list(
     app: &App,
     sight: &QueueVisibility,
@@ -79,7 +79,7 @@ pub async fn list(
     Ok((items.collect::<Result<_>>()?, found.available))
 }
 
-/// The one of this name, if the caller sees it.
+/// Record of this name, if the caller sees it.
 pub async fn find_visible(app: &App, sight: &QueueVisibility, kind: ListKind, uuid: &str) -> Result<Value> {
     let condition = Condition { attribute: "uuid".into(), op: "=".into(), operand: uuid.into() };
     let asked = ListQuery { conditions: vec![condition], limit: 1, ..ListQuery::default() };
@@ -88,13 +88,13 @@ pub async fn find_visible(app: &App, sight: &QueueVisibility, kind: ListKind, uu
 }
 
 pub async fn container(app: &App, asker: &Requester, uuid: &str) -> Result<Container> {
-    // By the same rule as lists.
+    // With the same rule as lists.
     find_visible(app, &asker.sight(), ListKind::Containers, uuid).await?;
     let found = containers::containers(app.db(), &[uuid.to_owned()]).await?;
     found.into_iter().next().map(|kept| kept.doc).ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
-/// The container of the token, or those that a dispatcher holds.
+/// Container of the token, or those that a dispatcher holds.
 pub enum CurrentContainers {
     One(Value),
     Held(ListQuery),
@@ -114,7 +114,7 @@ pub async fn current(
         ) => find_visible(app, &QueueVisibility::One(container.clone()), ListKind::Containers, container)
             .await
             .map(CurrentContainers::One),
-        // An admin's token without a word about it is nobody's container: clients rely on that.
+        // An admin's token that does not request `dispatch` has no container: clients rely on that.
         (QueueCaller::Dispatcher { .. }, None | Some("dispatch"))
         | (QueueCaller::Admin, Some("dispatch")) => {
             let held = |attribute: &str, op: &str, operand: Value| Condition {
@@ -137,7 +137,7 @@ pub async fn current(
     }
 }
 
-/// What is shown of a token.
+/// Shown fields of a token.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenView<'a> {
     pub uuid: &'a str,
@@ -148,7 +148,7 @@ pub struct TokenView<'a> {
 }
 
 impl<'a> TokenView<'a> {
-    /// One for everything that its kind may do, with its secret.
+    /// A token for everything that its kind may do, with its secret.
     pub fn with_secret(uuid: &'a str, secret: &'a str) -> Self {
         Self { uuid, secret: Some(secret), scopes: &["all"], created_at: None, expires_at: None }
     }
@@ -180,7 +180,7 @@ pub fn user_record(user: &crate::db::users::User) -> Value {
     )
 }
 
-/// Only the attributes that were asked for, and what every record has.
+/// Reduces a record to the requested attributes, and those that every record has.
 pub fn select_attributes(record: &mut Value, wanted: Option<&[String]>) {
     let (Some(wanted), Some(record)) = (wanted, record.as_object_mut()) else { return };
     let kept: Map<String, Value> = std::mem::take(record)

@@ -1,4 +1,4 @@
-//! What dispatchers and executors do with containers.
+//! Operations of dispatchers and executors on containers.
 
 use serde_json::{Map, Value};
 use windlass_model::{
@@ -17,7 +17,7 @@ use crate::{
     db::{Unit, queue_list::QueueVisibility},
 };
 
-/// A container and, for who just locked it, its executor's token.
+/// A container and, for the caller that just locked it, its executor's token.
 #[derive(Debug)]
 pub struct Taken {
     pub container: Container,
@@ -29,8 +29,7 @@ pub async fn lock(app: &App, asker: &Requester, uuid: &str) -> Result<Taken> {
     retry_on_conflict(|| try_lock(app, asker, uuid)).await
 }
 
-/// As whom the caller acts on a container. An admin may lock one, as at Arvados, and is then its holder by the token that
-/// they showed.
+/// Role of the caller for a container. An admin may lock one, as in Arvados, and then holds it by the presented token.
 fn acting_as(asker: &Requester, container: &Container) -> QueueCaller {
     let holds = container.is_held() && container.locked_by_uuid.as_ref() == Some(&asker.token_uuid);
     if holds { asker.as_dispatcher() } else { asker.who.clone() }
@@ -60,7 +59,7 @@ fn call_record(asker: &Requester, what: &str) -> LastCall {
     LastCall { token: asker.token_uuid.clone(), request: asker.request.clone(), what: what.to_owned() }
 }
 
-/// The answer that this very call got already, as long as nothing happened since; else the refusal.
+/// Returns the earlier result of the same call, if nothing happened since; else the refusal.
 async fn replay_or_refuse(
     app: &App,
     asker: &Requester,
@@ -130,12 +129,12 @@ async fn try_apply(
         }
     };
     if next.is_final() || next.priority != container.priority {
-        // Others wait for this: they change with it.
+        // Related rows depend on this one and change with it.
         before = load_related(app, &[uuid.to_owned()], &[]).await?;
         container = one(&before.world.containers, uuid)?;
         next = match rule(&container, now) {
             Ok(next) => next,
-            // It changed between two looks.
+            // It changed between two reads.
             Err(_) => return Ok(None),
         };
     }
@@ -152,7 +151,7 @@ fn one(all: &std::collections::BTreeMap<String, Container>, uuid: &str) -> Resul
     all.get(uuid).cloned().ok_or_else(|| Error::Missing(uuid.to_owned()))
 }
 
-/// An executor, and the program inside, change one container.
+/// An executor, and the program inside, may change only one container.
 fn require_visible(asker: &Requester, uuid: &str) -> Result<()> {
     match asker.sight() {
         QueueVisibility::One(own) | QueueVisibility::Inside(own) if own != uuid => {
@@ -177,7 +176,7 @@ fn require_ownership(asker: &Requester, container: &Container) -> Result<()> {
     }
 }
 
-/// Mounts that only the program inside may see; and who runs it, to put them there.
+/// Mounts that only the program inside may see, and the executor that provides them.
 pub async fn secret_mounts(app: &App, asker: &Requester, uuid: &str) -> Result<Value> {
     let is_theirs = match &asker.who {
         QueueCaller::Inside { container, .. } | QueueCaller::Executor { container, .. } => container == uuid,
@@ -192,7 +191,7 @@ pub async fn secret_mounts(app: &App, asker: &Requester, uuid: &str) -> Result<V
     }
 }
 
-/// What somebody says about a container. A dispatcher that leaves it says why, and the container shows it.
+/// Records a message about a container. A dispatcher that releases it gives the reason, which the container shows.
 pub async fn say(
     app: &App,
     asker: &Requester,
@@ -215,7 +214,7 @@ pub async fn say(
         let mut world = before.world.clone();
         world.containers.insert(uuid.to_owned(), next);
         let now = app.db().now().await?;
-        // Somebody who changes it meanwhile knows better why it waits.
+        // A conflict is ignored: a concurrent change sets a more recent reason.
         write(app, asker, &before, world, ExtraChanges::default(), now).await?;
     }
     app.db().write(Unit::new().and([row])).await?;

@@ -1,5 +1,5 @@
-//! The one way by which containers and requests change: load what hangs together, apply a rule, settle, write all
-//! of it with its log rows in one unit, or start again when somebody was faster.
+//! All changes of containers and requests: load the related rows, apply a rule, settle, write all of them with their
+//! log rows in one unit, or start again if another write was faster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use crate::{
     secrets::AssociatedData,
 };
 
-/// Rows that may hang together. A tree beyond that is not changed at once.
+/// Maximum number of related rows. A larger tree is not changed at once.
 const ROWS_MAX: usize = 5000;
 
 /// Rows as they were read.
@@ -57,14 +57,14 @@ impl LoadedQueue {
     }
 }
 
-/// One container, without what hangs on it.
+/// Loads one container, without related rows.
 pub(super) async fn load_one(app: &App, uuid: &str) -> Result<LoadedQueue> {
     let mut loaded = LoadedQueue::default();
     loaded.add_containers(containers::containers(app.db(), &[uuid.to_owned()]).await?);
     if loaded.containers.is_empty() { Err(Error::Missing(uuid.to_owned())) } else { Ok(loaded) }
 }
 
-/// Containers and requests, all requests of those containers, and everything below them.
+/// Loads containers and requests, all requests of those containers, and everything below them.
 pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -> Result<LoadedQueue> {
     let mut loaded = LoadedQueue::default();
     let mut next: BTreeSet<String> = seeds.iter().cloned().collect();
@@ -77,7 +77,7 @@ pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -
         let mut found = loaded.add_requests(containers::requests_for(app.db(), &batch).await?);
         found.extend(loaded.add_requests(containers::requests_made_in(app.db(), &batch).await?));
         next = found.into_iter().filter(|uuid| !loaded.containers.contains_key(uuid)).collect();
-        // A container whose row is gone is not looked for again.
+        // A container whose row is deleted is not searched for again.
         next.retain(|uuid| !batch.contains(uuid));
         if loaded.containers.len() + loaded.requests.len() > ROWS_MAX {
             return Err(Error::invalid(format!("more than {ROWS_MAX} rows hang together")));
@@ -99,20 +99,20 @@ pub(super) async fn load_related(app: &App, seeds: &[String], asks: &[String]) -
     Ok(loaded)
 }
 
-/// What a rule adds to the rows it changed.
+/// Changes that a rule adds to the rows that it changed.
 #[derive(Default)]
 pub(super) struct ExtraChanges {
     pub(super) changes: Vec<Change>,
-    /// Rows that others must not have changed meanwhile, though this write leaves them as they are.
+    /// Rows that others must not have changed in the meantime, although this write leaves them unchanged.
     pub(super) relies_on: Vec<String>,
-    /// Which call makes the new request here.
+    /// Call that creates the new request here.
     pub(super) made: Option<RequestOrigin>,
-    /// Mounts of a request, in the clear.
+    /// Mounts of a request, in plain text.
     pub(super) secrets: Option<(String, String)>,
     pub(super) deletes: Vec<String>,
 }
 
-/// Settles, and writes everything that is different now. `None`: somebody was faster.
+/// Settles, and writes all rows that differ. `None`: another write was faster.
 pub(super) async fn write(
     app: &App,
     asker: &Requester,
@@ -122,7 +122,7 @@ pub(super) async fn write(
     now: Timestamp,
 ) -> Result<Option<QueueRows>> {
     let mut ids: BTreeMap<String, Uuid> = BTreeMap::new();
-    // Drawn ahead: a rule that needs one cannot fail.
+    // Generated in advance, so that a rule that needs one cannot fail.
     let mut spare: Vec<Uuid> = Vec::new();
     for _ in 0..=world.containers.len() {
         spare.push(app.db().new_id()?);
@@ -156,11 +156,10 @@ pub(super) async fn write(
     }
 }
 
-/// The pipelines of jobs that are placed.
+/// Pipelines of placed jobs.
 const JOB_PIPELINES: [&str; 2] = ["jobs_running", "jobs_terminating"];
 
-/// The job of a run that a container is. Whoever writes the variable into a container of their own has that job looked
-/// at, and nothing else.
+/// Job of a run that a container represents. A user who sets the variable in another container only makes that job due.
 pub(super) fn job_of(container: &Container) -> Option<SubmissionId> {
     container.work.environment.get(JOB_VARIABLE)?.parse().ok()
 }
@@ -236,7 +235,7 @@ impl QueueWriter<'_> {
         self.log(&container.uuid, &container.owner_uuid, "create", None, Some(&new))
     }
 
-    /// From the call that makes it, or from the container that it takes the place of.
+    /// From the call that creates it, or from the container that it replaces.
     async fn secrets_for(
         &self,
         before: &LoadedQueue,
@@ -324,7 +323,7 @@ impl QueueWriter<'_> {
     }
 }
 
-/// What of a row is told to those who listen. What it is to do is with the row.
+/// Fields of a row in the events to listeners. The specification itself is only in the row.
 fn event_properties(row: &Value) -> Map<String, Value> {
     const TOLD: [&str; 14] = [
         "uuid",
@@ -372,19 +371,19 @@ pub(super) fn log_row(
     Ok((uuid, row))
 }
 
-/// The same for the same work.
+/// Hash that is equal for the same work.
 pub(super) fn identity(work: &ContainerSpec, secrets: Option<&str>) -> String {
     hex::encode(Sha256::digest(reuse::reuse_key(work, secrets).as_bytes()))
 }
 
-/// The mounts of a container that nobody else may see.
+/// Secret mounts of a container.
 pub(super) async fn open_secrets(app: &App, uuid: &str) -> Result<Option<String>> {
     let Some((id, sealed)) = containers::container_secrets(app.db(), uuid).await? else { return Ok(None) };
     let text = app.keys().open_sealed(&AssociatedData::row("containers", "secrets_sealed", id), &sealed)?;
     Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Those of a request that waits for its commit.
+/// Secret mounts of a request that is not committed yet.
 pub(super) async fn open_request_secrets(app: &App, uuid: &str) -> Result<Option<String>> {
     let Some((id, sealed)) = containers::request_secrets(app.db(), uuid).await? else { return Ok(None) };
     let text =
@@ -392,7 +391,7 @@ pub(super) async fn open_request_secrets(app: &App, uuid: &str) -> Result<Option
     Ok(Some(String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// Tries until nobody was faster.
+/// Repeats an attempt while other writes are faster, up to `WRITE_ATTEMPTS_MAX` times.
 pub(super) async fn retry_on_conflict<T, F, R>(mut attempt: F) -> Result<T>
 where
     F: FnMut() -> R,

@@ -1,4 +1,4 @@
-//! Making what was planned true: a new run, or a changed one.
+//! Applying a plan: a new run, or a changed one.
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -25,9 +25,9 @@ use crate::{
     services::{names, publishing},
 };
 
-/// How often a generated name may be taken before that is an error.
+/// Number of generated names that may be in use before that is an error.
 const NAME_ATTEMPTS_MAX: u8 = 10;
-/// Of a service.
+/// Field of a service.
 const GATEWAY: &str = "configuration.gateway";
 
 pub async fn apply(app: &App, scope: &ProjectScope, asked: wire::ApplyRequest) -> Result<wire::Run> {
@@ -39,8 +39,8 @@ pub async fn apply(app: &App, scope: &ProjectScope, asked: wire::ApplyRequest) -
         Err(refused @ (Error::Refused { .. } | Error::Conflict { .. })) => refused,
         outcome => return outcome,
     };
-    // Whoever asks again while the first try is still on its way comes upon the run of that try: on its name, or on
-    // its being active already. That is no reason to refuse.
+    // A retry while the first attempt is still in progress finds the run of that attempt: its name is in use, or it is
+    // already active. That is no reason to reject it.
     match find_repeated(app, scope, &hash).await? {
         Some(done) => one(app, done).await,
         None => Err(refused),
@@ -65,7 +65,7 @@ async fn attempt(
         None => None,
     };
     if let Some(NamedRun { run, .. }) = &current {
-        // A finished run of that name would be hidden, which is not for everybody either.
+        // A finished run of that name would be hidden, which also requires ownership.
         let what = format!("run `{}` is there already; it", run.name);
         scope.require_ownership::<ApplyRun>(Some(run.user_id), &what)?;
     }
@@ -76,7 +76,8 @@ async fn attempt(
             id
         }
         finished => {
-            // A schedule, or a service at zero, is the run's own affair; everything else begins with its jobs.
+            // A schedule, or a service at zero replicas, is handled by the run's pipeline; everything else begins with
+            // the jobs.
             let is_service = matches!(spec.shape.configuration(), Configuration::Service(_));
             let pipelines: &[_] = match is_service || spec.shape.crons().is_some() {
                 true => &["runs", "jobs_submitted", proxy::ROUTES_HINT],
@@ -91,7 +92,7 @@ async fn attempt(
     one(app, run).await
 }
 
-/// What the request asks, for telling a repeat from another request under the same key.
+/// Hash of the request, for distinguishing a repeat from another request with the same key.
 fn request_hash(asked: &wire::ApplyRequest) -> String {
     let mut hash = Sha256::new();
     hash.update(asked.plan.run_spec.text());
@@ -99,7 +100,7 @@ fn request_hash(asked: &wire::ApplyRequest) -> String {
     hex::encode(hash.finalize())
 }
 
-/// The run that this very request made before.
+/// Run that the same request created before.
 async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Option<NamedRun>> {
     let Some(key) = &scope.idempotency_key else { return Ok(None) };
     let found = runs::find_by_key(app.db(), scope.project.id, scope.caller.user.id, key).await?;
@@ -110,7 +111,7 @@ async fn find_repeated(app: &App, scope: &ProjectScope, hash: &str) -> Result<Op
     }
 }
 
-/// A run of that name is active: it changes in place, or not at all.
+/// Updates an active run of that name: in place, or not at all.
 async fn update(
     app: &App,
     scope: &ProjectScope,
@@ -132,7 +133,7 @@ async fn update(
     if changes.is_empty() {
         return Ok(current.run.id);
     }
-    // The run stays its creator's, and they can look into it.
+    // The run still belongs to its creator, who has access to it, so the rights of the creator count.
     spec.check_secrets(app, current.run.project_id, current.run.user_id).await?;
     let rolls = changes.iter().any(|change| change.how == UpdateMode::Rolling);
     let run = &current.run;
@@ -158,7 +159,7 @@ async fn update(
     }
 }
 
-/// With the service at another gateway, or at none.
+/// Moves the service to another gateway, or to none.
 async fn move_service(
     app: &App,
     scope: &ProjectScope,
@@ -178,7 +179,7 @@ async fn move_service(
     })
 }
 
-/// A new run; a finished one of that name is hidden in the same unit.
+/// Creates a run; a finished one of that name is hidden in the same unit.
 async fn create(
     app: &App,
     scope: &ProjectScope,
@@ -199,7 +200,7 @@ async fn create(
         }
         match app.db().write(unit).await {
             Ok(WriteOutcome::Done { .. }) => return Ok(id),
-            // The finished run was hidden by somebody else, who is about to take its name.
+            // The finished run was hidden by another request, which is about to use its name.
             Ok(WriteOutcome::Stale { .. }) => return Err(Error::exists("Run")),
             Err(error) if error.is_conflict_on("runs_name_key") && generated => {}
             Err(error)
@@ -211,7 +212,7 @@ async fn create(
                 let name = spec.name().unwrap_or_default();
                 return Err(match publishing::for_service(app, scope.project.id, &spec, name, None).await {
                     Err(taken) => taken,
-                    // It was taken a moment ago and is free again.
+                    // The name was in use a moment ago and is free again.
                     Ok(_) => Error::exists("Run"),
                 });
             }
@@ -246,7 +247,7 @@ async fn new_run(
     submit::unit(app.db(), app.keys(), asked, spec, next_slot(app, spec).await?)
 }
 
-/// The first slot of a scheduled run.
+/// First slot of a scheduled run.
 async fn next_slot(app: &App, spec: &ResolvedRunSpec) -> Result<Option<Timestamp>> {
     let Some(crons) = spec.shape.crons() else { return Ok(None) };
     let now = app.db().now().await?;

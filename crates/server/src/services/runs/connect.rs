@@ -1,4 +1,4 @@
-//! Streams to ports of jobs, for the people whose jobs they are.
+//! Streams to ports of jobs, for their users.
 
 use windlass_api::{operations::ConnectJob, runs::ConnectRequest};
 use windlass_model::{id::SubmissionId, job::Status};
@@ -14,8 +14,8 @@ use crate::{
     error::{Error, Result},
 };
 
-/// The submission must be one of that run, and the run one of this project. Whoever comes in sees what the owner of
-/// the run sees, so it is for them and for those who look after the project.
+/// Opens a stream. The submission must be one of that run, and the run one of this project. The stream gives access to
+/// everything that the owner of the run sees, so it is limited to the owner and the managers of the project.
 pub async fn connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<PortStream> {
     let job = find(app, scope, asked).await?;
     let instance = job
@@ -28,7 +28,7 @@ pub async fn connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) ->
     agents.connect(call, asked.port).await.map_err(|error| refusal(&error))
 }
 
-/// Whether the caller of an open stream still may have it.
+/// Checks that the caller of an open stream still has the rights to it.
 pub async fn check_connect(app: &App, scope: &ProjectScope, asked: &ConnectRequest) -> Result<()> {
     find(app, scope, asked).await.map(drop)
 }

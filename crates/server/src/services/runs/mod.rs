@@ -1,7 +1,7 @@
-//! Runs: looked at, planned, applied, stopped, hidden.
+//! Runs: list, plan, apply, stop, delete.
 //!
-//! The API never moves a run's status: it creates runs, writes wishes into columns that no pipeline
-//! writes (`stop_asked_at`, `spec`, …) and hints the pipelines that read them.
+//! The API never changes a run's status: it creates runs, stores requests in columns that no pipeline writes
+//! (`stop_asked_at`, `spec`, …) and hints the pipelines that read them.
 
 mod apply;
 mod connect;
@@ -46,7 +46,7 @@ use crate::{
 
 const LIST_MAX: i64 = 100;
 const SUBMISSIONS_MAX: i64 = 10;
-/// What runs without a repository have for one.
+/// Repository of runs that have none.
 const NO_REPO: &str = "none";
 const NAMES_MAX: usize = 1000;
 
@@ -100,7 +100,7 @@ pub async fn list(
     render_cached(app, &lines, jobs).await
 }
 
-/// What finished and was shown before is shown as it was; the others are read.
+/// Renders runs: finished ones from the cache if possible; the others are read.
 async fn render_cached(
     app: &App,
     lines: &[RunListEntry],
@@ -113,7 +113,7 @@ async fn render_cached(
     let missing: Vec<RunId> = lines.iter().map(|line| line.id).filter(|id| !found.contains_key(id)).collect();
     if !missing.is_empty() {
         let rows = runs::find_all(app.db(), &missing).await?;
-        // Not by the line: a run may have finished after it was listed, and before its jobs are read.
+        // Not from the list: a run may have finished after it was listed, and before its jobs are read.
         let finished: Vec<bool> = rows.iter().map(|row| row.run.finished).collect();
         for (mut run, finished) in shown(app, rows, jobs).await?.into_iter().zip(finished) {
             strip_reasons(&mut run);
@@ -127,14 +127,14 @@ async fn render_cached(
     Ok(lines.iter().filter_map(|line| found.remove(&line.id)).collect())
 }
 
-/// Long, and nobody reads them in a list.
+/// Removes reasons, which are long and not needed in a list.
 fn strip_reasons(run: &mut wire::Run) {
     let of_jobs = run.jobs.iter_mut().flat_map(|job| &mut job.job_submissions);
     of_jobs.chain(&mut run.latest_job_submission).for_each(|submission| submission.why = None);
 }
 
-/// The projects a list covers: one that the caller may see, or all of theirs. `None` when that is
-/// nothing; `Some(None)` is everything.
+/// Projects that a list covers: one that the caller may see, or all of the caller's. `None` if there are none;
+/// `Some(None)` is all projects.
 pub(super) async fn visible_projects(
     app: &App,
     caller: &Caller,
@@ -160,14 +160,14 @@ pub async fn read(app: &App, scope: &ProjectScope, asked: wire::ReadRequest) -> 
         (None, Some(name)) => runs::find_by_name(app.db(), scope.project.id, name).await?,
         (None, None) => return Err(Error::refused("run_name or id must be specified")),
     };
-    // The project of the row decides, not the one that the caller names.
+    // The project of the row counts, not the one that the caller names.
     let found = found.filter(|run| run.run.project_id == scope.project.id);
     let mut run = one(app, found.ok_or_else(absent)?).await?;
     queue_positions(app, &mut run).await?;
     Ok(run)
 }
 
-/// Of each job that waits for a machine; one question for all of them.
+/// Adds the position of each job that waits for an instance; one query for all of them.
 async fn queue_positions(app: &App, run: &mut wire::Run) -> Result<()> {
     if run.jobs.iter().filter_map(|job| job.job_submissions.last()).all(|last| last.status != "submitted") {
         return Ok(());
@@ -188,7 +188,7 @@ async fn one(app: &App, run: NamedRun) -> Result<wire::Run> {
     shown(app, vec![run], show::IncludedJobs::Newest(None)).await?.pop().ok_or_else(absent)
 }
 
-/// One query for the jobs of all of them.
+/// Converts runs, with one query for the jobs of all of them.
 async fn shown(app: &App, rows: Vec<NamedRun>, wanted: show::IncludedJobs) -> Result<Vec<wire::Run>> {
     let ids: Vec<RunId> = rows.iter().map(|row| row.run.id).collect();
     let jobs = match wanted {
@@ -200,7 +200,7 @@ async fn shown(app: &App, rows: Vec<NamedRun>, wanted: show::IncludedJobs) -> Re
     show::runs(rows, jobs, wanted)
 }
 
-/// Stores the wish to stop. Names of finished and unknown runs are skipped.
+/// Stores the request to stop. Names of finished and unknown runs are skipped.
 pub async fn stop(app: &App, scope: &ProjectScope, asked: &wire::StopRequest) -> Result<()> {
     check_names(&asked.runs_names)?;
     let by = scope.caller.user.id;
@@ -220,14 +220,14 @@ pub async fn stop(app: &App, scope: &ProjectScope, asked: &wire::StopRequest) ->
         )?);
         wishes.push(app.db().write(unit));
     }
-    // Handed over together: the writer commits them in one go, and not each after the other. Stale: it finished by
-    // itself, which is what was asked for.
+    // Sent together: the writer commits them as one group, instead of one after the other. Stale: the run finished by
+    // itself, which is the requested result.
     try_join_all(wishes).await?;
     app.wake(&["runs"]);
     Ok(())
 }
 
-/// Hides finished runs. One that is active refuses the whole request.
+/// Hides finished runs. If one is active, the request is rejected as a whole.
 pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result<()> {
     check_names(names)?;
     let by = scope.caller.user.id;
@@ -257,7 +257,7 @@ pub async fn delete(app: &App, scope: &ProjectScope, names: &[String]) -> Result
             "Run deleted".into(),
         )?);
     }
-    // Stale: somebody else hid one of them at the same time.
+    // Stale: another request hid one of them at the same time.
     app.db().write(unit).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What applying would do.
+//! Plan: the effects of applying a configuration.
 
 use windlass_api::{Document, runs as wire};
 use windlass_model::plan::diff;
@@ -6,7 +6,7 @@ use windlass_model::plan::diff;
 use super::{ResolvedRunSpec, one};
 use crate::{app::App, auth::ProjectScope, db::runs, error::Result, services::offers};
 
-/// Offers that one answer shows unless it is asked for more, and the most it shows.
+/// Default and maximum number of offers in one response.
 const OFFERS_DEFAULT: usize = 50;
 const OFFERS_MAX: usize = 1000;
 
@@ -71,7 +71,7 @@ pub async fn plan(app: &App, scope: &ProjectScope, asked: wire::PlanRequest) -> 
     })
 }
 
-/// What was sent, without the password of a registry. Clients apply what they are shown here.
+/// The sent spec, without the password of a registry. Clients apply what they receive here.
 fn without_password(sent: Document, spec: &ResolvedRunSpec) -> Result<Document> {
     const PASSWORD: &str = "/configuration/registry_auth/password";
     let Some(sealed) = spec.value.pointer(PASSWORD) else { return Ok(sent) };

@@ -1,5 +1,5 @@
-//! Finished runs as lists show them. They never change again, and most of any list is finished: each is written out
-//! once, and afterwards only copied.
+//! Cache of finished runs as lists show them. They never change again, and most of any list is finished: each is
+//! rendered once, and afterwards only copied.
 
 use std::{collections::HashMap, mem};
 
@@ -9,14 +9,14 @@ use windlass_model::id::RunId;
 
 use super::show::IncludedJobs;
 
-/// Of each of the two generations.
+/// Maximum size of each of the two generations.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Which run, shown with which of its jobs.
+/// A run, and which of its jobs are included.
 type Key = (RunId, IncludedJobs);
 
-/// What was asked for lately. It has two generations: what is found in the old one moves to the young one, and when
-/// that is full it becomes the old one.
+/// Recently requested runs, in two generations: a hit in the old one moves to the young one, and when that is full it
+/// becomes the old one.
 #[derive(Debug)]
 pub(crate) struct RenderedRunCache<T>(Mutex<CacheGenerations<T>>);
 

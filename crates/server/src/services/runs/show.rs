@@ -1,4 +1,4 @@
-//! Rows of runs and jobs, as clients read them.
+//! Conversion of runs and jobs to responses.
 
 use std::collections::HashMap;
 
@@ -21,15 +21,15 @@ use crate::{
     run_tracking::{RetryWait, RunTracking},
 };
 
-/// Which jobs an answer holds.
+/// Jobs that a response includes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum IncludedJobs {
     None,
-    /// The newest so many submissions of each; `None` is all.
+    /// The newest submissions of each, up to this number; `None`: all.
     Newest(Option<i64>),
 }
 
-/// `jobs` is ordered by run, replica, job and submission.
+/// Converts runs. `jobs` is ordered by run, replica, job and submission.
 pub(super) fn runs(rows: Vec<NamedRun>, jobs: Vec<Job>, wanted: IncludedJobs) -> Result<Vec<wire::Run>> {
     let mut of_run = HashMap::<RunId, Vec<Job>>::new();
     for job in jobs {
@@ -99,18 +99,17 @@ fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
 
 const ASLEEP_MESSAGE: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
 
-/// To the second.
 fn truncate_to_second(at: Timestamp) -> Timestamp {
     Timestamp::from_secs(at.0.div_euclid(1_000_000))
 }
 
-/// Of a run that waits for its schedule.
+/// Message of a run that waits for its schedule.
 fn next_start(run: &Run) -> Option<String> {
     let next = run.next_triggered_at.filter(|_| run.status == run::Status::Pending)?;
     Some(format!("next start at {}", truncate_to_second(next)))
 }
 
-/// Why a run that has not begun, or does not go on, waits. `None` where it does not.
+/// Reason why a run that has not started, or does not continue, waits. `None` if it does not.
 fn waiting_reason(
     run: &Run,
     jobs: &[Job],
@@ -138,10 +137,10 @@ fn waiting_reason(
     }
 }
 
-/// How the deployment of a service stands, why each group has as many replicas as it has, and what a pending run waits
-/// after.
+/// State of a service's deployment, reasons for the number of replicas of each group, and the failure after which a
+/// pending run waits.
 fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
-    // What cannot be read is not worth a failed answer: it is for people who ask why.
+    // Data that cannot be parsed is ignored instead of failing the response: it only explains.
     let is_telling = run.service.is_some() || run.status == run::Status::Pending;
     let tracking = if is_telling { RunTracking::of(run).unwrap_or_default() } else { RunTracking::default() };
     let deployment = tracking.rollout.map(|one| wire::Deployment {
@@ -162,7 +161,7 @@ fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling
     (deployment, tracking.groups.into_iter().map(group).collect(), retry)
 }
 
-/// Each job once: its latest status, and why its latest ended submission ended.
+/// Each job once: its latest status, and the reason of its latest ended submission.
 fn glances(rows: &[Job]) -> Vec<JobSummary> {
     rows.chunk_by(|a, b| (a.replica_num, a.job_num) == (b.replica_num, b.job_num))
         .filter_map(|submissions| {
@@ -176,7 +175,8 @@ fn glances(rows: &[Job]) -> Vec<JobSummary> {
         .collect()
 }
 
-/// The retry policy is inside the job's spec, which is worth reading only when a job lacked capacity.
+/// Returns whether a lack of capacity is retried. The policy is inside the job's spec, which is parsed only if a job
+/// lacked capacity.
 fn retries_no_capacity(status: run::Status, glances: &[JobSummary], rows: &[Job]) -> bool {
     #[derive(Deserialize)]
     struct Spec {
@@ -207,7 +207,7 @@ fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
         let connection = row.connection_info.take().map(Document::from_text).transpose()?;
         let submission = submission(row, not_ready)?;
         match jobs.last_mut() {
-            // The newest submission says how the job is made now.
+            // The newest submission has the current spec of the job.
             Some((last, job)) if *last == key => {
                 job.job_spec = spec;
                 job.job_connection_info = connection;
@@ -253,9 +253,9 @@ fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission
     })
 }
 
-/// What a replica that runs waits for before it takes requests.
+/// Probe for which a running replica waits before it receives requests.
 fn not_ready(row: &Job) -> Option<String> {
-    // Most jobs have no probes, and lists of jobs are long: their specifications are not read for this.
+    // Most jobs have no probes, and lists of jobs are long: their specifications are not parsed for this.
     let has_probes = row.job_spec.contains("\"probes\":[{");
     if row.status != job::Status::Running || row.replica_registered || !has_probes {
         return None;
@@ -263,7 +263,7 @@ fn not_ready(row: &Job) -> Option<String> {
     job_facts::readiness_wait(row).map(|what| format!("not ready: {what}"))
 }
 
-/// What the instance cost while the submission had it. Of the submissions that the answer holds.
+/// Cost of the instance while the submission had it. Only for submissions that the response includes.
 fn cost(job: &Job, now: Timestamp) -> f64 {
     #[derive(Deserialize)]
     struct PricedInstance {

@@ -1,4 +1,4 @@
-//! A run spec that a client sent, read and completed.
+//! A run spec that a client sent, parsed and completed.
 
 use std::collections::BTreeSet;
 
@@ -27,23 +27,23 @@ use crate::{
     services::{publishing::GatewayPublication, secrets, volumes},
 };
 
-/// What a job is called in a plan for a run that has no name yet.
+/// Name of a job in a plan for a run without a name.
 const UNNAMED_JOB: &str = "dry-run";
 const ARCHIVES_MAX: usize = 100;
-/// Where a run specification has the server's default images.
+/// Field of a run specification with the server's default images.
 const DEFAULT_IMAGES: &str = "default_images";
 
-/// A run spec with the server's defaults, and what it means.
+/// A run spec with the server's defaults, and its parsed form.
 #[derive(Debug)]
 pub(crate) struct ResolvedRunSpec {
-    /// The effective spec, as it is stored and shown.
+    /// Effective spec, as it is stored and shown.
     pub(crate) value: Value,
     pub(crate) shape: ParsedRunSpec,
 }
 
 impl ResolvedRunSpec {
-    /// Reads what was sent. `ssh_key` is the caller's public key, `images` the server's setting: a run keeps the
-    /// default images that it was submitted with.
+    /// Parses a spec. `ssh_key` is the caller's public key, `images` the server's setting: a run keeps the default
+    /// images with which it was submitted.
     pub(crate) fn read(sent: &Document, ssh_key: Option<&str>, images: &DefaultImages) -> Result<Self> {
         let sent = sent.value()?;
         let missing = || Error::field("run_spec", "must be an object with a `configuration`");
@@ -67,7 +67,7 @@ impl ResolvedRunSpec {
         Ok(Self { value, shape })
     }
 
-    /// Takes a registry's password out of it, before anything of it is stored or shown.
+    /// Seals a registry's password, before any part of the spec is stored or shown.
     pub(crate) async fn seal(&mut self, app: &App, scope: &ProjectScope) -> Result<()> {
         let (project, user) = (scope.project.id, scope.caller.user.id);
         if registry_passwords::seal_document(app, project, user, &mut self.value["configuration"]).await? {
@@ -94,17 +94,17 @@ impl ResolvedRunSpec {
         self.shape.priority()
     }
 
-    /// The jobs a run starts with.
+    /// Jobs with which a run starts.
     pub(crate) fn jobs(&self) -> Result<Vec<JobSpec>> {
         self.shape.jobs().map_err(spec_error)
     }
 
-    /// One replica of each group.
+    /// Jobs of one replica of each group.
     pub(crate) fn plan(&self) -> Result<Vec<JobSpec>> {
         self.shape.plan().map_err(spec_error)
     }
 
-    /// Where a service is reached: at its gateway, or through the server.
+    /// URL of a service: at its gateway, or through the server.
     pub(crate) fn service(&self, project: &str, run: &str, at: Option<&GatewayPublication>) -> Option<Value> {
         let Configuration::Service(_) = self.shape.configuration() else { return None };
         let model = &self.value["configuration"]["model"];
@@ -117,19 +117,19 @@ impl ResolvedRunSpec {
         Some(json!({ "url": url, "model": model, "options": {} }))
     }
 
-    /// What of it windlass does not do, its profile included.
+    /// Unsupported parts of the spec, including its profile.
     fn review(&self, project: &str) -> SupportReview {
         let properties = Some(self.shape.properties());
         let context = unsupported::ReviewContext { project: Some(project), properties, node: None };
         unsupported::review(self.shape.configuration(), context)
     }
 
-    /// Whether runs of this user may use the secrets that it names.
+    /// Checks that runs of this user may use the secrets that the spec names.
     pub(crate) async fn check_secrets(&self, app: &App, project: ProjectId, user: UserId) -> Result<()> {
         secrets::check_use(app, project, user, &secret_names(&self.plan()?)).await
     }
 
-    /// What the spec points to must exist and belong to the caller or the project.
+    /// Checks that everything to which the spec refers exists and belongs to the caller or the project.
     pub(crate) async fn check_references(&self, app: &App, scope: &ProjectScope) -> Result<()> {
         check_supported(&self.review(&scope.project.name))?;
         let kind = self.value["repo_data"]["repo_type"].as_str().unwrap_or("virtual");
@@ -151,12 +151,12 @@ impl ResolvedRunSpec {
     }
 }
 
-/// The secrets that the jobs of this specification name.
+/// Secrets that the jobs of this specification name.
 fn secret_names(jobs: &[JobSpec]) -> BTreeSet<String> {
     jobs.iter().flat_map(resolve::secret_names).collect()
 }
 
-/// What no program can be given is refused now, not on a host.
+/// Rejects variables that no program can have, now instead of on a host.
 fn check_variables(jobs: &[JobSpec]) -> Result<()> {
     for (name, value) in jobs.iter().flat_map(|job| &job.env) {
         if name.is_empty() || name.contains(['=', '\0']) {
@@ -200,7 +200,7 @@ fn spec_error(error: RunSpecError) -> Error {
     }
 }
 
-/// What cannot be had is refused, with the way out; what has no effect is left to clients to say.
+/// Rejects unsupported parts, with a hint; clients report those that have no effect.
 pub(crate) fn check_supported(review: &SupportReview) -> Result<()> {
     let told: Vec<String> = review
         .refusals
@@ -213,7 +213,7 @@ pub(crate) fn check_supported(review: &SupportReview) -> Result<()> {
     if told.is_empty() { Ok(()) } else { Err(Error::refused(told.join("; "))) }
 }
 
-/// All that is wrong, in one message: clients show exactly one.
+/// All problems in one message: clients show exactly one.
 pub(crate) fn refused(problems: &[Diagnosis]) -> Error {
     let all: Vec<String> = problems.iter().map(ToString::to_string).collect();
     Error::refused(format!("invalid configuration: {}", all.join("; ")))

@@ -1,6 +1,6 @@
-//! The rows of a new run: itself, the first submission of each of its jobs, and what is told of them.
+//! Rows of a new run: the run, the first submission of each of its jobs, and their events.
 //!
-//! One way for everybody: what a person applies, and what a managed job launches.
+//! Used both for runs that a user applies and for those that a managed job launches.
 
 use windlass_model::{
     config::job_spec::JobSpec,
@@ -27,7 +27,7 @@ use crate::{
     services::publishing::GatewayPublication,
 };
 
-/// Who wants a run, where, and why.
+/// Owner, project and cause of a new run.
 pub(crate) struct RunRequest<'a> {
     pub(crate) project: ProjectId,
     pub(crate) project_name: &'a str,
@@ -35,17 +35,17 @@ pub(crate) struct RunRequest<'a> {
     pub(crate) actor: Actor,
     pub(crate) idempotency_key: Option<String>,
     pub(crate) idempotency_hash: Option<String>,
-    /// The managed job whose attempt it is.
+    /// Managed job of which it is an attempt.
     pub(crate) managed_job: Option<ManagedJobId>,
-    /// JSON: the places that it stays away from or seeks.
+    /// JSON: the locations that it avoids or prefers.
     pub(crate) places: Option<String>,
-    /// Where a gateway publishes it.
+    /// Gateway and domain that publish it.
     pub(crate) published: Option<GatewayPublication>,
-    /// How many jobs it may start with.
+    /// Maximum number of jobs with which it may start.
     pub(crate) jobs_max: usize,
 }
 
-/// Everything that makes the run true. `next` is its first slot, where it has a schedule.
+/// Builds the unit with all rows of the run. `next` is its first slot, if it has a schedule.
 pub(crate) fn unit(
     db: &Db,
     keys: &Keyring,
@@ -62,7 +62,7 @@ pub(crate) fn unit(
             "the run starts with {jobs} jobs, and may start with {most}; {more}"
         )));
     }
-    // Scheduled, or a service at zero: nothing runs until its time comes.
+    // Scheduled, or a service at zero replicas: nothing runs yet.
     let status = if specs.is_empty() { run::Status::Pending } else { run::Status::Submitted };
     let replicas = specs.iter().map(|spec| i64::from(spec.replica_num) + 1).max().unwrap_or(0);
     let RunRequest { project, user, actor, .. } = asked;
@@ -97,7 +97,7 @@ pub(crate) fn unit(
         events::append(db, event, &place)
     };
     let mut created = Event::created::<run::RunLifecycle>(id.0, status, because("Run submitted"));
-    // An epoch would be that of another row's lock; these rows' own have not been taken yet.
+    // An epoch would be that of another row's lock; the locks of these rows have not been claimed yet.
     created.epoch = None;
     let mut unit = Unit::new().and([runs::insert(row)]).and(told(&created, Entity::Run, id.0, name)?);
     if let Some(at) = &asked.published {
@@ -114,7 +114,7 @@ pub(crate) fn unit(
     Ok((id, unit))
 }
 
-/// What it brought along is kept with it.
+/// Marks the uploads of the run as used, so that they are kept with it.
 fn mark_uploads_used(project: ProjectId, spec: &ResolvedRunSpec) -> Vec<Change> {
     let archives: Vec<uuid::Uuid> = spec.shape.file_archives().iter().map(|archive| archive.id).collect();
     let code = spec.value["repo_code_hash"].as_str().zip(spec.repo_id());
@@ -123,8 +123,8 @@ fn mark_uploads_used(project: ProjectId, spec: &ResolvedRunSpec) -> Vec<Change> 
     code.into_iter().chain(archives).collect()
 }
 
-/// The first submission of each job. Jobs of one replica reach each other with a key of their own,
-/// which no answer ever shows.
+/// First submission of each job. Jobs of one replica reach each other with a separate key, which no response ever
+/// shows.
 fn submissions(
     db: &Db,
     keys: &Keyring,

@@ -1,4 +1,4 @@
-//! What there is: hosts, fleets in the cloud, volumes; made, changed and deleted by their users.
+//! Hosts, fleets in the cloud, and volumes; created, changed and deleted by their users.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ impl Workload {
         }
     }
 
-    /// An SSH fleet: its hosts stand there, and agents are still to be brought to them.
+    /// Adds an SSH fleet: its hosts exist, but have no agents yet.
     pub(super) async fn add_ssh_hosts(&self, db: &Db, world: &SharedWorld) -> Result<()> {
         let spec = json!({"configuration": {"type": "fleet", "name": "hosts", "placement": "cluster",
             "ssh_config": {"user": "sim", "hosts": []}}, "profile": {"name": "default"}});
@@ -125,7 +125,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Other numbers of nodes.
+    /// Changes the number of nodes.
     pub(super) async fn update_fleet(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         if self.fleets.is_empty() {
             return Ok(());
@@ -134,10 +134,10 @@ impl Workload {
         let (min, more) = (rng.between(0, 2), rng.between(0, 2));
         let max = (min + more).max(1);
         let spec = self.fleets[at].spec(rng, min, max);
-        // Known before it is written: the pipelines may be faster than we are.
+        // Recorded before the write: the pipelines may act before it returns.
         self.fleets[at].max_ever = self.fleets[at].max_ever.max(i64::try_from(max)?);
         let change = fleets::set_spec(self.fleets[at].id, &spec.to_string(), None);
-        // One that is to go cannot be changed.
+        // A fleet that is to be deleted cannot be changed.
         db.write(Unit::new().and([change])).await?;
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Managed jobs of every shape: launched from files, cancelled, and their runs stopped under them.
+//! Managed jobs of every shape: launched from files, cancelled, and their runs stopped.
 //!
-//! Whatever a job asks for can be had when faults have stopped, or it says how long it waits. So every one of them
-//! must come to an end by itself, and none is helped over a wait that it was left in.
+//! Every request of a job can be satisfied after the faults have stopped, or has a time limit. Every job must therefore
+//! end by itself, and none is helped out of a wait.
 
 use std::fmt::Write as _;
 
@@ -23,11 +23,11 @@ use windlass_server::{
 use super::Workload;
 use crate::{cloud, rng::Rng};
 
-/// Managed jobs of one seed.
+/// Maximum number of managed jobs of one seed.
 pub(super) const MANAGED_JOBS_MAX: u64 = 5;
 
 impl Workload {
-    /// One thing that a user does with managed jobs, and the pipelines that hear of it.
+    /// Performs one user action on managed jobs, and returns the pipelines to wake.
     pub(super) async fn act_on_managed(&mut self, rng: &mut Rng, db: &Db) -> Result<&'static [&'static str]> {
         let heard: &[&'static str] = match rng.between(1, 10) {
             _ if self.managed.is_empty() => {
@@ -86,7 +86,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Somebody stops the run of an attempt by hand, which is a cancel of its task.
+    /// Stops the run of an attempt directly, which cancels its task.
     async fn stop_attempt_run(&mut self, rng: &mut Rng, db: &Db) -> Result<()> {
         let rows = db.query(checks::ATTEMPTS, Vec::new()).await?;
         let runs = rows.iter().map(|row| Ok(RunId(row.uuid(0)?))).collect::<Result<Vec<_>>>()?;
@@ -107,7 +107,7 @@ impl Workload {
         Ok(parsed.into_launchable().map_err(told)?.plan)
     }
 
-    /// A file as a person writes it.
+    /// Generates a task file.
     fn file(&self, rng: &mut Rng) -> String {
         match rng.between(1, 10) {
             1..=5 => self.task(rng, "alone", ""),
@@ -141,7 +141,7 @@ impl Workload {
         if !rng.chance(4) {
             text.push_str("run: work\n");
         }
-        // Several nodes want whole machines.
+        // Several nodes need whole machines.
         let whole = self.hosts.iter().filter(|host| host.blocks == 1).count();
         if whole >= 2 && rng.chance(25) {
             text.push_str("num_nodes: 2\n");
@@ -160,11 +160,11 @@ impl Workload {
         }
         let image = rng.between(0, 10_000);
         let _ = write!(text, "resources:\n  cpus: 1+\n  image_id: docker:sim:pull-{image}\n");
-        // A machine that is not divided is had whole or not at all.
+        // A machine that is not divided is assigned as a whole.
         if rng.chance(30) {
             let _ = writeln!(text, "  accelerators: A100:{}", cloud::GPUS);
         }
-        // Nobody promises spot machines: whoever wants them says how long they wait.
+        // Spot machines may never be available: jobs that request them have a time limit.
         let spot = rng.chance(35);
         if spot {
             text.push_str("  use_spot: true\n");

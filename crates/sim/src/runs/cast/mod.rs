@@ -1,4 +1,4 @@
-//! Who plays: a project with hosts, fleets in a cloud and volumes, and users who use and change all of it.
+//! The simulated workload: a project with hosts, fleets in a cloud and volumes, and users who use and change them.
 
 mod fleets;
 mod managed;
@@ -40,17 +40,17 @@ pub(super) struct Workload {
     fleets: Vec<CloudFleet>,
     volumes: Vec<(VolumeId, String)>,
     runs: Vec<RunId>,
-    /// Runs that come back at their times until they are stopped.
+    /// Runs with a schedule, which repeat until they are stopped.
     scheduled: Vec<RunId>,
-    /// The numbers of managed jobs, and how many there may be.
+    /// Numbers of managed jobs, and their maximum count.
     managed: Vec<i64>,
     managed_max: usize,
-    /// When each stop was acknowledged, by the database's clock.
+    /// Time at which each stop was acknowledged, by the database's clock.
     stopped: BTreeMap<Uuid, i64>,
 }
 
 impl Workload {
-    /// `managed_share`: users have managed jobs too.
+    /// `managed_share`: whether users have managed jobs too.
     pub(super) fn random(rng: &mut Rng, db: &Db, keys: Arc<Keyring>, managed_share: bool) -> Result<Self> {
         let managed_max = if managed_share { rng.between(2, managed::MANAGED_JOBS_MAX) } else { 0 };
         let mut hosts = Vec::new();
@@ -78,7 +78,7 @@ impl Workload {
         self.stopped.get(&run).copied()
     }
 
-    /// The highest maximum that a fleet ever had.
+    /// Highest maximum that a fleet ever had.
     pub(super) fn nodes_max_ever(&self, fleet: Uuid) -> Option<i64> {
         self.fleets.iter().find(|one| one.id.0 == fleet).map(|one| one.max_ever)
     }
@@ -108,10 +108,10 @@ impl Workload {
         Ok(())
     }
 
-    /// One thing a user does: mostly a new run, sometimes a stop, and now and then a change of what there is.
+    /// Performs one user action: usually a new run, sometimes a stop, occasionally a change of resources.
     pub(super) async fn act(&mut self, rng: &mut Rng, db: &Db, replicas: &[Replica]) -> Result<()> {
         let heard: &[&'static str] = match rng.between(1, 100) {
-            // In seeds with managed jobs a third of what users do is about them.
+            // In seeds with managed jobs a third of the actions concern them.
             _ if self.managed_max > 0 && rng.chance(35) => self.act_on_managed(rng, db).await?,
             1..=10 => {
                 self.change_resources(rng, db).await?;
@@ -128,7 +128,7 @@ impl Workload {
                 &["runs"]
             }
         };
-        // The request reached one replica; only that one hears of it at once.
+        // The request reached one replica; only that one is woken.
         let at = rng.between(0, replicas.len() as u64 - 1) as usize;
         if rng.chance(70) {
             for pipeline in heard {
@@ -148,7 +148,7 @@ impl Workload {
         }
     }
 
-    /// Faults are over, and so are schedules: what comes back by itself would never come to rest.
+    /// Stops all schedules after the faults: repeating runs would never end.
     pub(super) async fn stop_schedules(&mut self, db: &Db) -> Result<()> {
         for run in self.scheduled.clone() {
             self.stop(db, run, false).await?;
@@ -156,7 +156,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Everything is given back; what is refused (in use) is asked for again by whoever calls.
+    /// Requests the deletion of everything; the caller repeats requests that are refused because of use.
     pub(super) async fn sweep(&mut self, db: &Db) -> Result<()> {
         let fleets: Vec<FleetId> = self.fleets.iter().map(|fleet| fleet.id).chain([self.ssh_fleet]).collect();
         for fleet in fleets {

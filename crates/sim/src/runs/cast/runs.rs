@@ -152,7 +152,7 @@ impl Workload {
 
     pub(super) async fn stop(&mut self, db: &Db, id: RunId, abort: bool) -> Result<()> {
         let written = db.write(Unit::new().and([runs::request_stop(id, abort, self.user)])).await?;
-        // A run that is over cannot be stopped, and nobody is told that it was.
+        // A finished run cannot be stopped, and no stop is acknowledged.
         if let WriteOutcome::Done { now, .. } = written {
             self.stopped.entry(id.0).or_insert(now);
         }

@@ -1,4 +1,4 @@
-//! Executors: what they leave behind, what they keep while the server is away, and what they run images with.
+//! Executors: leftovers, buffering while the server is unreachable, and container runtimes.
 
 use std::{
     path::Path,
@@ -32,7 +32,7 @@ async fn wait_until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Of the first attempt of a container.
+/// Process ID of the executor of a container's first attempt.
 fn executor_pid(ground: &QueueEnv, uuid: &str) -> String {
     let kept = ground.dir.join("attempts").join(format!("{uuid}.1")).join("executor.json");
     let kept: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
@@ -56,7 +56,7 @@ async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
     let mut ground = QueueEnv::start("killed").await;
     let token = ground.token("token").await;
     ground.dispatch(&token, "attempts");
-    // Children, grandchildren, and some that leave group, session and parent behind them.
+    // Children, grandchildren, and some that leave their group, session and parent.
     let mark = format!("7{}", std::process::id());
     let script = format!(
         "sleep {mark} & (sleep {mark} & sleep {mark}) & setsid sh -c 'setsid sleep {mark} & sleep {mark}' & \
@@ -79,11 +79,11 @@ async fn an_executor_that_is_killed_leaves_nothing_of_its_program_behind() {
     );
 }
 
-/// A way to the server that can be closed: what is on it is cut, and nobody gets on.
+/// A proxy to the server that can be closed: open connections are cut, and new ones are rejected.
 struct SwitchableProxy {
     address: String,
     is_open: Arc<AtomicBool>,
-    // Goes with the gate.
+    // Aborted on drop.
     _serving: JoinSet<()>,
 }
 
@@ -184,7 +184,7 @@ async fn gpus_belong_to_one_container_at_a_time() {
     assert_eq!(seen, ["0\n", "1\n"]);
 }
 
-/// Containers of the tests' engine that belong to a container of the queue.
+/// Containers of the test engine that belong to a container of the queue.
 fn contained(uuid: &str) -> String {
     let host = format!("unix://{}", engine().display());
     let named = format!("name={uuid}");
@@ -214,7 +214,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     assert_eq!(ground.output(&uuid, "stderr").await, b"broken\n");
     assert_eq!(contained(&uuid), "", "it is left in the engine");
 
-    // It has the rights that the host's policy gives it, and a network of its own.
+    // It has the privileges of the host's policy, and a separate network.
     let script = "cat /proc/self/status; /bin/busybox readlink /proc/self/ns/net; env";
     let more = json!({ "container_image": IMAGE, "runtime_constraints": { "vcpus": 1, "ram": 64 << 20, "API": true } });
     let confined = ground.ask(&["sh", "-c", script], more.clone()).await;
@@ -230,9 +230,9 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     assert_eq!((bounding & net_raw, bounding & sys_admin, bounding & chown), (0, 0, 1), "{said}");
     let own = std::fs::read_link("/proc/self/ns/net").unwrap().display().to_string();
     assert!(said.contains("net:[") && !said.contains(&own), "it is on this machine's network: {said}");
-    // What it is told leads to this machine, which is not its own loopback.
+    // The address leads to this machine, not to the container's loopback.
     assert!(!value("ARVADOS_API_HOST=").starts_with("127."), "{said}");
-    // A policy that forbids the machine's network, and a dispatcher that gives it to everybody.
+    // A policy that forbids the host network, and a dispatcher that requests it for all containers.
     let policy = ground.dir.join("policy.yml");
     std::fs::write(&policy, "host_network: false\n").unwrap();
     let mut strict = QueueEnv::start("strict").await;
@@ -247,7 +247,7 @@ async fn an_image_runs_in_docker_where_there_is_one_and_goes_with_its_executor()
     assert!(why.contains("network_mode host") && why.contains("policy.yml"), "{why}");
     drop(strict);
 
-    // The first process of the container starts, and says what a shell would.
+    // The first process of the container starts, and reports the same as a shell.
     let odd = ground.ask(&["no-such-program"], json!({ "container_image": IMAGE })).await;
     let record = ground.ended(&odd).await;
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(127)), "{record}");

@@ -1,4 +1,4 @@
-//! Runs on a cluster: a fleet whose jobs go through the queue, and live like jobs anywhere.
+//! Runs on a cluster: a fleet whose jobs go through the queue, with the same lifecycle as all jobs.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl SlurmFleetEnv {
     async fn start() -> Self {
         let cluster = SlurmCluster::start(&[SIZE; 2]);
         let mut ground = QueueEnv::start("fleet").await;
-        // A certificate has many lines, and Slurm brings them to the nodes.
+        // A certificate has many lines, and Slurm passes them to the nodes.
         ground.encrypted = true;
         let token = ground.token("token").await;
         ground.start_slurm_dispatcher(&token, &cluster.config(), &["--name", "hpc", "--runtime", "process"]);
@@ -54,7 +54,7 @@ impl SlurmFleetEnv {
         field
     }
 
-    /// What the dispatcher told, once it did.
+    /// Waits for the offers that the dispatcher reports.
     async fn offers(&mut self) -> Vec<Value> {
         let body = json!({"run_spec": spec(&task("plan", "true", json!({})))});
         let since = Instant::now();
@@ -126,7 +126,7 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
         "{offers:#?}"
     );
 
-    // Variables, output of both kinds in order, the end.
+    // Variables, stdout and stderr in order, and the end.
     field.apply(&task("hello", "echo \"$GREETING on $DSTACK_RUN_NAME\"; echo aside >&2", json!({}))).await;
     let run = field.wait_until_final("hello").await;
     assert_eq!(run["status"], "done", "{run:#}");
@@ -139,7 +139,7 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
         "{run:#}"
     );
 
-    // Four fill both nodes; the fifth waits in the cluster's own queue and says so.
+    // Four fill both nodes; the fifth waits in the cluster's queue and reports that.
     for number in 0..5 {
         field.apply(&task(&format!("long-{number}"), "sleep 600", json!({}))).await;
     }
@@ -165,7 +165,7 @@ async fn runs_are_placed_on_a_cluster_and_live_like_anywhere() {
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 
-    // What is stopped leaves nothing in the cluster, wherever it was.
+    // A stopped run leaves nothing in the cluster, in any state.
     field.post("runs/stop", &json!({"runs_names": names, "abort": false})).await;
     for name in &names {
         assert_eq!(field.wait_until_final(name).await["status"], "terminated");
@@ -185,10 +185,11 @@ async fn a_run_whose_cluster_loses_its_job_is_tried_again_if_it_says_so() {
     let retry = json!({"retry": {"on_events": ["interruption"], "duration": 3600}});
     field.apply(&task("again", &script, retry)).await;
     field.wait_until("again", |run| run["status"] == "running").await;
-    // As when somebody who looks after the cluster ends it.
+    // As when an administrator of the cluster cancels it.
     let job = field.cluster.say("squeue", &["-h", "-o", "%i"]);
     assert_eq!(field.cluster.say("scancel", &[job.trim()]), "");
-    // The signal may reach the node after the answer: opened now, the first try could still do it.
+    // The signal may reach the node after the response: if the gate were opened now, the first attempt could still
+    // finish.
     let tries = |run: &Value| run["jobs"][0]["job_submissions"].as_array().map_or(0, Vec::len);
     field.wait_until("again", |run| tries(run) == 2).await;
     std::fs::write(&gate, "").unwrap();

@@ -1,4 +1,4 @@
-//! The container queue with the Python client of Arvados as it comes from PyPI, and with dispatchers of our own.
+//! The container queue with the Arvados Python client from PyPI, and with the windlass dispatchers.
 
 mod exec;
 mod fleet;
@@ -93,7 +93,7 @@ async fn the_python_client_of_arvados_works_inside_a_container_of_a_server_witho
     let home = std::env::var_os("WINDLASS_TEST_ARVADOS");
     let home = PathBuf::from(home.expect("WINDLASS_TEST_ARVADOS: `cargo xtask test` makes it"));
     let mut ground = QueueEnv::start("inside").await;
-    // The program has a user of its own, who may be kept out of the directory that the client was installed in.
+    // The program runs as a separate user, who may not have access to the directory of the client.
     let library = std::fs::read_dir(home.join("lib")).unwrap().flatten().next().unwrap().path();
     let copied = ground.dir.join("packages");
     let copy = Command::new("cp").arg("-r").arg(library.join("site-packages")).arg(&copied).status().unwrap();
@@ -155,7 +155,7 @@ async fn c4_what_runs_outlives_its_dispatcher_and_is_adopted_by_the_next() {
         ground.until(one, "it does not run", |record| record["state"] == "Running").await;
     }
     ground.kill_dispatchers();
-    // The executor of the other one dies while nobody looks.
+    // The executor of the other one dies while no dispatcher runs.
     let kept = ground.dir.join("attempts").join(format!("{crashes}.1")).join("executor.json");
     let kept: Value = serde_json::from_slice(&std::fs::read(kept).unwrap()).unwrap();
     let killed = Command::new("kill").args(["-KILL", &kept["pid"].to_string()]).status().unwrap();
@@ -192,7 +192,7 @@ async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
     let script = format!("until [ -e {} ]; do sleep 0.05; done", go.display());
     let uuid = ground.ask(&["sh", "-c", &script], json!({})).await;
     ground.until(&uuid, "it does not run", |record| record["state"] == "Running").await;
-    // It knows nothing of the first one's attempts, and would take them for lost at once.
+    // It does not know the attempts of the first one, and would immediately consider them lost.
     ground.start_local_dispatcher_with(&token, "second", &["--lease", "600", "--lost-after", "0"]);
     let told = format!("another dispatcher works with this token (process {first} on ");
     let since = Instant::now();
@@ -205,7 +205,7 @@ async fn a_second_process_with_the_same_token_waits_until_the_first_is_gone() {
     assert_eq!((&record["state"], &record["exit_code"]), (&json!("Complete"), &json!(0)), "{record}");
     let ended = Command::new("kill").args(["-TERM", &first.to_string()]).status().unwrap();
     assert!(ended.success());
-    // Until it has ended it may take another one. It is our child, and stays a zombie.
+    // Until it has ended it may lock another one. It is a child of this process, and stays a zombie.
     eventually("the first one has ended", || {
         let stat = std::fs::read_to_string(format!("/proc/{first}/stat")).unwrap_or_default();
         stat.rsplit(')')

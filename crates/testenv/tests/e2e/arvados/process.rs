@@ -1,11 +1,11 @@
-//! Containers without an image: who may have them, and what their programs can and cannot read.
+//! Containers without an image: who may run them, and what their programs can read.
 
 use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
 use windlass_testenv::{queue::QueueEnv, server::binary};
 
-/// A user of the queue who may do nothing else here asks for a plain process.
+/// A user who has only the `queue` right requests a plain process.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_it() {
     let mut ground = QueueEnv::start("refused").await;
@@ -26,7 +26,7 @@ async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_i
     let request = carol.get(&format!("container_requests/{}", asked.request)).await.unwrap();
     assert_eq!((&request["state"], &request["container_count"]), (&json!("Final"), &json!(1)), "{request}");
 
-    // Images are not ignored without a word either.
+    // Images are not silently ignored either.
     let mut command = Command::new(binary("windlass").unwrap());
     command.args(["dispatch", "local", "--runtime", "process", "--once", "--token-file"]).arg(&token);
     let refused = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
@@ -34,7 +34,7 @@ async fn a_plain_process_is_refused_with_the_reason_unless_the_operator_allows_i
     assert!(!refused.status.success() && said.contains("--allow-process"), "{said}");
 }
 
-/// What a script can do, one line each: a word, and what came of it.
+/// A script that tries to read each path and prints a word and the result.
 fn attempts_script(paths: &[(&str, &Path)]) -> String {
     let tries = paths.iter().map(|(word, path)| {
         let path = path.display();
@@ -69,7 +69,7 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
     ground.until(&bobs, "bob's runs", |record| record["state"] == "Running").await;
     let attempt = ground.dir.join("attempts").join(format!("{bobs}.1"));
     assert!(attempt.join("root/secret.txt").exists());
-    // Whoever runs it has no token in its environment.
+    // The executor has no token in its environment.
     let kept: Value = serde_json::from_slice(&std::fs::read(attempt.join("executor.json")).unwrap()).unwrap();
     let environ = std::fs::read(format!("/proc/{}/environ", kept["pid"])).unwrap();
     let environ = String::from_utf8_lossy(&environ);
@@ -110,13 +110,13 @@ async fn a_plain_process_has_a_user_of_its_own_and_reads_nothing_of_others() {
     assert_eq!(field("env="), "0", "it reads environments of others: {said}");
     assert_eq!(field("files="), "", "it lists what is around its own directory: {said}");
     assert!(said.ends_with("mine\n"), "{said}");
-    // What it made is nobody's but the dispatcher's afterwards.
+    // Its files belong only to the dispatcher afterwards.
     let kept = record["output"].as_str().unwrap();
     assert_eq!(std::fs::read_to_string(format!("{kept}/mine")).unwrap(), "mine\n");
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("{kept}/mine")).unwrap());
     assert_eq!(owner, 0);
 
-    // A program without a word about the API has no token.
+    // A program that does not request the API has no token.
     let bare = ground.ask(&["env"], json!({})).await;
     ground.ended(&bare).await;
     let said = String::from_utf8(ground.output(&bare, "stdout").await).unwrap();

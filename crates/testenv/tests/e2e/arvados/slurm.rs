@@ -1,4 +1,4 @@
-//! The queue on a real Slurm: two hundred containers, while everything below and beside them dies once.
+//! The queue on a real Slurm: two hundred containers, while every component below and beside them fails once.
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +21,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const SIZE: NodeSize = NodeSize { cpus: 4, memory_mib: 4000, gpus: 0 };
 const NODES: usize = 6;
 const TAG: &str = "windlass:fortune";
-/// What Slurm is told for a step of priority.
+/// Difference of Slurm's nice value per step of priority.
 const NICE_STEP: u64 = 1_000;
-/// Two ways to be on one node.
+/// Constraints that select one node.
 #[derive(Clone, Copy)]
 enum NodeConstraint {
     Anywhere,
@@ -31,13 +31,13 @@ enum NodeConstraint {
     Feature(&'static str),
 }
 
-/// What a container is to be.
+/// Parameters of a container.
 struct ContainerSpec<'a> {
     priority: u64,
     cpus: u32,
     memory_mib: u64,
     place: NodeConstraint,
-    /// It goes on until somebody opens this gate.
+    /// File until whose creation it runs.
     gate: Option<&'a str>,
     exit: i64,
 }
@@ -47,7 +47,7 @@ struct SubmittedContainer {
     exit: i64,
 }
 
-/// A job of ours as `squeue` shows it.
+/// A job of this test in `squeue`.
 struct SqueueJob {
     state: String,
     nice: u64,
@@ -61,7 +61,7 @@ struct SlurmQueueEnv {
 }
 
 impl Drop for SlurmQueueEnv {
-    /// Whoever would hand over more goes first, then the cluster with what it runs, then the server.
+    /// Dispatchers stop first, so that they submit no more; then the cluster with its jobs, then the server.
     fn drop(&mut self) {
         self.ground.kill_dispatchers();
     }
@@ -80,11 +80,11 @@ impl SlurmQueueEnv {
 
     fn start_dispatcher(&mut self) {
         let config = self.cluster.config();
-        // Long enough for every command here to have come through, and no minute.
+        // Long enough for every command of this test, and less than a minute.
         self.ground.start_slurm_dispatcher(&self.token, &config, &["--tag", TAG, "--lost-after", "15"]);
     }
 
-    /// Killed wherever it is, and another one in its place.
+    /// Kills the dispatcher and starts another one.
     fn replace_dispatcher(&mut self) {
         self.ground.kill_dispatchers();
         self.start_dispatcher();
@@ -98,11 +98,12 @@ impl SlurmQueueEnv {
         std::fs::write(self.file(gate), "").unwrap();
     }
 
-    /// The number of a container in `all`. Its program writes that number and its process down when it starts.
+    /// Submits a container and returns its index in `all`. Its program records that number and its process ID when it
+    /// starts.
     async fn submit(&mut self, wants: ContainerSpec<'_>) -> usize {
         let number = self.all.len();
         let starts = self.file("starts");
-        // Bounded: what a failed test leaves behind ends by itself.
+        // Limited, so that the remains of a failed test end by themselves.
         let waits = wants.gate.map_or(String::new(), |gate| {
             let gate = self.file(gate);
             format!(
@@ -125,7 +126,7 @@ impl SlurmQueueEnv {
         number
     }
 
-    /// Small and large ones of all priorities that end at once, each with a code of its own.
+    /// Submits small and large containers of all priorities that end immediately, each with a different exit code.
     async fn submit_many(&mut self, count: u64) -> Vec<usize> {
         let mut crowd = Vec::new();
         for at in 0..count {
@@ -146,7 +147,7 @@ impl SlurmQueueEnv {
         &self.all[number].asked.container
     }
 
-    /// The state of each of these.
+    /// States of these containers.
     async fn states(&self, numbers: &[usize]) -> Vec<String> {
         let all = self.ground.containers().await;
         let state = |number: &usize| all[self.uuid(*number)]["state"].as_str().unwrap().to_owned();
@@ -178,7 +179,7 @@ impl SlurmQueueEnv {
             .await;
     }
 
-    /// Our jobs that are not over, by the container.
+    /// Active jobs of this test, by container.
     fn jobs(&self) -> BTreeMap<String, SqueueJob> {
         let listed = self.cluster.say("squeue", &["-h", "-o", "%j;%T;%y;%k"]);
         let ours = listed.lines().filter_map(|line| {
@@ -200,7 +201,7 @@ impl SlurmQueueEnv {
         }
     }
 
-    /// Number and process of every program that started, in that order.
+    /// Number and process ID of every started program, in order.
     fn started(&self) -> Vec<(usize, i32)> {
         let text = std::fs::read_to_string(self.file("starts")).unwrap_or_default();
         let line = |line: &str| {
@@ -235,7 +236,7 @@ impl SlurmQueueEnv {
     }
 }
 
-/// A zombie does not live.
+/// A zombie does not count as alive.
 fn is_alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
@@ -246,7 +247,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     let mut field = SlurmQueueEnv::start().await;
     let waits =
         |place| ContainerSpec { priority: 1_000, cpus: 1, memory_mib: 50, place, gate: Some("end"), exit: 0 };
-    // One behind the other on the first node: the order in which these start says whether priorities count.
+    // One after the other on the first node: their start order shows whether priorities are applied.
     let first = field
         .submit(ContainerSpec { cpus: 4, gate: Some("line"), ..waits(NodeConstraint::Partition("n1")) })
         .await;
@@ -259,7 +260,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
         priorities.insert(number, priority);
     }
     let line: Vec<usize> = priorities.keys().copied().collect();
-    // Those that stay: to the end, until they are cancelled, until their executor or their node dies.
+    // Long-running ones: to the end, until they are cancelled, until their executor or their node dies.
     let mut stay = Vec::new();
     for node in ["n2", "n2", "n2", "n2", "n3", "n3", "n3", "n4", "n4"] {
         stay.push(field.submit(waits(NodeConstraint::Feature(node))).await);
@@ -268,7 +269,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     let (crashed, lost) = (stay[6], vec![stay[7], stay[8]]);
     let early = field.submit_many(100).await;
 
-    // The dispatcher dies while it hands over.
+    // The dispatcher dies during the submission.
     let everybody: Vec<usize> = (0..field.all.len()).collect();
     let is_under_way = |seen: &[String]| seen.iter().filter(|state| *state != "Queued").count() >= 40;
     field.wait_until("nothing is taken", &everybody, is_under_way).await;
@@ -281,7 +282,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
         })
         .await;
 
-    // Priorities change while they wait, and three are not wanted any more. The dispatcher dies meanwhile.
+    // Priorities change while containers wait, and three are set to zero. The dispatcher dies meanwhile.
     let unwanted = [line[1], line[4], line[7]];
     for (at, number) in line.iter().enumerate() {
         let priority = if unwanted.contains(number) { 0 } else { 105 + at as u64 * 11 % 30 * 20 };
@@ -303,13 +304,13 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     };
     field.wait_until_jobs("a priority is not passed on", all_follow).await;
 
-    // The controller is restarted while the line moves.
+    // The controller is restarted while the waiting containers start.
     field.open("line");
     field.cluster.stop_controller();
     field.replace_dispatcher();
     field.cluster.start_controller();
 
-    // A node dies under its containers, and their programs end although nobody there could tell them.
+    // A node dies with its containers, and their programs end although no process there could stop them.
     field.wait_until_all(&lost, "Running").await;
     field.cluster.kill_node(3);
     field.replace_dispatcher();
@@ -319,7 +320,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     let moved: Vec<usize> = line.iter().copied().filter(|one| !unwanted.contains(one)).collect();
     field.wait_until_all(&[&moved[..], &early[..], &[first]].concat(), "Complete").await;
 
-    // The controller dies and forgets what it did not write down.
+    // The controller dies and loses unsaved state.
     let late = field.submit_many(60).await;
     let some_run = |seen: &[String]| seen.iter().filter(|state| *state == "Complete").count() >= 5;
     field.wait_until("the late ones do not run", &late, some_run).await;
@@ -332,7 +333,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
         })
         .await;
 
-    // Some that run are cancelled, and the executor of another is killed.
+    // Some running ones are cancelled, and the executor of another is killed.
     for number in &cancelled {
         field.ground.weigh(&field.all[*number].asked, 0).await;
     }
@@ -345,7 +346,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     field.wait_until_all(&[crashed], "Cancelled").await;
     field.wait_until_dead(&[&cancelled[..], &[crashed]].concat()).await;
 
-    // What is left comes to its end.
+    // The remaining ones end.
     field.open("end");
     for number in unwanted {
         field.ground.delete_request(&field.all[number].asked).await;
@@ -354,7 +355,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     field.wait_until_all(&unwanted, "Cancelled").await;
     field.wait_until_jobs("something is left in Slurm", BTreeMap::is_empty).await;
 
-    // The story is over: what does the record say?
+    // Check the recorded history.
     assert_eq!(field.all.len(), 200);
     let started = field.started();
     let order: Vec<usize> =
@@ -385,7 +386,7 @@ async fn two_hundred_containers_end_once_each_whatever_dies_below_and_beside_the
     wait_until_clean(&field).await;
 }
 
-/// Of executors, their directories and their control groups.
+/// Waits until no executors, directories and control groups are left.
 async fn wait_until_clean(field: &SlurmQueueEnv) {
     let since = Instant::now();
     loop {
@@ -407,7 +408,7 @@ async fn wait_until_clean(field: &SlurmQueueEnv) {
     }
 }
 
-/// Directories with the name of one of these containers.
+/// Directories named after one of these containers.
 fn directories_named_after(above: &Path, field: &SlurmQueueEnv, depth: usize) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(above).into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! Machines that dstack's client brings: hosts over SSH, a task on one of them, the way in, and their leave.
+//! SSH fleets with the dstack client: hosts, a task on one of them, a login, and their removal.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
@@ -10,7 +10,7 @@ use windlass_testkit::{
 use super::person::{DstackUser, SMALL};
 use crate::stage::{HostMode, TestEnv};
 
-/// The configuration of a fleet, with the key beside it.
+/// Writes the configuration of a fleet, with the key next to it.
 fn describe(person: &DstackUser, lab: &Lab) {
     let key = person.home().join("lab.key");
     fs::copy(lab.key_file(), &key).unwrap();
@@ -47,7 +47,7 @@ async fn dstack_brings_hosts_works_on_them_and_lets_them_go() {
     let args = ["apply", "-f", "away.yml", "-y"];
     let going = person.start(&args);
     going.says("up\n");
-    // Through the host, as the client has set it up.
+    // Through the host, as configured by the client.
     let shell = person.shell("away", "hostname");
     let known: Vec<String> = lab.hosts().iter().map(|host| format!("{}\n", host.name())).collect();
     assert!(known.contains(&shell.stdout), "{shell:?} is none of {known:?}");

@@ -1,4 +1,4 @@
-//! What is there and what could be: projects, repositories, offers, fleets, volumes, gateways, secrets, plans.
+//! Lists and plans: projects, repositories, offers, fleets, volumes, gateways, secrets.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use windlass_testkit::story::{CliSnapshot, SnapshotEnv as _, ran};
 use super::person::{DstackUser, SMALL};
 use crate::stage::{HostMode, TestEnv};
 
-/// Git with nobody's settings.
+/// Runs git without user settings.
 fn git(person: &DstackUser, args: &[&str]) {
     let mut command: Command = person.program("git");
     command.args([
@@ -23,7 +23,7 @@ fn git(person: &DstackUser, args: &[&str]) {
     assert!(done.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// The remote has a name of the Internet and is a directory of this test.
+/// Creates a repository whose remote has a public host name and is a directory of this test.
 fn repository(person: &DstackUser) {
     git(person, &["init", "--quiet", "--bare", "origin.git"]);
     git(person, &["init", "--quiet", "work"]);
@@ -31,7 +31,7 @@ fn repository(person: &DstackUser) {
     git(person, &["-C", "work", "remote", "add", "origin", "https://git.example.com/team/work.git"]);
     let there = person.home().join("origin.git").display().to_string();
     git(person, &["-C", "work", "push", "--quiet", &there, "main"]);
-    // The client wants a branch that follows one of the remote's.
+    // The client needs a branch that tracks one of the remote.
     git(person, &["-C", "work", "update-ref", "refs/remotes/origin/main", "main"]);
     git(person, &["-C", "work", "branch", "--quiet", "--set-upstream-to", "origin/main"]);
 }
@@ -50,7 +50,7 @@ async fn dstack_is_told_of_its_project_and_its_repository() {
 
     repository(&person);
     let mut init = person.command(&["init", "-P", "work"]);
-    // Whatever asks the remote asks the directory.
+    // Requests to the remote are redirected to the directory.
     init.env("GIT_CONFIG_COUNT", "1");
     init.env("GIT_CONFIG_KEY_0", format!("url.{}.insteadOf", person.home().join("origin.git").display()));
     init.env("GIT_CONFIG_VALUE_0", "https://git.example.com/team/work.git");
@@ -72,7 +72,7 @@ async fn dstack_keeps_secrets() {
     story.end();
 }
 
-/// Waits until this machine is a host.
+/// Waits until this machine is an instance.
 fn wait_until_host_ready(person: &DstackUser) {
     person.until(&["fleet"], |ran| ran.stdout.contains("instance=0") && ran.stdout.contains(" busy"));
 }
@@ -109,7 +109,7 @@ async fn dstack_plans_what_could_be() {
         let file = format!("{kind}.yml");
         person.file(&file, &format!("type: {kind}\nname: planned\nimage: none\n{more}{SMALL}"));
         let args = ["apply", "-f", &file];
-        // Asked whether to go on, they say no.
+        // The user answers the prompt with no.
         let done = person.run_with_input("n\n", &args);
         story.add(&args, &done);
     }

@@ -1,6 +1,6 @@
-//! dstack 0.22.5 as it comes from PyPI, its command line and its Python client, against the real server.
+//! The command line and the Python client of dstack 0.22.5 from PyPI, against the real server.
 //!
-//! Each command's transcript is kept under `tests/snapshots/dstack-NAME.txt`.
+//! The transcript of each command is stored in `tests/snapshots/dstack-NAME.txt`.
 
 mod fleets;
 mod lists;

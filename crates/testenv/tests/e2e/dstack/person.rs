@@ -1,4 +1,4 @@
-//! Somebody with dstack's client in a home of their own.
+//! A user of the dstack client, with a separate home directory.
 
 use std::{
     fs,
@@ -20,34 +20,34 @@ const VARIABLE: &str = "WINDLASS_TEST_DSTACK";
 /// Loading Python alone takes seconds on a machine that is busy with other tests.
 const TIMEOUT: Duration = Duration::from_secs(240);
 const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
-/// What the tests ask of any machine: little.
+/// Minimal requirements, which any machine satisfies.
 pub(crate) const SMALL: &str = "user: root\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
 
 pub(crate) struct DstackUser {
-    /// Theirs, and where they type.
+    /// Home and working directory of the user.
     home: PathBuf,
     venv: PathBuf,
     url: String,
-    /// The server's directory, whose name differs each time.
+    /// Directory of the server, whose name differs each time.
     stage: PathBuf,
 }
 
 impl DstackUser {
-    /// Has the client and nothing else.
+    /// A user with the client and nothing else.
     pub(crate) fn new(stage: &TestEnv) -> Self {
         let venv = std::env::var_os(VARIABLE).map(PathBuf::from);
         let venv = venv.unwrap_or_else(|| {
             panic!("{VARIABLE} names no Python environment with dstack; `cargo xtask test` makes one")
         });
         let home = stage.home().join("ann");
-        // The client asks a server of its makers for news once a day: it has just done so.
+        // The client checks for updates once a day: pretend that it has just done so.
         let asked = home.join(".cache/.dstack/cli");
         fs::create_dir_all(&asked).unwrap();
         fs::write(asked.join("last_check"), "").unwrap();
         Self { home, venv, url: stage.url(), stage: stage.home().to_owned() }
     }
 
-    /// Has told the client of the server, with what `project add` writes.
+    /// A user whose client knows the server, with the file that `project add` writes.
     pub(crate) fn with_project(stage: &TestEnv) -> Self {
         let person = Self::new(stage);
         let known =
@@ -66,15 +66,15 @@ impl DstackUser {
         fs::write(path, text).unwrap();
     }
 
-    /// A program of the client's environment, or any other, as they would start it.
+    /// Returns a command of the client's environment, or any other, as the user would start it.
     pub(crate) fn program(&self, name: &str) -> Command {
-        // Whoever runs the tests in the background has them ignore interrupts, and Python would go on ignoring them.
+        // Tests in the background ignore interrupts, and Python would inherit that.
         let mut command = Command::new("/usr/bin/env");
         command.args(["--default-signal=INT", name]);
         command.env_clear().current_dir(&self.home).stdin(Stdio::null());
-        // Without what else may be on this machine: the client looks for editors.
+        // Without other programs of this machine: the client searches for editors.
         command.env("PATH", format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.venv.join("bin").display()));
-        // Nothing is cut off at the edge of a terminal, and nothing is coloured.
+        // Output is neither truncated at the width of a terminal nor coloured.
         command.envs([("COLUMNS", "240"), ("TERM", "dumb"), ("TZ", "UTC"), ("LANG", "C.UTF-8")]);
         command.env("HOME", &self.home).env("PYTHONUNBUFFERED", "1");
         command
@@ -84,7 +84,7 @@ impl DstackUser {
         self.run_with_input("", args)
     }
 
-    /// With what they type when they are asked.
+    /// Runs a command with input for its prompts.
     pub(crate) fn run_with_input(&self, typed: &str, args: &[&str]) -> CommandOutput {
         let mut child = self.command(args);
         child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -93,19 +93,19 @@ impl DstackUser {
         child.wait_with_output().unwrap().into()
     }
 
-    /// Starts a command that goes on.
+    /// Starts a command that keeps running.
     pub(crate) fn start(&self, args: &[&str]) -> RunningCommand {
         RunningCommand::new(&mut self.command(args))
     }
 
-    /// A command in a job they are attached to, by the name that the client gave it.
+    /// Runs a command in an attached job, by the host name that the client assigned.
     pub(crate) fn shell(&self, name: &str, line: &str) -> CommandOutput {
         let mut ssh = self.program("ssh");
         ssh.arg("-F").arg(self.home.join(".ssh/config")).args(["-o", "BatchMode=yes", name, line]);
         windlass_testkit::story::ran(&mut ssh)
     }
 
-    /// Repeats a command that only looks, until what it shows is as wanted.
+    /// Repeats a read-only command until its output is as expected.
     pub(crate) fn until(&self, args: &[&str], wanted: impl Fn(&CommandOutput) -> bool) -> CommandOutput {
         let asked = Instant::now();
         loop {
@@ -123,11 +123,11 @@ impl SnapshotEnv for DstackUser {
     const PROGRAM: &'static str = "dstack";
     const PATTERNS: &'static [Pattern] = &[
         (r"\b\d+ (?:sec|min|hour)s? ago", "[AGE]"),
-        // `16:52`, and `[16:52:01]` before what is logged. They have one width, so that nothing beside them moves.
+        // `16:52`, and `[16:52:01]` before log lines. They have a fixed width, so that adjacent text does not move.
         (r"\b\d\d:\d\d(?::\d\d)?\b", "[AGE]"),
-        // What this machine has.
+        // Resources of this machine.
         (r"\bcpu=(?:x86|arm):\d+ mem=[^ ]*?GB(?: disk=[^ ]*?GB)?", "[MACHINE]"),
-        // How many parts of a machine, and how many are busy.
+        // Number of blocks of an instance, and of busy ones.
         (r"\b\d+/\d+(\)| busy| idle)", "n/m$1"),
     ];
 
@@ -154,7 +154,7 @@ impl SnapshotEnv for DstackUser {
     }
 }
 
-/// A command that has not ended; it ends with its guard.
+/// A running command, which ends on drop.
 pub(crate) struct RunningCommand {
     child: Child,
     heard: [Option<JoinHandle<()>>; 2],
@@ -178,11 +178,11 @@ impl RunningCommand {
         String::from_utf8_lossy(&self.said[stream].lock()).into_owned()
     }
 
-    /// Waits until it has said something.
+    /// Waits until its output contains a text.
     pub(crate) fn says(&self, words: &str) {
         let asked = Instant::now();
         loop {
-            // Looked at first: what it said before its end is all there then.
+            // Checked first: then the output before its end is complete.
             let ended = self.heard.iter().flatten().all(JoinHandle::is_finished);
             let (out, err) = (self.text(0), self.text(1));
             if out.contains(words) {
@@ -193,7 +193,7 @@ impl RunningCommand {
         }
     }
 
-    /// As Ctrl-C does.
+    /// Interrupts it as Ctrl-C does.
     pub(crate) fn interrupt(&self) {
         let told = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status().unwrap();
         assert!(told.success());
@@ -216,9 +216,9 @@ impl RunningCommand {
     }
 }
 
-/// A job's SSH server ends with the job, and the client's tunnel with it. The client looks whether its tunnel is still
-/// there and then asks it to close; one that went in between is an error that it reports and ignores. Whether that line
-/// comes is chance.
+/// A job's SSH server ends with the job, and the client's tunnel with it. The client checks whether its tunnel still
+/// exists and then closes it; if the tunnel ended in between, the client reports and ignores the error. Whether that
+/// line occurs is random.
 fn strip_tunnel_warnings(said: &str) -> String {
     let mut inside = false;
     let keep = |line: &&str| {

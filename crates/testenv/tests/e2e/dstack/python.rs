@@ -1,4 +1,4 @@
-//! `dstack.api`, the client for programs.
+//! `dstack.api`, the Python client library.
 
 use windlass_testkit::story::ran;
 

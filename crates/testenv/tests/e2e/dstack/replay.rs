@@ -1,4 +1,4 @@
-//! The same requests to dstack's own server and to ours: statuses and codes are compared, one by one.
+//! Sends the same requests to the dstack server and to windlass, and compares statuses and codes.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,14 +14,14 @@ use tokio::{
 use windlass_testenv::server::{Server, ServerOptions, TOKEN, binary};
 use windlass_testkit::temp_dir;
 
-/// Where the environment with dstack's server in it is.
+/// Variable with the environment that contains the dstack server.
 const VARIABLE: &str = "WINDLASS_BENCH_DSTACK";
-/// It looks for catalogues on the network while it starts.
+/// It searches for catalogues on the network while it starts.
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
 const PROJECT: &str = "/api/project/main";
 const NOBODY: &str = "00000000-0000-4000-8000-000000000000";
 
-/// A request that both are sent.
+/// A request that both servers receive.
 struct RequestCase {
     name: &'static str,
     path: String,
@@ -29,10 +29,10 @@ struct RequestCase {
     token: Option<&'static str>,
 }
 
-/// What a client sees of an answer: its status and, of a refusal, the code.
+/// The relevant part of a response: its status and, for a refusal, the code.
 type ObservedAnswer = (u16, Option<String>);
 
-/// Where ours differs, what it answers there, and why.
+/// Known differences: the response of windlass, and the reason.
 const KNOWN_DIFFERENCES: [(&str, u16, Option<&str>, &str); 11] = [
     ("delete a user that is not", 400, Some("resource_not_exists"), "the code says more"),
     ("delete a project that is not", 403, None, "whether it exists is for its members to know"),
@@ -209,7 +209,7 @@ async fn send_case(address: &str, case: &RequestCase) -> (ObservedAnswer, Value)
     ((status, code), body)
 }
 
-/// dstack's server in a home of its own; it ends with its guard.
+/// The dstack server with a separate home directory; it ends on drop.
 struct DstackServer {
     child: Child,
     address: String,
@@ -230,7 +230,7 @@ impl DstackServer {
         command.args(["server", "--host", "127.0.0.1", "--port", &port.to_string(), "--token", TOKEN, "-n"]);
         command.env_clear().env("PATH", "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin").env("HOME", home);
         command.env("DSTACK_SERVER_DIR", home.join("server"));
-        // Nothing of a user's own, and no question at the end of the start.
+        // No settings of the user, and no prompt at the end of the start.
         command.env("DSTACK_SERVER_CONFIG_DISABLED", "1").env("DSTACK_DO_NOT_UPDATE_DEFAULT_PROJECT", "1");
         command.env("DSTACK_SERVER_LOG_LEVEL", "ERROR");
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
@@ -286,7 +286,7 @@ async fn dstack_and_ours_answer_the_same_requests_alike() {
         }
     }
     assert_eq!(wrong, Vec::<String>::new());
-    // Short forms come back written out.
+    // Short forms are returned in their long form.
     let configurations: Vec<&Value> =
         answers.iter().map(|plan| &plan["effective_run_spec"]["configuration"]).collect();
     for field in ["ports", "max_duration"] {

@@ -1,4 +1,4 @@
-//! Runs on this machine, from submit to end: attached and not, followed, stopped, aborted, changed, refused.
+//! Runs on this machine from submission to end: attached and detached, followed, stopped, aborted, changed, refused.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use crate::{
     stage::{HostMode, TestEnv},
 };
 
-/// A task that says `up`, waits to be let go, and ends with a status.
+/// Writes a task that prints `up`, waits for a file, and exits with a code.
 fn write_waiting_task(person: &DstackUser, name: &str, more: &str, code: u8) {
     let go = person.home().join(format!("{name}.go"));
     let wait = format!("until [ -e {} ]; do sleep 0.1; done", go.display());
@@ -24,7 +24,7 @@ fn release_task(person: &DstackUser, name: &str) {
     fs::write(person.home().join(format!("{name}.go")), "").unwrap();
 }
 
-/// Attached from the submit to the job's last word.
+/// Records an attached `apply` from the submission to the last output of the job.
 fn record_attached_apply(story: &mut CliSnapshot<'_, DstackUser>, person: &DstackUser, name: &str) {
     let file = format!("{name}.yml");
     let args = ["apply", "-f", &file, "-y"];
@@ -77,7 +77,7 @@ async fn dstack_watches_and_replaces_what_runs() {
     assert_eq!(listed["runs"][0]["id"], shown["id"]);
     story.run(&["logs", "job"]);
 
-    // Nothing has changed; then something that the run would have to end for.
+    // First without a change; then with a change that requires stopping the run.
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
     write_waiting_task(&person, "job", "image: none\nenv: [LEVEL=2]\n", 0);
     story.run(&["apply", "-f", "job.yml", "-y", "-d"]);
@@ -117,7 +117,8 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
     let mut story = CliSnapshot::new("dstack-dev", &person);
     person.file("dev.yml", &format!("type: dev-environment\nname: dev\nimage: none\nide: vscode\n{SMALL}"));
     let args = ["apply", "-f", "dev.yml", "-y"];
-    // dstack's server has the job print the link to it. This one tells it to the client, which shows it if it is set to.
+    // With the dstack server the job prints its link. The windlass server returns it to the client, which shows it if
+    // configured.
     let mut apply = person.command(&args);
     let going = RunningCommand::new(apply.env("DSTACK_FF_CLI_PRINT_JOB_CONNECTION_INFO", "1"));
     going.says("The dev environment is ready.\n");
@@ -128,7 +129,7 @@ async fn dstack_opens_a_dev_environment_and_tells_its_story() {
     assert!(metrics.stdout.contains("MEMORY") && metrics.code == Some(0), "{metrics:#?}");
     story.run(&["stop", "dev", "-y"]);
     stage.reaches("dev", &["terminated"]).await;
-    // What pipelines note between depends on who comes first.
+    // The order of events that pipelines record in between is not deterministic.
     for args in [["event", "--target-run", "dev"], ["event", "--within-run", "dev"]] {
         let mut told = person.run(&args);
         assert!(told.stdout.contains("running"), "{told:#?}");
@@ -144,7 +145,7 @@ async fn dstack_follows_a_docker_task_to_its_end() {
     let stage = TestEnv::new(HostMode::Containers).await;
     let person = DstackUser::with_project(&stage);
     let mut story = CliSnapshot::new("dstack-docker", &person);
-    // Let go by whoever is attached: nothing of this machine is seen in there.
+    // Released through the attached connection: the container does not see files of this machine.
     let text = format!(
         "type: task\nname: boxed\nimage: {IMAGE}\nports: [7007]\ncommands:\n  - echo up\n  \
          - busybox mkdir -p /tmp/page && echo pong > /tmp/page/index.html\n  \

@@ -1,9 +1,9 @@
-//! The whole API of dstack 0.22.5, operation by operation: each is answered by its schema, or written down as missing.
+//! The whole API of dstack 0.22.5: each operation is answered according to its schema, or documented as missing.
 //!
-//! `openapi.json` is what matters here of the document that dstack's server gives of itself: the schema of each
-//! operation's answer and the schemas that these name, without texts, defaults and the ban of more fields (its clients
-//! ignore what they do not know). `walk.py` makes the calls and holds the answers against it, and against the models
-//! that dstack's client reads answers with.
+//! `openapi.json` is the relevant part of the document that the dstack server generates: the response schema of each
+//! operation and the schemas that it references, without texts, defaults and the ban of additional fields (its clients
+//! ignore unknown fields). `walk.py` sends the calls and validates the responses against it, and against the models
+//! with which dstack's client parses responses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,13 +21,13 @@ use crate::stage::{HostMode, TestEnv};
 const HERE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/e2e/dstack");
 const MISSING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api/missing.md");
 
-/// `POST /api/…`, of dstack.
+/// Operations of dstack, as `POST /api/…`.
 fn theirs() -> BTreeSet<String> {
     let document: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
     document["operations"].as_object().unwrap().keys().cloned().collect()
 }
 
-/// The same of this server.
+/// Operations of windlass, in the same format.
 fn ours() -> BTreeSet<String> {
     operations::table().iter().map(|entry| format!("{} {}", entry.method.name(), entry.path)).collect()
 }
@@ -36,7 +36,7 @@ fn path_of(operation: &str) -> &str {
     operation.split_once(' ').unwrap().1
 }
 
-/// The paths that are written down as missing, with the reasons.
+/// Paths that are documented as missing, with the reasons.
 fn listed() -> BTreeMap<String, String> {
     let text = std::fs::read_to_string(MISSING).unwrap();
     let rows = text.lines().filter_map(|line| {
@@ -50,7 +50,7 @@ fn strings(value: &Value) -> BTreeSet<String> {
     value.as_array().unwrap().iter().map(|one| one.as_str().unwrap().to_owned()).collect()
 }
 
-/// What differs between what is written down and what is so, either way.
+/// Differences between the documented and the actual missing operations, in both directions.
 fn differences(called: &BTreeSet<String>) -> Vec<String> {
     let (theirs, ours, listed) = (theirs(), ours(), listed());
     let known: BTreeSet<&str> = theirs.iter().map(|operation| path_of(operation)).collect();

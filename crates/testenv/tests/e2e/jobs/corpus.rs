@@ -1,7 +1,7 @@
-//! Task files that others wrote, run for real: each ends as its author meant it.
+//! Task files of other projects, run for real: each ends as its author intended.
 //!
-//! The files lie beside the repository, not in it. Without them the test says so, and runs those of our own, which
-//! have the same shapes.
+//! The files are not part of the repository. Without them the test prints a notice, and runs only the built-in files,
+//! which have the same shapes.
 
 use std::{
     fs,
@@ -17,14 +17,14 @@ use windlass_model::managed_job::plan::Shape;
 use super::{job, launch, nodes::with_lab, statuses, with_hosts};
 use crate::stage::TestEnv;
 
-/// Nothing lasts longer, even beside everything else that is tested.
+/// Longer than any job takes, even during other tests.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// Files that last longer by themselves have their sleeps cut down, but for those that are cancelled.
+/// Files with a longer duration have their sleeps shortened, except for those that are cancelled.
 const LONG_SECS: i64 = 60;
-/// For those, a second is so long.
+/// Divisor of the shortened sleeps.
 const SLEEP_DIVISOR: u32 = 100;
 
-/// In the form of the corpus' index, with the file itself as `text`.
+/// Built-in files in the format of the corpus index, with the file itself as `text`.
 fn own_entries() -> Vec<Value> {
     let pipeline = "name: p\n---\nname: a\nrun: echo a\n---\nname: b\nsetup: exit 1\nrun: echo b\n---\nname: c\nrun: echo c\n";
     let group = "name: g\nexecution: parallel\nprimary_tasks: [a]\n---\nname: a\nrun: echo a\n---\nname: b\nrun: sleep 600\n";
@@ -42,7 +42,7 @@ fn own_entries() -> Vec<Value> {
     ]
 }
 
-/// The files that can run on this machine, with their texts; nothing where there are none.
+/// Files of the corpus that can run on this machine, with their texts; empty if there is no corpus.
 #[expect(clippy::print_stdout, reason = "what is not run is said")]
 fn foreign_entries() -> Vec<Value> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/corpus/skypilot");
@@ -59,7 +59,8 @@ fn foreign_entries() -> Vec<Value> {
     files
 }
 
-/// Several nodes, and tasks that find each other by name, want machines with addresses of their own.
+/// Returns whether a file needs machines with separate addresses: for several nodes, or tasks that find each other by
+/// name.
 fn wants_machines(entry: &Value) -> bool {
     entry["max_nodes"] != 1 || words(&entry["needs"]).contains(&"group-hostnames")
 }
@@ -68,7 +69,7 @@ fn words(list: &Value) -> Vec<&str> {
     list.as_array().map(|list| list.iter().filter_map(Value::as_str).collect()).unwrap_or_default()
 }
 
-/// A directory with a `sleep` that takes a hundredth of what it is asked for.
+/// Creates a directory with a `sleep` that waits for a hundredth of its argument.
 fn short_sleep(home: &Path) -> PathBuf {
     let dir = home.join("bin");
     fs::create_dir(&dir).unwrap();
@@ -78,11 +79,11 @@ fn short_sleep(home: &Path) -> PathBuf {
     dir
 }
 
-/// One file on its way.
+/// One running file.
 struct RunningEntry {
     entry: Value,
     id: i64,
-    /// What the test must do to it is still to be done.
+    /// The test still has to perform its action on it.
     drive: bool,
 }
 
@@ -100,7 +101,7 @@ async fn launch_entry(stage: &mut TestEnv, entry: Value, short: &Path) -> Runnin
     RunningEntry { entry, id, drive }
 }
 
-/// What is not as the index says; nothing when all is.
+/// Returns the differences from the index, if any.
 fn find_difference(entry: &Value, seen: &Value) -> Option<String> {
     let mut wrong = Vec::new();
     if seen["status"] != entry["expected_job"] {
@@ -123,7 +124,7 @@ fn find_difference(entry: &Value, seen: &Value) -> Option<String> {
     (!wrong.is_empty()).then(|| format!("{}: {}\n{seen:#}", entry["file"], wrong.join("; ")))
 }
 
-/// Waits for the ends of all of these, and says which are not as they should be.
+/// Waits for all ends, and returns the unexpected ones.
 async fn wait_for_ends(stage: &mut TestEnv, mut open: Vec<RunningEntry>) -> Vec<String> {
     let (began, mut wrong) = (Instant::now(), Vec::new());
     while !open.is_empty() {
@@ -169,7 +170,7 @@ async fn files_of_others_run_as_they_are_and_end_as_they_should() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// In the form of the corpus' index: one node fails while the others work, in `run` and in `setup`.
+/// Built-in files with several nodes: one node fails while the others work, in `run` and in `setup`.
 fn own_multi_node_entries() -> Vec<Value> {
     let text = |phase: &str, variable: &str| {
         format!("num_nodes: 3\n{phase}: |\n  [ ${variable} != 1 ] || exit 3\n  sleep 600\n")
@@ -183,7 +184,7 @@ fn own_multi_node_entries() -> Vec<Value> {
     ]
 }
 
-/// Nodes that a file has at one time: all tasks of a group, the largest of others.
+/// Number of concurrent nodes of a file: all tasks of a group, or the largest task otherwise.
 fn nodes_at_once(text: &str) -> usize {
     let plan = windlass_model::sky::parse_task_file(text, &windlass_model::sky::CommandLineValues::default())
         .unwrap()
@@ -195,7 +196,7 @@ fn nodes_at_once(text: &str) -> usize {
     }
 }
 
-/// Hosts with networks of their own, one node each. What loses a node on its way is tried by itself, with a shorter file.
+/// Hosts with separate networks, one node each. Files that lose a node are tested separately, with a shorter file.
 #[tokio::test]
 async fn files_of_others_with_several_nodes_run_on_as_many_hosts() {
     let fits = |entry: &Value| wants_machines(entry) && entry["drive"] != "lose-one-node-then-cancel";
@@ -205,7 +206,7 @@ async fn files_of_others_with_several_nodes_run_on_as_many_hosts() {
     let (mut stage, _lab) = with_lab(hosts).await;
     let short = short_sleep(stage.home());
     let (count, mut wrong) = (files.len(), Vec::new());
-    // One after the other: each finds all hosts free.
+    // One after the other, so that each finds all hosts free.
     for entry in files {
         let one = launch_entry(&mut stage, entry, &short).await;
         wrong.extend(wait_for_ends(&mut stage, vec![one]).await);

@@ -8,7 +8,7 @@ use super::{
     wait_until, wait_until_done,
 };
 
-/// A task that says who it is to whoever asks, and asks the other all the time.
+/// A task that serves its host name, and continuously requests that of the other.
 fn task(name: &str, other: &str) -> String {
     format!(
         "name: {name}\nresources: {{cpus: 1+}}\nrun: |\n  hostname > /home/me\n  \
@@ -36,7 +36,7 @@ async fn tasks_of_a_group_find_each_other_by_name_also_after_one_moved() {
     let (left, right) = (host(&place(&first, 0)), host(&place(&first, 1)));
     let heard = |name: &str, of: usize| lines(&lab, &format!("/home/{name}")).contains(&format!("h{of}"));
     stage.eventually("each hears the other", || heard("left", right) && heard("right", left));
-    // The names are the job's own.
+    // The names exist only inside the job.
     assert!(!std::fs::read_to_string(lab.host(left).path("/etc/hosts")).unwrap().contains("pair"));
     lab.host(right).power_off().unwrap();
     let moved = wait_until(&mut stage, id, "it runs elsewhere", |job| {

@@ -1,4 +1,4 @@
-//! Managed jobs on several nodes: what each sees, and what becomes of all when one is lost.
+//! Managed jobs on several nodes: the environment of each, and the recovery from the loss of one.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use windlass_testkit::lab::{Lab, LabHost};
 use super::{launch, runs, wait_until, wait_until_done};
 use crate::stage::{HostMode, TestEnv, host_of};
 
-/// A stage whose fleet is so many hosts with networks of their own.
+/// A stage with a fleet of hosts with separate networks.
 pub(super) async fn with_lab(hosts: usize) -> (TestEnv, Lab) {
     let lab = Lab::start(hosts).unwrap();
     let mut stage = TestEnv::new(HostMode::None).await;
@@ -29,7 +29,7 @@ fn touch(lab: &Lab, path: &str) {
     lab.hosts().iter().for_each(|host| std::fs::write(host.path(path), "").unwrap());
 }
 
-/// One node is prepared at once, the other when it may be.
+/// One node is prepared immediately, the other after a file exists.
 #[tokio::test]
 async fn no_node_begins_before_all_are_prepared() {
     let (mut stage, lab) = with_lab(2).await;
@@ -38,7 +38,7 @@ async fn no_node_begins_before_all_are_prepared() {
                 run: |\n  echo $SKYPILOT_NODE_RANK >> /home/begun\n";
     let id = launch(&mut stage, text, json!({})).await;
     stage.eventually("the first is prepared", || lines(&lab, "/home/prepared") == ["0"]);
-    // The server knows that, and that it waits.
+    // The server reports that the node waits.
     let seen =
         wait_until(&mut stage, id, "it is handed to its nodes", |job| job["status"] == "RUNNING").await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
@@ -76,7 +76,7 @@ async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_l
     for line in &written {
         *times.entry(line).or_default() += 1;
     }
-    // The same two ranks under the same name, twice each: neither was left behind.
+    // The same two ranks with the same name, twice each: neither was left out.
     assert_eq!(times.values().copied().collect::<Vec<_>>(), [2, 2], "{written:?}");
     for (rank, line) in times.keys().enumerate() {
         assert!(line.starts_with(&format!("{rank} of 2 at 2 as sky-managed-")), "{written:?}");
@@ -86,7 +86,7 @@ async fn m6_several_nodes_know_their_ranks_and_are_recovered_whole_when_one_is_l
     assert_eq!((&seen["status"], lines(&lab, "/home/lines").len()), (&json!("SUCCEEDED"), 4), "{seen:#}");
 }
 
-/// The machine that is left takes part again, and only the lost one is replaced.
+/// The remaining machine is reused, and only the lost one is replaced.
 #[tokio::test]
 async fn a_lost_node_of_two_is_replaced_beside_the_other() {
     let (mut stage, lab) = with_lab(3).await;

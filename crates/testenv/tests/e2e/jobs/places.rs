@@ -1,4 +1,4 @@
-//! Where a job goes when the machine it rents is taken back.
+//! Placement of a job after its rented machine was preempted.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ async fn cloud() -> TestEnv {
     std::fs::write(&script, CLOUD).unwrap();
     stage = stage.with_env("WINDLASS_MOCK_CLOUD", script).with_env("WINDLASS_SERVER_LOST_AFTER", "5s");
     stage.start().await;
-    // A backend that comes later is no project's until somebody grants it.
+    // A backend that is added later belongs to no project until it is granted.
     stage.post("/api/backends/grant", &json!({"project_name": "main", "backend": "mock"})).await;
     let fleet = json!({"type": "fleet", "name": "cloud", "backends": ["mock"], "spot_policy": "spot",
         "nodes": {"min": 0, "target": 0, "max": 8}});
@@ -28,7 +28,7 @@ async fn cloud() -> TestEnv {
     stage
 }
 
-/// The machine of a run is taken back.
+/// Preempts the machine of a run.
 async fn preempt_machine_of(stage: &mut TestEnv, job: &Value) {
     let runs = job["tasks"][0]["runs"].as_array().unwrap();
     let run = stage.run(runs.last().unwrap().as_str().unwrap()).await;
@@ -68,7 +68,7 @@ async fn a_lost_region_is_left_by_eager_next_region_and_kept_by_failover() {
     let started = stage.home().join("started");
     let (first, again) = region_after_loss(&mut stage, &started, "EAGER_NEXT_REGION").await;
     assert_eq!((first.as_str(), again.as_str()), ("mock/east", "mock/west"));
-    // The machine in the west is still there and free: what ties the next job to the east is its strategy.
+    // The machine in the west still exists and is free: only its strategy keeps the next job in the east.
     let (first, again) = region_after_loss(&mut stage, &started, "FAILOVER").await;
     assert_eq!(first, again);
 }

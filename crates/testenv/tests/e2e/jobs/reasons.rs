@@ -1,4 +1,4 @@
-//! What a managed job says about itself: why it waits, why it cannot begin, and whose words are in its log.
+//! Messages of a managed job: why it waits, why it cannot start, and the origin of its log lines.
 
 use serde_json::json;
 
@@ -59,7 +59,7 @@ async fn the_tasks_of_a_group_are_heard_together_with_their_names() {
     let dir = stage.home().join("work");
     std::fs::create_dir_all(&dir).unwrap();
     let go = dir.join("go");
-    // The first task ends only when the second has written: heard one after the other, neither would.
+    // The first task ends only when the second has written: followed one after the other, neither would end.
     let text = format!(
         "name: g\nexecution: parallel\n---\nname: a\nrun: |\n  until [ -e {go} ]; do sleep 0.05; done\n  echo last\n\
          ---\nname: b\nrun: |\n  echo first\n  sleep 1\n  touch {go}\n",

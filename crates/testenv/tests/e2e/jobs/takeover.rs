@@ -1,4 +1,4 @@
-//! Managed jobs of a server that died are another's, wherever they stood.
+//! Managed jobs of a dead server are taken over by another, in any state.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use windlass_testenv::{
 
 use super::{FINAL_STATUSES, count_starts};
 
-/// How long a dead server keeps its locks.
+/// Time after which the locks of a dead server expire.
 const LOCK_TIMEOUT: &str = "10s";
 const TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -31,7 +31,7 @@ async fn wait_until(replicas: &Replicas, id: i64, what: &str, holds: impl Fn(&Va
     }
 }
 
-/// What a job that was never disturbed looks like.
+/// Checks that a job was not disturbed.
 fn is_untouched(seen: &Value) {
     assert_eq!((&seen["status"], &seen["recovery_count"]), (&json!("SUCCEEDED"), &json!(0)), "{seen:#}");
     assert_eq!(seen["tasks"][0]["attempt"], 1, "{seen:#}");
@@ -54,13 +54,13 @@ async fn m4_another_postgres_replica_takes_over_a_starting_and_a_running_job_and
     let first = launch(&replicas, 0, &text(&running)).await;
     wait_until(&replicas, first, "it runs", |job| job["status"] == "RUNNING" && count_starts(&running) == 1)
         .await;
-    // No host answers from here on: whatever is launched now stays on its way.
+    // No host responds from here on: later launches stay in progress.
     replicas.freeze_hosts().unwrap();
     let second = launch(&replicas, 0, &text(&starting)).await;
     let on_its_way = |job: &Value| job["status"] == "STARTING" && job["tasks"][0]["attempt"] == 1;
     let seen = wait_until(&replicas, second, "it starts", on_its_way).await;
     let run = seen["tasks"][0]["runs"][0].as_str().unwrap().to_owned();
-    // The number of an attempt is written before its run is made.
+    // The number of an attempt is written before its run is created.
     let asked = json!({"run_name": run});
     while replicas.ask(1, "/api/project/main/runs/get", &asked).await.unwrap().status != 200 {
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -1,4 +1,4 @@
-//! What changes under traffic: readiness, the number of replicas, the version.
+//! Changes under traffic: readiness, the number of replicas, the version.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn replicas(name: &str, count: usize) -> String {
     format!("windlass_service_replicas{{project=\"main\",run=\"{name}\"}} {count}\n")
 }
 
-/// The words for the first job's newest submission.
+/// Status message of a job's newest submission.
 fn said(run: &Value, job: usize) -> &str {
     run["jobs"][job]["job_submissions"].as_array().unwrap().last().unwrap()["status_message"]
         .as_str()
@@ -43,7 +43,7 @@ async fn a_replica_takes_requests_while_its_probes_say_so_and_says_what_it_waits
     let caller = ServiceCaller::new(stage.address());
     assert!(caller.get("/metrics").unwrap().body.contains(&replicas("ill", 0)));
 
-    // It is healed from outside: nobody comes to it through the server. Whoever asked meanwhile waits.
+    // It is made healthy from outside: the server sends it no requests. A pending request waits.
     let waiting = caller.send("GET", "/proxy/services/main/ill/", "Connection: close\r\n", b"").unwrap();
     let itself = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/well").unwrap().status, 200);
@@ -77,7 +77,7 @@ async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_
     assert_eq!(stage.run("elastic").await["status"], "pending");
     let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/elastic/";
-    // Whoever has no token wakes nobody.
+    // A request without a token does not scale it up.
     assert_eq!(caller.with_token(None).get(path).unwrap().status, 401);
 
     let traffic = ConstantTraffic::start(&caller, path);
@@ -89,7 +89,7 @@ async fn a_service_follows_its_traffic_from_none_to_many_and_back_and_the_first_
     let run = stage.eventually_run("elastic", TIMEOUT, |run| run["status"] == "pending").await;
     assert_eq!(run["termination_reason"], Value::Null, "{run:#}");
     wait_for_answer(&mut stage, &caller, "/metrics", 200, &replicas("elastic", 0)).await;
-    // Its former replicas may still be ending, and the hosts are full until they are gone: it waits for that.
+    // Its previous replicas may still be ending, and the hosts are full until then: the request waits for that.
     assert_eq!(caller.get(path).unwrap().status, 200, "{}", stage.server_log());
     let events = stage.post("/api/events/list", &json!({"limit": 100})).await.to_string();
     for word in ["group 0: 0 to 1 replicas", "to 2 replicas, because of", "to 0 replicas, because of 0.00"] {
@@ -123,7 +123,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     };
     stage.eventually_run("rolling", TIMEOUT, over).await;
 
-    // The third never gets well.
+    // The third version never becomes healthy.
     let mut third = second.clone();
     third["env"]["VERSION"] = json!("3");
     third["env"]["SICK"] = json!("1");
@@ -137,7 +137,7 @@ async fn a_deployment_rolls_without_a_failed_request_and_a_bad_one_leaves_the_ol
     for _ in 0..20 {
         assert!(caller.get(path).unwrap().body.contains("version=2"));
     }
-    // Back to what still runs: nothing of it is started again.
+    // Back to the version that still runs: none of its replicas is restarted.
     let before = caller.get(path).unwrap().body;
     update_run(&mut stage, &second).await;
     stage.eventually_run("rolling", TIMEOUT, over).await;

@@ -1,4 +1,4 @@
-//! Replicas in containers: each has the port for itself.
+//! Replicas in containers: each has its own port space.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Pages of busybox's own server.
+/// A service with busybox's HTTP server.
 fn page(version: &str) -> Value {
     let commands = [
         "/bin/busybox mkdir -p /www",

@@ -1,4 +1,4 @@
-//! Requests that mean two things, at the server's own port.
+//! Ambiguous requests on the server's port.
 
 use std::{
     io::{Read as _, Write as _},
@@ -15,11 +15,11 @@ use crate::stage::{HostMode, TestEnv};
 
 const BASE: &str = "/proxy/services/main/page";
 
-/// Statuses of all answers on one connection.
+/// Statuses of all responses on one connection.
 fn statuses(address: &str, bytes: &str) -> Vec<u16> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
-    // Who refuses early may close before it has read everything.
+    // A server that refuses early may close before it has read everything.
     let _ = stream.write_all(bytes.as_bytes());
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -47,8 +47,8 @@ async fn a_request_that_means_two_things_reaches_no_service_through_the_server()
         }
         let got = statuses(stage.address(), &bytes);
         let seen = caller.get(&format!("{BASE}/seen")).unwrap().body;
-        // Who is refused by the proxy is refused here, and what comes after it is not listened to. Bodies are
-        // passed on as they come: the head of a request with a bad one may be there before it is refused.
+        // Requests that the proxy refuses are refused here, and subsequent ones are ignored. Bodies are forwarded as
+        // they arrive: the head of a request with an invalid one may arrive before it is refused.
         let is_refused = case.ours.starts_with('4');
         let has_begun = seen.contains("/first") && !case.name.starts_with("chunk");
         let is_good = match is_refused {

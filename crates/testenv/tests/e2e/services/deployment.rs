@@ -1,4 +1,4 @@
-//! Deployments that go wrong, and what people are told of those that go on.
+//! Failed deployments, and the progress messages of active ones.
 
 use std::{
     fs::File,
@@ -20,7 +20,7 @@ use crate::{
     stage::{HostMode, TestEnv},
 };
 
-/// `windlass apply`, followed, by somebody who looks on.
+/// A `windlass apply` that follows the deployment.
 struct ApplyFollower {
     child: Child,
     said: std::path::PathBuf,
@@ -29,7 +29,7 @@ struct ApplyFollower {
 impl ApplyFollower {
     fn start(stage: &TestEnv, configuration: &Value) -> Self {
         let file = stage.home().join("service.yml");
-        // JSON is YAML.
+        // JSON is valid YAML.
         std::fs::write(&file, configuration.to_string()).unwrap();
         let said = stage.home().join("onlooker.log");
         let log = File::create(&said).unwrap();
@@ -88,7 +88,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     stage.eventually_run("page", TIMEOUT, |run| run["deployment"]["state"] == "complete").await;
     let traffic = ConstantTraffic::start(&caller, path);
 
-    // The second never gets well. It listens at a port of its own: both are on this machine.
+    // The second version never becomes healthy. It uses a separate port, because both run on this machine.
     let mut second = with_port(&first, free_port());
     second["env"] = json!({"PAGE": REPLICA_PROGRAM, "VERSION": "2", "SICK": "1"});
     let onlooker = ApplyFollower::start(&stage, &second);
@@ -101,7 +101,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     assert!(said.contains("deployment 1 was rolled back: replica 1 is not ready"), "{said}");
     assert!(said.contains("it answers 500"), "{said}");
 
-    // The next one ends as soon as it starts. What changes in place is kept.
+    // The next version exits immediately. Settings that are updated in place are kept.
     let mut third = first.clone();
     third["commands"] = json!(["exit 3"]);
     third["deployment"] = json!({"ready_within": 60});
@@ -120,7 +120,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
     ] {
         assert!(told.contains(word), "{word} is not in {told}");
     }
-    // What came is known within some seconds.
+    // Request counts are available within some seconds.
     let asked = Instant::now();
     loop {
         let said = stage.windlass(Path::new("/"), &["metrics", "page", "--requests", "-o", "json"]);
@@ -132,7 +132,7 @@ async fn a_deployment_that_fails_is_rolled_back_under_traffic_and_everybody_is_t
         }
         assert!(asked.elapsed() < TIMEOUT, "{said:?}");
     }
-    // Whoever answered before has answered all the time.
+    // The previous replica has answered all the time.
     assert_eq!(caller.get(path).unwrap().body, before);
     let (answered, failed) = traffic.end();
     assert!(answered > 20 && failed.is_empty(), "{answered} {failed:#?}\n{}", stage.server_log());
@@ -187,7 +187,7 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
     assert!(said.contains("asleep: nobody asks it anything; the first request wakes it"), "{said}");
     assert!(said.contains("scaling: group 0: 0 replicas wanted; 0.00 requests waiting"), "{said}");
 
-    // One replica takes one at a time, and six of them come at once.
+    // One replica handles one request at a time, and six arrive at once.
     let caller = ServiceCaller::new(stage.address());
     let path = "/proxy/services/main/busy/nap";
     let traffic: Vec<ConstantTraffic> = (0..6).map(|_| ConstantTraffic::start(&caller, path)).collect();
@@ -197,7 +197,7 @@ async fn requests_that_wait_for_a_busy_replica_bring_another_one_and_a_sleeping_
         let (_, failed) = one.end();
         assert!(failed.is_empty(), "{failed:#?}\n{}", stage.server_log());
     }
-    // Nobody waits and nobody works: it sleeps again.
+    // No request is waiting or active: it is scaled to zero again.
     stage.eventually_run("busy", TIMEOUT, |run| run["status"] == "pending").await;
     let told = events(&mut stage).await;
     assert!(told.contains("group 0: 0 to ") && told.contains(" to 2 replicas, because of"), "{told}");

@@ -1,4 +1,4 @@
-//! Services through a gateway: domains, tokens, the loss of the server, the change of the process.
+//! Services through a gateway: domains, tokens, loss of the server, replacement of the process.
 
 use std::{
     io::{Read as _, Write as _},
@@ -27,7 +27,7 @@ use crate::{
     stage::{HostMode, TestEnv},
 };
 
-/// Waits until the gateway answers so.
+/// Waits until the gateway returns this response.
 fn wait_for_answer(node: &GatewayProcess, caller: &ServiceCaller, path: &str, status: u16, words: &str) {
     let asked = Instant::now();
     loop {
@@ -40,7 +40,7 @@ fn wait_for_answer(node: &GatewayProcess, caller: &ServiceCaller, path: &str, st
     }
 }
 
-/// Why a submission is refused.
+/// Submits a configuration that is refused, and returns the reason.
 fn submit_refused(stage: &TestEnv, configuration: &Value) -> String {
     let body = submission(configuration).to_string();
     let got =
@@ -56,7 +56,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let token = create_gateway(&mut stage, "entry", 1).await;
     let mut page = service_config("page", free_port());
     page["probes"] = probe_config();
-    // Nobody would answer there.
+    // No gateway process is connected yet.
     let said = submit_refused(&stage, &page);
     assert!(said.contains("gateway_error") && said.contains("gateway `entry` cannot be reached"), "{said}");
 
@@ -77,7 +77,7 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let nobody = first.caller("open.services.test").with_token(None);
     wait_for_answer(&first, &nobody, "/", 200, "replica=");
 
-    // The server dies. Who was let in is let in, who was not is not, and nobody need be for the open one.
+    // The server dies. Accepted tokens stay accepted, others are rejected, and the open service needs none.
     let traffic = ConstantTraffic::start(&nobody, "/");
     assert_eq!(caller.get("/").unwrap().status, 200);
     stage.kill();
@@ -85,14 +85,14 @@ async fn a_gateway_serves_by_domain_and_goes_on_when_the_server_is_killed_and_wh
     let got = caller.with_token(Some("unknown")).get("/").unwrap();
     assert!(got.status == 503 && got.body.contains("cannot be checked"), "{got:?}");
 
-    // Another process takes over, with no server to ask: it knows the routes.
+    // Another process takes over without a server: it has the routes.
     let mut second = GatewayProcess::start(&stage, &url, &token, "one", port);
     first.ends();
     traffic.goes_on();
-    // A token is believed by the process that checked it alone.
+    // A token is cached only by the process that checked it.
     assert_eq!(caller.get("/").unwrap().status, 503);
 
-    // The server is back, elsewhere. The process that is told so learns what is new.
+    // The server is back at another address. The process with that address receives the changes.
     stage.start().await;
     let third = GatewayProcess::start(&stage, &stage.url(), &token, "one", port);
     second.ends();
@@ -128,7 +128,7 @@ async fn a_service_moves_to_a_gateway_and_away_from_it_while_it_runs() {
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/", "{run:#}");
     wait_for_answer(&node, &far, "/", 404, "no service answers to this host");
     assert_eq!(near.get("/proxy/services/main/page/").unwrap().status, 200);
-    // Whoever comes later may have the name, and it was the same replica all along.
+    // The name becomes available again, and it was the same replica all the time.
     page["gateway"] = json!("entry");
     update_run(&mut stage, &page).await;
     wait_for_answer(&node, &far, "/", 200, "replica=");
@@ -156,7 +156,7 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
 
     let nobody = two.caller("sleepy.services.test");
     let slow = nobody.send("GET", "/slow", "Connection: close\r\n", b"").unwrap();
-    // It has arrived once the replica says so.
+    // The request has arrived when the replica reports it.
     let asked = Instant::now();
     while !one.caller("sleepy.services.test").get("/waiting").unwrap().body.contains("slow=1") {
         assert!(asked.elapsed() < TIMEOUT, "{}", two.said());
@@ -170,7 +170,7 @@ async fn each_process_of_a_gateway_wakes_a_service_on_a_host_and_its_end_waits_f
     stage.reaches("sleepy", &["terminated"]).await;
 }
 
-/// Asks over HTTPS, and believes the certificate in this file alone.
+/// Sends a request over HTTPS, trusting only the certificate in this file.
 fn get_https(port: u16, host: &str, trust: &Path, request: &str) -> String {
     let address = format!("127.0.0.1:{port}");
     let mut child = Command::new("openssl")
@@ -183,7 +183,7 @@ fn get_https(port: u16, host: &str, trust: &Path, request: &str) -> String {
         .spawn()
         .unwrap();
     let asked = child.stdin.as_mut().unwrap().write_all(request.as_bytes());
-    // Its input stays open until it has said all.
+    // Its input stays open until the response is complete.
     let mut said = String::new();
     if asked.is_ok() {
         child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
@@ -234,7 +234,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
     assert_eq!(run["service"]["url"], "https://chat.services.test/", "{run:#}");
     let models = "https://gateway.services.test/proxy/models/main";
     assert_eq!(run["service"]["model"]["base_url"], models, "{run:#}");
-    // Plain callers are sent to HTTPS, for the service and for the gateway's own name.
+    // Plain requests are redirected to HTTPS, for the service and for the gateway's own name.
     let plain = node.caller("chat.services.test");
     wait_for_answer(&node, &plain, "/", 308, "");
     wait_for_answer(&node, &plain.with_host("gateway.services.test"), "/proxy/models/main/models", 308, "");
@@ -258,7 +258,7 @@ async fn a_gateway_with_a_certificate_in_files_serves_https_its_models_and_its_m
             std::thread::sleep(Duration::from_millis(50));
         }
     }
-    // Whoever trusts somebody else comes to nothing.
+    // A client with other trust roots fails.
     let other = "/etc/ssl/certs/ca-certificates.crt";
     assert_eq!(
         get_https(tls, "chat.services.test", Path::new(other), &request("chat.services.test", "/")),
@@ -274,7 +274,7 @@ async fn a_gateway_is_put_on_hosts_over_ssh_updated_without_a_gap_and_taken_away
     check_installed_gateway(&Lab::start(2).unwrap(), |_, _| {}).await;
 }
 
-/// There it also comes back by itself.
+/// With systemd the gateway is also restarted after a crash.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_is_a_unit_where_hosts_have_systemd() {
     let comes_back = |edge: &LabHost, caller: &ServiceCaller| {
@@ -294,12 +294,12 @@ fn wait_until_answered(caller: &ServiceCaller, said: impl Fn() -> String) {
     }
 }
 
-/// A gateway on the first host, for a service on the second: put there, updated, visited by `also`, taken away.
+/// Installs a gateway on the first host for a service on the second, updates it, runs `also`, and uninstalls it.
 async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &ServiceCaller)) {
     let mut stage = TestEnv::new(HostMode::None).await;
     fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
     create_gateway(&mut stage, "entry", 1).await;
-    // The hosts see this machine elsewhere than the server listens.
+    // The hosts reach this machine at a different address than the server listens on.
     let front = chaos::FaultProxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
     let (url, edge) = (format!("http://{}", front.address()), lab.host(1));
     let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));

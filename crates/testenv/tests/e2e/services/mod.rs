@@ -1,4 +1,4 @@
-//! Services: requests through the server to replicas, with everything that may happen to both.
+//! Services: requests through the server to replicas, with failures of both.
 
 mod change;
 mod containers;
@@ -16,7 +16,7 @@ use windlass_testenv::services::{HttpResponse, ServiceCaller, TIMEOUT};
 
 use crate::stage::TestEnv;
 
-/// Waits until a service answers with this status and these words.
+/// Waits until a service responds with this status and text.
 async fn wait_for_answer(
     stage: &mut TestEnv,
     caller: &ServiceCaller,

@@ -1,4 +1,4 @@
-//! The way to a replica: tokens, paths, streams, restarts, the end.
+//! The connection to a replica: tokens, paths, streams, restarts, the end.
 
 use std::io::{Read as _, Write as _};
 
@@ -20,7 +20,7 @@ async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_bo
     let caller = ServiceCaller::new(stage.address());
     let got =
         wait_for_answer(&mut stage, &caller, "/proxy/services/main/page/a/b?c=d", 200, "version=1").await;
-    // The path is its own, and our token is not its business.
+    // The replica gets its own path, and does not receive the token.
     assert!(got.body.contains(" path=/a/b?c=d token=none\n"), "{}", got.body);
     let run = stage.run("page").await;
     assert_eq!(run["service"]["url"], "/proxy/services/main/page/");
@@ -47,7 +47,7 @@ async fn a_service_is_reached_through_the_server_by_members_alone_and_streams_bo
     let want: String = Sha256::digest(&body).iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!((got.status, got.body), (200, want));
 
-    // An event is passed on when it was written, not when the answer ends.
+    // An event is forwarded when it is written, not when the response ends.
     let mut events = caller.send("GET", "/proxy/services/main/page/sse", "", b"").unwrap();
     let seen = read_until(&mut events, "data: one\n\n");
     assert!(!seen.contains("data: two"), "{seen}");
@@ -84,7 +84,7 @@ async fn a_model_is_listed_and_its_chat_is_streamed_by_the_service_that_serves_i
     let mut stage = TestEnv::new(HostMode::Processes).await;
     let port = free_port();
     let mut chat = service_config("chat", port);
-    // Ready when it answers a chat, which is the probe of whoever names no other.
+    // Ready when it answers a chat request, which is the default probe of a model.
     chat["model"] = json!("tiny");
     stage.apply(&chat).await;
     let caller = ServiceCaller::new(stage.address());
@@ -126,7 +126,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
             stage.stop_server();
         }
         stage.start().await;
-        // The very first request finds it.
+        // The first request reaches it.
         let got =
             ServiceCaller::new(stage.address()).with_token(None).get("/proxy/services/main/open/").unwrap();
         assert_eq!((got.status, &got.body), (200, &first.body), "{}", stage.server_log());
@@ -134,7 +134,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
 
     let nobody = ServiceCaller::new(stage.address()).with_token(None);
     let slow = nobody.send("GET", "/proxy/services/main/open/slow", "Connection: close\r\n", b"").unwrap();
-    // It is there once the server says so.
+    // The request has arrived when the server's metrics show it.
     let (admin, patience) = (ServiceCaller::new(stage.address()), std::time::Instant::now());
     let in_flight = "windlass_service_in_flight{project=\"main\",run=\"open\"} 1";
     while !admin.get("/metrics").unwrap().body.contains(in_flight) {
@@ -146,7 +146,7 @@ async fn a_restarted_server_and_a_killed_one_know_their_services_and_a_stop_lets
         last["status_message"] == "waits for requests on their way to it"
     });
     drains.await;
-    // Nobody else comes to it any more, and it lives until it has answered.
+    // It receives no further requests, and lives until it has answered.
     assert_eq!(nobody.get("/proxy/services/main/open/").unwrap().status, 401);
     let itself = ServiceCaller::new(&format!("127.0.0.1:{port}")).with_token(None);
     assert_eq!(itself.get("/open").unwrap().status, 200);
@@ -188,7 +188,7 @@ async fn requests_go_to_replicas_on_hosts_over_ssh_and_the_kill_of_one_fails_non
         let got = caller.get(path).unwrap_or_else(|error| panic!("{error}\n{}", stage.server_log()));
         assert_eq!(got.status, 200, "{got:?}\n{}", stage.server_log());
         count += 1;
-        // Until the replica that was retried takes requests again.
+        // Until the retried replica receives requests again.
         if count % 50 == 0 && submissions(&stage.run("pair").await) == 3 {
             let ready = caller.get("/metrics").unwrap().body.contains(metrics);
             if ready {

@@ -1,4 +1,4 @@
-//! A server that goes and comes back while callers ask its services through a gateway.
+//! A server that restarts while clients send requests to its services through a gateway.
 
 use windlass_testenv::services::{
     ConstantTraffic, GatewayProcess, ServiceCaller, free_port,
@@ -13,7 +13,7 @@ use crate::stage::{HostMode, TestEnv};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_and_started_again() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
-    // A server that is started again has another port; its gateway knows one address.
+    // A restarted server has another port; its gateway has one address.
     let mut front = chaos::FaultProxy::tcp(stage.address(), 1).await.unwrap();
     let address = front.address().to_owned();
     let token = create_gateway(&mut stage, "entry", 1).await;
@@ -43,7 +43,7 @@ async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_a
         front = chaos::FaultProxy::tcp_at(&address, stage.address(), 1).await.unwrap();
         traffic.goes_on();
     }
-    // It hears of what the new server knows: nothing is left of the old ones.
+    // The gateway receives the state of the new server: nothing of the old one remains.
     let mut other = page.clone();
     other["auth"] = true.into();
     other["max_concurrency"] = 50.into();

@@ -1,4 +1,4 @@
-//! Several servers, one set of services.
+//! Several servers with the same services.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use windlass_testenv::{
 
 const PATH: &str = "/proxy/services/main/page/";
 
-/// Waits until one of the servers answers so.
+/// Waits until one of the servers returns this status.
 async fn wait_for_answer(replicas: &Replicas, number: usize, status: u16) {
     let caller = ServiceCaller::new(replicas.server(number).unwrap().address());
     let asked = Instant::now();
@@ -36,7 +36,7 @@ async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_
     wait_for_answer(&replicas, 1, 200).await;
     wait_for_answer(&replicas, 0, 200).await;
 
-    // What the lost one had on its way is nobody's any more.
+    // Requests in progress on the killed server no longer count.
     replicas.kill(0);
     wait_for_answer(&replicas, 1, 200).await;
     let stop = json!({"runs_names": ["page"], "abort": false});
@@ -45,7 +45,7 @@ async fn every_postgres_replica_of_the_server_reaches_a_service_and_the_loss_of_
     replicas.reaches(1, "page", &["terminated"]).await.unwrap();
 }
 
-/// Waits until so many replicas of the service take requests.
+/// Waits until the given number of replicas of the service are ready.
 async fn wait_until_ready(replicas: &Replicas, count: usize) {
     let caller = ServiceCaller::new(replicas.server(0).unwrap().address());
     let line = format!("windlass_service_replicas{{project=\"main\",run=\"page\"}} {count}\n");
@@ -62,7 +62,7 @@ async fn a_service_on_one_postgres_servers_plain_machine_grows_to_three_at_one_p
     let plan =
         ReplicaOptions { name: "ports", servers: 1, hosts: 1, blocks: 4, runtime: HostRuntime::Process };
     let replicas = Replicas::start(plan).await.unwrap();
-    // Every replica listens on this very port.
+    // Every replica listens on this port.
     let mut page = service_config("page", free_port());
     page["probes"] = probe_config();
     page["replicas"] = json!("1..3");

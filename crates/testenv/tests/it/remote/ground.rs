@@ -1,4 +1,4 @@
-//! A backend, an instance, and what the server would know of it.
+//! A backend, an instance, and the server's data about it.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc, time::Duration};
 
@@ -37,7 +37,7 @@ fn key() -> Ed25519KeyPair {
     Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap()
 }
 
-/// An instance that wants this host.
+/// An order for an instance on this host.
 pub(crate) fn order(target: SshDestination) -> InstanceRequest {
     let instance = InstanceId(random_uuid());
     let enrolment = Enrolment {
@@ -68,16 +68,16 @@ fn sha256(text: &str) -> String {
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The agent of a host as the server reaches it.
+/// Client of a host's agent, connected like the server.
 pub(crate) async fn shim(target: &SshDestination) -> ShimClient {
     let (connection, _) = Connection::open(target, 1 << 20).await.unwrap();
     let stream = connection.open_unix(SOCKET).await.unwrap();
-    // The connection lives as long as its streams are used; the test's end takes both.
+    // The connection must live as long as its streams; both end with the test.
     std::mem::forget(connection);
     ShimClient::connect(stream, CREDENTIAL).await.unwrap()
 }
 
-/// Submits a task and waits until its runner is there.
+/// Submits a task and waits until its runner exists.
 pub(crate) async fn start_task(order: &InstanceRequest, target: &SshDestination) -> SubmissionId {
     let id = SubmissionId(random_uuid());
     let claims = json!({"instance_id": order.instance, "epoch": 1, "expires_at": 4_000_000_000_i64});
@@ -96,7 +96,7 @@ pub(crate) async fn start_task(order: &InstanceRequest, target: &SshDestination)
     id
 }
 
-/// The processes of ours on a host whose command line has this word.
+/// Process IDs on a host whose command line contains a text.
 pub(crate) fn pids(host: &LabHost, word: &str) -> Vec<u32> {
     let ours = host.processes().unwrap().into_iter().filter(|process| process.command.contains(word));
     ours.map(|process| process.pid).collect()

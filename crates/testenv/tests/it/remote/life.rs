@@ -1,4 +1,4 @@
-//! From a bare host to a node and back.
+//! From a bare host to an instance and back.
 
 use std::{fs, os::unix::fs::MetadataExt, path::PathBuf};
 
@@ -24,7 +24,7 @@ fn running(found: InstanceState) -> BackendInstance {
     }
 }
 
-/// An old connection is seen to be dead when its bytes are read; until then the host is silent.
+/// A dead connection is detected when it is read; until then the host does not respond.
 pub(crate) async fn wait_until_found(
     remote: &RemoteBackend,
     order: &InstanceRequest,
@@ -145,7 +145,7 @@ async fn f30_a_new_agent_takes_over_under_a_running_task() {
     let (old, runners) = (pids(host, SHIM), pids(host, "runner"));
     assert!(!runners.is_empty());
 
-    // What follows the program in its file makes it another version to all who look.
+    // Bytes after the end of the program make the file a different version.
     let mut bytes = fs::read(&binary).unwrap();
     bytes.extend(b"the next version");
     fs::write(dir.join("fresh"), &bytes).unwrap();

@@ -1,4 +1,4 @@
-//! SSH hosts for real: the backend `remote` with the real agent on hosts of the lab.
+//! Real SSH hosts: the backend `remote` with the real agent on hosts of the lab.
 
 mod ground;
 mod life;

@@ -1,4 +1,4 @@
-//! The backend `remote` keeps what every backend promises, on a real host.
+//! The backend `remote` passes the conformance tests of backends, on a real host.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Hosts that cannot be had: each says why, and what to do.
+//! Unusable hosts: each reports the reason and the fix.
 
 use windlass_backend::{Backend, BackendError, remote::ROOT};
 use windlass_testenv::ssh::SshTarget as _;
@@ -7,7 +7,7 @@ use windlass_tunnel::{LoginKey, SshDestination};
 
 use super::ground::{agent, create_instance, create_refused, order, remote, ssh_site};
 
-/// A key that opens nothing.
+/// A key that is not authorised.
 fn unauthorized_key(lab: &Lab) -> LoginKey {
     let file = lab.key_file().with_file_name("stranger");
     let mut keygen = std::process::Command::new("ssh-keygen");

@@ -1,4 +1,4 @@
-//! Hosts with systemd: there it keeps the agent.
+//! Hosts with systemd, which supervises the agent.
 
 use std::{fs, time::Duration};
 
@@ -14,7 +14,7 @@ use super::ground::{agent, create_instance, order, pids, remote, shim, start_tas
 
 const SHIM: &str = "agent shim";
 
-/// Waits until an agent runs there that is not this one.
+/// Waits until a different agent process runs.
 async fn wait_for_new_agent(host: &LabHost, than: &[u32]) -> Vec<u32> {
     let started = async {
         loop {
@@ -71,7 +71,7 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
     assert_eq!((pids(host, SHIM).len(), pids(host, "runner").len()), (0, 0));
 }
 
-/// Waits until the door is open: a starting agent runs before it answers.
+/// Waits until the socket is open: a starting agent runs before it responds.
 async fn wait_until_shim_answers(host: &LabHost) {
     let is_open = async || {
         let test = host.run("test -S /var/lib/windlass/door/shim.sock").unwrap();

@@ -1,4 +1,4 @@
-//! What is asked, done on the file system.
+//! SFTP requests, performed on the file system.
 
 use std::{
     collections::HashMap,
@@ -21,11 +21,11 @@ use super::wire::{Attrs, PACKET_MAX, PacketReader, PacketWriter, READ_MAX, Statu
 use crate::clock;
 
 const VERSION: u32 = 3;
-/// Files and directories open at a time.
+/// Maximum number of open files and directories.
 const HANDLES_MAX: usize = 512;
-/// Names in one answer; with the longest names they fit a packet.
+/// Maximum number of names in one response; so many of the longest names fit a packet.
 const NAMES_MAX: usize = 100;
-/// From here on a listing shows the year and not the hour.
+/// Age in seconds from which a listing shows the year instead of the time.
 const RECENT_SECS: i64 = 180 * 86_400;
 
 const EXTENSIONS: &[(&str, &str)] = &[
@@ -89,7 +89,7 @@ enum OpenHandle {
     Dir { path: PathBuf, entries: ReadDir, dots: bool },
 }
 
-/// A client's open files.
+/// Open files of a client.
 #[derive(Default)]
 pub(super) struct FileServer {
     open: HashMap<u32, OpenHandle>,
@@ -99,7 +99,7 @@ pub(super) struct FileServer {
 type ResponseResult = Result<Vec<u8>, SftpError>;
 
 impl FileServer {
-    /// The answer to one packet; every packet has one.
+    /// Returns the response to one packet; every packet has one.
     pub(super) fn answer(&mut self, packet: &[u8]) -> Vec<u8> {
         let mut reader = PacketReader(packet);
         let (Ok(kind), Ok(id)) = (reader.u8(), reader.u32()) else { return status(0, &SftpError::Truncated) };
@@ -154,7 +154,7 @@ impl FileServer {
             kind::RENAME => result_response(id, rename_no_replace(path(reader)?, path(reader)?)),
             kind::READLINK => Ok(name_response(id, &fs::read_link(path(reader)?)?)),
             kind::SYMLINK => {
-                // The target comes first: everybody follows OpenSSH here and not the draft.
+                // The target comes first: all implementations follow OpenSSH here and not the draft.
                 let (target, link) = (path(reader)?, path(reader)?);
                 result_response(id, std::os::unix::fs::symlink(target, link).map_err(SftpError::Io))
             }
@@ -251,7 +251,7 @@ impl FileServer {
         if names.is_empty() {
             return Err(SftpError::EndOfList);
         }
-        // A file may be gone since it was listed; its name is told without attributes.
+        // A file may have been removed since it was listed; its name is returned without attributes.
         let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
         let now = clock::now_ms() / 1000;
         let answer =
@@ -270,7 +270,7 @@ impl FileServer {
 
 fn path<'a>(reader: &mut PacketReader<'a>) -> Result<&'a Path, SftpError> {
     let bytes = reader.string()?;
-    // An empty path is where the session stands.
+    // An empty path means the working directory of the session.
     Ok(Path::new(if bytes.is_empty() { OsStr::new(".") } else { OsStr::from_bytes(bytes) }))
 }
 
@@ -288,7 +288,7 @@ fn result_response(id: u32, result: Result<(), SftpError>) -> ResponseResult {
 }
 
 fn status(id: u32, refusal: &SftpError) -> Vec<u8> {
-    // Without the number that Rust adds to the system's errors: people read this.
+    // Without the number that Rust appends to system errors: users read this.
     let said = refusal.to_string();
     let said = said.split(" (os error").next().unwrap_or_default();
     PacketWriter::new(kind::STATUS, id)
@@ -342,7 +342,8 @@ fn times(attrs: &Attrs) -> Option<Timestamps> {
     attrs.times.map(|(access, change)| Timestamps { last_access: at(access), last_modification: at(change) })
 }
 
-/// In this order: a change of owner takes setuid bits away, and every change but the last moves the times.
+/// Sets attributes in this order: a change of owner clears setuid bits, and every change but the last updates the
+/// times.
 fn set_attrs(path: &Path, attrs: Attrs, flags: AtFlags) -> Result<(), SftpError> {
     let follow = !flags.contains(AtFlags::SYMLINK_NOFOLLOW);
     if let (Some(size), true) = (attrs.size, follow) {
@@ -376,20 +377,20 @@ fn set_handle_attrs(file: &File, attrs: Attrs) -> Result<(), SftpError> {
     Ok(())
 }
 
-/// Version 3 says a rename never replaces a file.
+/// Renames a file. In version 3 a rename never replaces a file.
 fn rename_no_replace(from: &Path, to: &Path) -> Result<(), SftpError> {
     match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Err(Errno::INVAL | Errno::NOSYS) => {}
         other => return Ok(other?),
     }
-    // A file system that cannot promise it: look first.
+    // The file system does not support `NOREPLACE`: check first.
     if fs::symlink_metadata(to).is_ok() {
         return Err(Errno::EXIST.into());
     }
     Ok(fs::rename(from, to)?)
 }
 
-/// The last part need not exist: clients ask where a new file would be.
+/// Returns the canonical path. The last component need not exist: clients ask for the path of a new file.
 fn real_path(path: &Path) -> io::Result<PathBuf> {
     match (path.canonicalize(), path.file_name()) {
         (Err(error), Some(name)) if error.kind() == ErrorKind::NotFound => {
@@ -408,7 +409,7 @@ fn expand(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The line that `ls -l` would print.
+/// Returns the line that `ls -l` would print.
 fn long_name(name: &[u8], meta: &Metadata, now: i64) -> Vec<u8> {
     let mode = meta.mode();
     let mut letters = *b"?rwxrwxrwx";

@@ -1,9 +1,9 @@
-//! Files over the channel: version 3 of the protocol that `sftp`, `scp`, `sshfs` and editors speak.
+//! File transfer over a channel: version 3 of the protocol that `sftp`, `scp`, `sshfs` and editors use.
 //!
-//! Runs as a process of its own (`windlass-agent runner sftp`) with the session's user, so that the kernel decides
-//! what may be read, and a transfer's memory is not the runner's.
-//! Why not russh-sftp? It takes paths for UTF-8 and answers a name that is none under the wrong request number,
-//! and it turns without end when its stream fails otherwise than by closing.
+//! Runs as a separate process (`windlass-agent runner sftp`) with the session's user, so that the kernel decides what
+//! may be read, and a transfer does not use the runner's memory. Why not russh-sftp? It treats paths as UTF-8 and
+//! answers a name that is not UTF-8 under the wrong request number, and it loops without end if its stream fails in
+//! another way than by closing.
 
 mod files;
 mod wire;
@@ -17,7 +17,7 @@ use std::{
 
 use self::{files::FileServer, wire::PACKET_MAX};
 
-/// Serves standard input and output to their end.
+/// Serves requests from standard input to standard output until the end of input.
 pub(super) fn serve() -> ExitCode {
     let own = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
     let streams = own(io::stdin().as_fd()).and_then(|input| Ok((input, own(io::stdout().as_fd())?)));
@@ -34,7 +34,7 @@ fn talk(input: impl Read, output: impl Write) -> io::Result<()> {
     let mut packet = Vec::new();
     while read_packet(&mut input, &mut packet)? {
         output.write_all(&files.answer(&packet))?;
-        // Clients ask many things at once; they are answered together when nothing more is at hand.
+        // Clients send many requests at once; responses are flushed together when no more input is buffered.
         if input.buffer().is_empty() {
             output.flush()?;
         }
@@ -42,7 +42,7 @@ fn talk(input: impl Read, output: impl Write) -> io::Result<()> {
     output.flush()
 }
 
-/// False at the end of the input.
+/// Reads one packet. Returns false at the end of the input.
 fn read_packet(input: &mut impl Read, packet: &mut Vec<u8>) -> io::Result<bool> {
     let mut count = [0u8; 4];
     match input.read_exact(&mut count) {

@@ -1,8 +1,8 @@
-//! The bytes of the file protocol, version 3: what is asked, and how answers are written.
+//! Encoding of the SFTP protocol, version 3: requests and responses.
 
-/// A larger packet ends the session, as with sshd.
+/// Maximum size of a packet; a larger one ends the session, as with sshd.
 pub(super) const PACKET_MAX: usize = 256 * 1024;
-/// Bytes of one answer; a little smaller, for its head.
+/// Maximum number of data bytes in one response, leaving space for its head.
 pub(super) const READ_MAX: usize = PACKET_MAX - 1024;
 
 pub(super) mod kind {
@@ -35,7 +35,7 @@ pub(super) mod kind {
     pub(in super::super) const EXTENDED_REPLY: u8 = 201;
 }
 
-/// How a request ended, as a number on the wire.
+/// Status of a request, with its number on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Ok = 0,
@@ -53,17 +53,17 @@ const HAS_MODE: u32 = 4;
 const HAS_TIMES: u32 = 8;
 const HAS_EXTENDED: u32 = 0x8000_0000;
 
-/// Attributes of a file: those that are told or to be changed.
+/// Attributes of a file, as returned or as requested for a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attrs {
     pub(super) size: Option<u64>,
     pub(super) owner: Option<(u32, u32)>,
     pub(super) mode: Option<u32>,
-    /// Of access and of change, in seconds.
+    /// Times of access and of modification, in seconds.
     pub(super) times: Option<(u32, u32)>,
 }
 
-/// A packet that ends too early.
+/// Error for a packet that ends too early.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TruncatedPacket;
 
@@ -122,7 +122,7 @@ impl<'a> PacketReader<'a> {
     }
 }
 
-/// One answer, its length in front.
+/// One response, with its length in front.
 pub(super) struct PacketWriter(Vec<u8>);
 
 impl PacketWriter {
@@ -167,7 +167,7 @@ impl PacketWriter {
         writer
     }
 
-    /// The room for `count` bytes as a string, filled by the caller; what was not filled is cut off.
+    /// Appends a string of up to `count` bytes, filled by the caller; unused space is removed.
     pub(super) fn filled<E>(
         mut self,
         count: usize,

@@ -1,4 +1,4 @@
-//! How a life ends: what runs is stopped, what is held is given back once, the end is written down and told.
+//! End of a task: stops its container, releases each resource once, records the end and reports it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,15 +28,15 @@ use crate::shim::{
     runtime::{Exit, Handle, LossReason, PreparedTask, RuntimeError},
 };
 
-/// Tries to give something back before the task is told to have ended without it; removal tries again.
+/// Attempts to release a resource before the end of the task is reported without it; the removal tries again.
 const RELEASE_ATTEMPTS_MAX: usize = 5;
-/// Tries to write the end down before it is told all the same: a full disk must not keep a task alive.
+/// Attempts to record the end before it is reported anyway: a full disk must not keep a task alive.
 const END_ATTEMPTS_MAX: usize = 5;
-/// After a stop the exit status is there at once, or the engine has trouble.
+/// Time to wait for the exit status after a stop: it is available at once, unless the engine has a problem.
 const EXIT_STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl TaskLifecycle {
-    /// Waits for the end of what runs, or ends it as asked.
+    /// Waits for the end of the container, or ends it on request.
     pub(super) async fn watch(&self, prepared: &PreparedTask) -> (Event, TaskEnd) {
         let handle = self.task.state.lock().container.handle.clone();
         let Some(handle) = handle else { return (Event::Ended, ending::for_vanished()) };
@@ -58,7 +58,7 @@ impl TaskLifecycle {
             Ok(exit) => Ok(self.attribute_engine_stop(exit, &mut ask).await),
             Err(error) => Err(error),
         };
-        // Its first process ended; nothing of it may run when its devices go to the next.
+        // Its first process ended; nothing of it may run when its devices are allocated to the next task.
         self.force_stop(&handle).await;
         match exit {
             Ok(exit) => {
@@ -72,8 +72,8 @@ impl TaskLifecycle {
         }
     }
 
-    /// What ended by a signal that neither we nor the job's runner account for may have been ended by an engine on its
-    /// way down, which is seen a moment later. Nobody who asks for the end meanwhile is kept waiting.
+    /// Checks whether an engine that is shutting down ended the task: an end by a signal that neither the shim nor the
+    /// runner sent may have this cause, which shows a moment later. A stop request meanwhile is not delayed.
     async fn attribute_engine_stop(
         &self,
         mut exit: Exit,
@@ -94,13 +94,13 @@ impl TaskLifecycle {
         exit
     }
 
-    /// An engine that is away is waited for: what runs, runs on without it.
+    /// Waits for the exit. An unreachable engine is waited for: its containers continue without it.
     async fn wait(&self, prepared: &PreparedTask, handle: &Handle) -> Result<Exit, RuntimeError> {
         let mut waits = waits();
         loop {
             match self.tasks.runtime.wait(prepared, handle).await {
                 Err(RuntimeError::Away { what, source }) => {
-                    tracing::warn!(id = %self.task.id, %what, %source, "the engine is away");
+                    tracing::warn!(id = %self.task.id, %what, %source, "container engine unreachable");
                 }
                 answer => return answer,
             }
@@ -108,7 +108,7 @@ impl TaskLifecycle {
         }
     }
 
-    /// Ends what runs, politely until the ask's moment. Goes on until it is so.
+    /// Stops the container, with the grace period of the request. Repeats until it succeeds.
     async fn stop(&self, prepared: &PreparedTask, handle: &Handle) -> Option<Exit> {
         let mut ask = self.task.ask.subscribe();
         let wait = self.wait(prepared, handle);
@@ -124,13 +124,13 @@ impl TaskLifecycle {
                 biased;
                 stopped = self.tasks.runtime.stop(&self.task.dir, handle, grace) => match stopped {
                     Ok(()) => break,
-                    Err(error) => tracing::warn!(%error, id = %self.task.id, "stop the container"),
+                    Err(error) => tracing::warn!(%error, id = %self.task.id, "failed to stop container"),
                 },
                 ended = &mut wait, if exit.is_none() => {
                     exit = Some(ended);
                     continue;
                 }
-                // A shorter grace.
+                // The grace period was shortened.
                 _ = ask.changed() => continue,
             }
             sleep(pause).await;
@@ -146,25 +146,25 @@ impl TaskLifecycle {
         for pause in waits() {
             match self.tasks.runtime.stop(&self.task.dir, handle, Duration::ZERO).await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(%error, id = %self.task.id, "stop what is left of a container"),
+                Err(error) => tracing::warn!(%error, id = %self.task.id, "failed to stop container"),
             }
             sleep(pause).await;
         }
     }
 
-    /// Takes away whatever the runtime made, found by its mark.
+    /// Removes everything that the runtime created, found by its mark.
     pub(super) async fn remove_container(&self) {
         let handle = self.task.state.lock().container.handle.clone();
         for pause in waits() {
             match self.tasks.runtime.remove(&self.task.dir, handle.as_ref()).await {
                 Ok(()) => return,
-                Err(error) => tracing::warn!(%error, id = %self.task.id, "remove the container"),
+                Err(error) => tracing::warn!(%error, id = %self.task.id, "failed to remove container"),
             }
             sleep(pause).await;
         }
     }
 
-    /// What the end comes to, with what the task left on disk.
+    /// Determines the end from the exit and from the files that the task left.
     async fn describe_end(&self, mut exit: Exit) -> TaskEnd {
         let dir = self.task.dir.clone();
         let left =
@@ -173,7 +173,7 @@ impl TaskLifecycle {
             let state = self.task.state.lock();
             state.container.starting.as_ref().is_none_or(|boot| *boot == self.tasks.settings.boot)
         };
-        // A host that went down did not let the runner say its last word.
+        // When the host went down, the runner could not write its exit record.
         if !same_boot && exit.lost.is_none() && left.last_word.is_none() {
             exit.lost = Some(LossReason::HostRebooted);
         }
@@ -187,7 +187,7 @@ impl TaskLifecycle {
         }
     }
 
-    /// The one way to the end.
+    /// Ends the task; all other functions end it through this one.
     pub(super) async fn finish(&self, event: Event, end: TaskEnd) {
         let output = late_readers::open_output(&self.tasks, &self.task, &end).await;
         self.release().await;
@@ -198,7 +198,7 @@ impl TaskLifecycle {
             match machine::step(state.status, event) {
                 Step::To(status) => state.status = status,
                 Step::Stay | Step::Refuse => {
-                    tracing::error!(id = %self.task.id, status = %state.status, %event, "an end the machine refuses");
+                    tracing::error!(id = %self.task.id, status = %state.status, %event, "state machine rejected end");
                     state.status = Status::Terminated;
                 }
             }
@@ -212,7 +212,7 @@ impl TaskLifecycle {
         self.write_task_file().await;
     }
 
-    /// Gives back what is held, each once, and says so.
+    /// Releases each held resource once, and records it.
     pub(super) async fn release(&self) {
         let (tasks, task) = (&self.tasks, &self.task);
         let held = task.state.lock().held.clone();
@@ -243,7 +243,7 @@ impl TaskLifecycle {
         for wait in waits().take(RELEASE_ATTEMPTS_MAX) {
             match give().await {
                 Ok(()) => return true,
-                Err(error) => tracing::warn!(error = chain(&error), id = %self.task.id, "{what}"),
+                Err(error) => tracing::warn!(error = chain(&error), id = %self.task.id, "failed to {what}"),
             }
             sleep(wait).await;
         }

@@ -1,7 +1,7 @@
-//! The life of one task: strictly by the machine in `windlass_model::task`, every step safe to repeat.
+//! Lifecycle of one task: follows the state machine in `windlass_model::task`; every step is idempotent.
 //!
-//! Whatever happens, a life ends in `finish`: nothing of the task runs any more, then what it held is given back
-//! once, then the end is written down, then it is told.
+//! Every lifecycle ends in `finish`: first nothing of the task runs any more, then each resource is released once, then
+//! the end is recorded, then it is reported.
 
 mod end;
 
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// Between two tries of something that may work later.
+/// Delays between attempts of an operation that may succeed later.
 const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_millis(100),
     Duration::from_millis(300),
@@ -41,16 +41,16 @@ const RETRY_DELAYS: [Duration; 6] = [
     Duration::from_secs(10),
 ];
 
-/// Where a life begins.
+/// Starting point of a lifecycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartFrom {
-    /// Where it was; every step may be repeated.
+    /// The present status; every step may be repeated.
     Resume,
-    /// The container is there and was started before.
+    /// The container exists and was started before.
     Found(FoundState),
 }
 
-/// Why a task did not come to run.
+/// Reason why a task was not started.
 enum StartAbort {
     StopRequested,
     Failed(TaskEnd),
@@ -63,7 +63,7 @@ struct TaskLifecycle {
     task: Arc<Task>,
 }
 
-/// Writes a new submission down; then it lives.
+/// Records a new submission and runs its lifecycle.
 pub(super) async fn accept_and_run(tasks: Arc<Tasks>, task: Arc<Task>) {
     let life = TaskLifecycle { tasks, task };
     match life.accept().await {
@@ -74,7 +74,8 @@ pub(super) async fn accept_and_run(tasks: Arc<Tasks>, task: Arc<Task>) {
         }
         Err(why) => {
             let (tasks, task) = (&life.tasks, &life.task);
-            // Its place is free once its files are gone, or they would be those of the next try.
+            // The id is released after its files are deleted; otherwise they would be mixed with those of the next
+            // attempt.
             life.run_on_disk(|task| files::remove(&task.dir)).await.unwrap_or_default();
             tasks.journal.append(task.id, 0, JournalEvent::Withdrawn);
             tasks.table.lock().tasks.remove(&task.id);
@@ -83,12 +84,12 @@ pub(super) async fn accept_and_run(tasks: Arc<Tasks>, task: Arc<Task>) {
     }
 }
 
-/// Goes on with a task that was found in the journal.
+/// Continues a task that was found in the journal.
 pub(super) async fn resume(tasks: Arc<Tasks>, task: Arc<Task>, from: StartFrom) {
     TaskLifecycle { tasks, task }.run(from).await;
 }
 
-/// A task whose container is known to be no more.
+/// Ends a task whose container no longer exists.
 pub(super) async fn finish_lost(tasks: Arc<Tasks>, task: Arc<Task>, end: TaskEnd) {
     let life = TaskLifecycle { tasks, task };
     let end = match life.stop_request() {
@@ -102,11 +103,12 @@ pub(super) async fn finish_lost(tasks: Arc<Tasks>, task: Arc<Task>, end: TaskEnd
     life.finish(Event::Stopped, end).await;
 }
 
-/// Tries to write a removal down before the task's files are deleted all the same: what fills the disk may be them.
+/// Attempts to record a removal before the task's files are deleted anyway: they may be what fills the disk.
 const REMOVAL_ATTEMPTS_MAX: usize = 3;
 
-/// Forgets a terminated task. The grave is on disk first: a shim that is killed meanwhile sweeps the rest up.
-/// On a full disk it comes last, and a shim that is killed before that has a terminated task without files.
+/// Removes a terminated task. Writes the tombstone first: a shim that is killed meanwhile removes the rest after its
+/// restart. On a full disk the tombstone comes last, and a shim that is killed before that has a terminated task
+/// without files.
 pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
     let life = TaskLifecycle { tasks, task };
     let (tasks, task) = (&life.tasks, &life.task);
@@ -120,7 +122,7 @@ pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
     for wait in waits() {
         match life.run_on_disk(|task| files::remove(&task.dir)).await {
             Ok(()) => break,
-            Err(error) => tracing::warn!(%error, id = %task.id, "delete the files of a task"),
+            Err(error) => tracing::warn!(%error, id = %task.id, "failed to delete the files of a task"),
         }
         sleep(wait).await;
     }
@@ -136,7 +138,7 @@ pub(super) async fn remove_task(tasks: Arc<Tasks>, task: Arc<Task>) {
     tasks.compact_if_long().await;
 }
 
-/// For ever, slower and slower.
+/// Returns delays without limit, increasing to a maximum.
 fn waits() -> impl Iterator<Item = Duration> {
     RETRY_DELAYS.into_iter().chain(std::iter::repeat(RETRY_DELAYS[RETRY_DELAYS.len() - 1]))
 }
@@ -158,7 +160,7 @@ impl TaskLifecycle {
         let (event, end) = match self.begin(from).await {
             Ok(prepared) => self.watch(&prepared).await,
             Err(cut) => {
-                // Half-made things are of no use to anybody, and must not come to life later.
+                // Incomplete containers are useless, and must not be started later.
                 if self.status() == Status::Creating {
                     self.remove_container().await;
                 }
@@ -172,7 +174,7 @@ impl TaskLifecycle {
         self.finish(event, end).await;
     }
 
-    /// From wherever it is to a container that was started.
+    /// Advances the task from its present status to a started container.
     async fn begin(&self, from: StartFrom) -> StartResult<PreparedTask> {
         if let StartFrom::Found(found) = from {
             return self.start_from_found(found).await;
@@ -187,7 +189,7 @@ impl TaskLifecycle {
             self.pull(&prepared).await?;
         }
         self.run_on_disk(|task| files::delete_auth(&task.dir)).await.unwrap_or_else(|error| {
-            tracing::warn!(%error, id = %self.task.id, "delete the registry's credential");
+            tracing::warn!(%error, id = %self.task.id, "failed to delete the registry credential");
         });
         *self.task.auth.lock() = None;
         self.advance(Status::Pulling, Event::Pulled).await;
@@ -198,12 +200,12 @@ impl TaskLifecycle {
         Ok(prepared)
     }
 
-    /// The container was started before this shim was. Nothing that fails here may end what runs.
+    /// Continues with a container that was started before this shim. A failure here must not end it.
     async fn start_from_found(&self, found: FoundState) -> StartResult<PreparedTask> {
         let prepared = match self.prepare().await {
             Ok(prepared) => prepared,
             Err(StartAbort::Failed(end)) => {
-                tracing::warn!(id = %self.task.id, why = end.message, "prepare a found task again");
+                tracing::warn!(id = %self.task.id, why = end.message, "failed to prepare adopted task");
                 self.minimal_prepared()
             }
             Err(StartAbort::StopRequested) => self.minimal_prepared(),
@@ -224,12 +226,13 @@ impl TaskLifecycle {
         Ok(prepared)
     }
 
-    /// Takes everything the task needs. Not cut short by an ask: half-done mounts are hard to undo.
+    /// Acquires all resources of the task. Not interrupted by a stop request: partial mounts are hard to undo.
     async fn prepare(&self) -> StartResult<PreparedTask> {
         let (tasks, task) = (&self.tasks, &self.task);
         let failed = |error: HostError| StartAbort::Failed(ending::for_prepare_error(&error));
         let found = self.status() > Status::Pulling || task.state.lock().container.starting.is_some();
-        // Whoever sent it: the policy may have changed, and a dstack server learns of a refusal by the end of its task.
+        // Checked for every sender: the policy may have changed, and a dstack server learns of a refusal by the end of
+        // its task.
         if let Some(why) = tasks.runtime.refusal(&task.spec) {
             return Err(failed(HostError::Refused { what: "start the task".to_owned(), why }));
         }
@@ -265,7 +268,7 @@ impl TaskLifecycle {
         })
     }
 
-    /// Enough to wait for a container that runs.
+    /// Returns what is needed to wait for a running container.
     fn minimal_prepared(&self) -> PreparedTask {
         let (settings, task) = (&self.tasks.settings, &self.task);
         let held = task.state.lock().gpus.clone();
@@ -280,7 +283,7 @@ impl TaskLifecycle {
         }
     }
 
-    /// The order of records is the order of the ledger: both are written under its lock.
+    /// The records have the order of the ledger: both are written under its lock.
     fn acquire_gpus(&self) -> StartResult<Vec<String>> {
         let want = match self.task.spec.gpu {
             count if count < 0 => DeviceCount::All,
@@ -303,7 +306,7 @@ impl TaskLifecycle {
         Ok(gpus)
     }
 
-    /// Notes on disk that something is held, before it is taken.
+    /// Records on disk that a resource is held, before it is acquired.
     async fn record_held(&self, kind: JournalEvent, what: fn(&mut TaskState) -> &mut bool) {
         let seq = {
             let mut state = self.task.state.lock();
@@ -315,7 +318,7 @@ impl TaskLifecycle {
         self.sync_journal(seq, usize::MAX).await;
     }
 
-    /// Brings the image; an ask cancels it.
+    /// Pulls the image; a stop request cancels the pull.
     async fn pull(&self, prepared: &PreparedTask) -> StartResult<()> {
         let secs_max = self.tasks.settings.pull_secs_max;
         let auth = self.task.auth.lock().clone();
@@ -351,7 +354,8 @@ impl TaskLifecycle {
         Ok(handle)
     }
 
-    /// The decision to start is on disk first. Whoever finds it without a container never starts a second one.
+    /// Starts the container. The decision is recorded on disk first: if it is found without a container, no second one
+    /// is started.
     async fn start(&self, prepared: &PreparedTask, handle: &Handle) -> StartResult<()> {
         let boot = self.tasks.settings.boot.clone();
         let seq = {
@@ -361,7 +365,7 @@ impl TaskLifecycle {
         };
         self.sync_journal(seq, usize::MAX).await;
         if self.task.spec.cluster {
-            // Its other nodes come to exactly this port.
+            // The other nodes connect to exactly this port.
             self.tasks.late_readers.close_port(SSH_PORT).await;
         }
         let runtime = &self.tasks.runtime;
@@ -369,7 +373,7 @@ impl TaskLifecycle {
             .retry_while_unavailable("start the container", || runtime.start(prepared, handle))
             .await
         {
-            // What ended at once has no ports to tell; how it ended says more than that.
+            // A container that ended at once has no ports; its exit is more informative than this error.
             Err(StartAbort::Failed(_)) if self.has_ended().await => Vec::new(),
             ports => ports?,
         };
@@ -377,7 +381,7 @@ impl TaskLifecycle {
         Ok(())
     }
 
-    /// Whether the runtime has a container of this task that ran and ended.
+    /// Returns whether the runtime has a container of this task that ran and ended.
     async fn has_ended(&self) -> bool {
         let found = self.tasks.runtime.found().await.unwrap_or_default();
         found.iter().any(|found| found.task == self.task.id && found.state == FoundState::Ended)
@@ -395,7 +399,7 @@ impl TaskLifecycle {
         self.write_task_file().await;
     }
 
-    /// Steps on if the task is at `at`; a life that goes on after a restart may be beyond.
+    /// Advances the status if it is `at`; a lifecycle that continues after a restart may be further.
     async fn advance(&self, at: Status, event: Event) {
         let moved = {
             let mut state = self.task.state.lock();
@@ -425,7 +429,7 @@ impl TaskLifecycle {
         }
     }
 
-    /// Repeats while the engine is away, until somebody wants the task to end.
+    /// Repeats the call while the engine is unreachable, until the task is requested to end.
     async fn retry_while_unavailable<'a, T>(
         &self,
         what: &str,
@@ -435,7 +439,7 @@ impl TaskLifecycle {
             match call().await {
                 Ok(done) => return Ok(done),
                 Err(error @ RuntimeError::Away { .. }) => {
-                    tracing::warn!(error = chain(&error), id = %self.task.id, "{what}");
+                    tracing::warn!(error = chain(&error), id = %self.task.id, "failed to {what}; retrying");
                 }
                 Err(error) => return Err(StartAbort::Failed(ending::for_create_error(&error))),
             }
@@ -464,20 +468,20 @@ impl TaskLifecycle {
         self.tasks.journal.append(self.task.id, state.epoch, kind)
     }
 
-    /// Waits for the disk, up to so many tries.
+    /// Waits until the journal is on disk, up to the number of attempts.
     async fn sync_journal(&self, seq: u64, tries: usize) {
         for wait in waits().take(tries) {
             match self.tasks.journal.settle(seq).await {
                 Ok(()) => return,
                 Err(error) => {
-                    tracing::error!(error = chain(&error), id = %self.task.id, "write the journal")
+                    tracing::error!(error = chain(&error), id = %self.task.id, "failed to write the journal")
                 }
             }
             sleep(wait).await;
         }
     }
 
-    /// Tells who waits and who watches; called with the state locked, so that the order is that of the changes.
+    /// Notifies waiting calls and the observer; called with the state locked, so that the order is that of the changes.
     fn notify_changed(&self, state: &TaskState) {
         self.task.changes.send_modify(|count| *count += 1);
         self.tasks.observer.changed(&self.task.info_for_state(state));
@@ -487,12 +491,12 @@ impl TaskLifecycle {
         self.notify_changed(&self.task.state.lock());
     }
 
-    /// Keeps `task.json` near the truth; the journal is the truth.
+    /// Updates `task.json`, which may lag behind; the journal is authoritative.
     async fn write_task_file(&self) {
         if let Err(error) =
             self.run_on_disk(|task| files::write_task(&task.dir, &files::StoredTask::of(task))).await
         {
-            tracing::warn!(%error, id = %self.task.id, "write task.json");
+            tracing::warn!(%error, id = %self.task.id, "failed to write task.json");
         }
     }
 

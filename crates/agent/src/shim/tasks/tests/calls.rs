@@ -1,4 +1,4 @@
-//! Calls that are doubled, concurrent, late, or of a server that lost its lock.
+//! Calls that are repeated, concurrent, late, or from a server that lost its lock.
 
 use futures_util::future::join_all;
 
@@ -16,7 +16,7 @@ async fn a2_sixteen_submissions_at_once_are_one() {
     let calls = (0..CONCURRENT_CALLS).map(|_| stage.tasks().submit(spec(1), Some(1)));
     assert!(join_all(calls).await.iter().all(Result::is_ok));
     stage.wait_for_status(id(1), TaskStatus::Running).await;
-    // In whatever state it is.
+    // In any state.
     stage.tasks().submit(spec(1), Some(1)).await.unwrap();
     stage.fake.end(id(1), exit(0));
     stage.wait_for_status(id(1), TaskStatus::Terminated).await;
@@ -53,7 +53,7 @@ async fn a2_a_caller_that_goes_away_changes_nothing() {
     {
         let submit = stage.tasks().submit(spec(1), Some(1));
         tokio::pin!(submit);
-        // Polled once and dropped, as a cut connection does it.
+        // Polled once and dropped, as a broken connection does.
         let _ = futures_util::poll!(&mut submit);
     }
     stage.wait_for_status(id(1), TaskStatus::Running).await;
@@ -62,7 +62,7 @@ async fn a2_a_caller_that_goes_away_changes_nothing() {
         tokio::pin!(terminate);
         let _ = futures_util::poll!(&mut terminate);
     }
-    // The first poll may end at the disk; the repeat has the same effect either way.
+    // The first poll may stop at the disk; the repetition has the same effect either way.
     let info = stage.tasks().terminate(id(1), ask("terminated_by_user", 0), Some(1)).await.unwrap();
     assert_eq!(info.status, TaskStatus::Terminated);
     stage.check_empty();
@@ -83,7 +83,7 @@ async fn l2_an_older_epoch_is_refused_and_written_down() {
     tasks.admit(id(1), Some(7)).await.unwrap();
     assert_eq!(fenced(tasks.admit(id(1), Some(6)).await), 7);
     assert_eq!(tasks.info(id(1)).unwrap().epoch, 7);
-    // A server that knows no epochs is not asked for one.
+    // A server without epochs need not send one.
     tasks.admit(id(1), None).await.unwrap();
     assert_eq!(count(&stage.kinds(id(1)), |kind| matches!(kind, JournalEvent::RefusedEpoch { .. })), 4);
     stage.wait_for_status(id(1), TaskStatus::Running).await;
@@ -103,7 +103,7 @@ async fn g8_a_living_task_is_not_removed() {
 #[tokio::test]
 async fn r7_a_removed_id_is_gone_for_ever() {
     let mut stage = TestHost::new("graves").await;
-    // Before it came: the server fears a late submission.
+    // Before the submission arrived: the server expects that a late one may follow.
     stage.tasks().remove(id(1), Some(3)).await.unwrap();
     assert!(matches!(stage.tasks().remove(id(2), None).await, Err(TaskError::NotFound { .. })));
     let second = stage.submit(2).await;

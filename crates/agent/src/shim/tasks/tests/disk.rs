@@ -1,4 +1,4 @@
-//! A task that holds more of the disk than it asked for.
+//! A task that uses more disk than it requested.
 
 use super::*;
 use crate::shim::disk::check_limits;
@@ -6,7 +6,7 @@ use crate::shim::disk::check_limits;
 #[tokio::test]
 async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
     let stage = TestHost::new("disk").await;
-    // The first may hold a mebibyte, the second more than it will, the third anything.
+    // The limit of the first is a mebibyte, that of the second is more than it will use, the third has none.
     for (n, disk) in [(1, 1 << 20), (2, 1 << 30), (3, 0)] {
         let spec = TaskSpec { disk, ..spec(n) };
         stage.tasks().submit(spec, Some(1)).await.unwrap();
@@ -25,7 +25,7 @@ async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {
     for n in [2, 3] {
         assert_eq!(stage.tasks().info(id(n)).unwrap().status, TaskStatus::Running);
     }
-    // Once is enough, and a shim that starts anew knows it too.
+    // Once is enough, and a restarted shim knows it too.
     check_limits(stage.tasks(), &stage.fake).await;
     stage.check();
 }

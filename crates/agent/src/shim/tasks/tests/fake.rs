@@ -1,4 +1,4 @@
-//! A runtime and a host that do what the test says, and outlive the shim as real ones do.
+//! A runtime and a host that the test controls, and that outlive the shim as real ones do.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,11 +22,11 @@ use crate::{
     taskdir::TaskDir,
 };
 
-/// The containers of a host.
+/// Containers of a host.
 #[derive(Default)]
 pub(super) struct FakeState {
     pub(super) containers: BTreeMap<SubmissionId, FakeContainer>,
-    /// How often a program really began, per submission.
+    /// Number of actual program starts per submission.
     pub(super) starts: BTreeMap<SubmissionId, u32>,
     pub(super) pulls: Vec<Option<String>>,
     pub(super) keys: BTreeSet<SubmissionId>,
@@ -35,7 +35,7 @@ pub(super) struct FakeState {
     pub(super) script: FaultScript,
 }
 
-/// What goes wrong.
+/// Faults to inject.
 #[derive(Clone, Default)]
 pub(super) struct FaultScript {
     pub(super) away: bool,
@@ -73,7 +73,7 @@ impl FakeHost {
         change(&mut self.0.lock().script);
     }
 
-    /// The program ends of itself.
+    /// Ends the program by itself.
     pub(super) fn end(&self, id: SubmissionId, exit: Exit) {
         let mut world = self.0.lock();
         let container = world.containers.get_mut(&id).unwrap();
@@ -281,7 +281,7 @@ fn failed(what: &str) -> HostError {
     HostError::Io { what: what.to_owned(), source: std::io::ErrorKind::StorageFull.into() }
 }
 
-/// Writes down what it is told.
+/// Records the changes that it receives.
 #[derive(Clone, Default)]
 pub(super) struct RecordingObserver(pub(super) Arc<Mutex<Vec<(SubmissionId, String)>>>);
 

@@ -54,12 +54,12 @@ async fn run_actions(stage: &mut TestHost, moves: &[ShimAction]) {
             }
             ShimAction::Kill => stage.restart().await,
         }
-        // Let some of it happen before the next.
+        // Let some of it happen before the next call.
         for _ in 0..20 {
             tokio::task::yield_now().await;
         }
     }
-    // A kill cuts calls off; those that still wait answer with what is.
+    // A kill interrupts calls; those that still wait return the present state.
     calls.abort_all();
     while calls.join_next().await.is_some() {}
     stage.restart().await;

@@ -1,4 +1,4 @@
-//! Every way a life can go while the shim is up.
+//! All courses of a task while the shim is up.
 
 use super::{fake::exit, *};
 use crate::shim::runtime::{Exit, LossReason};
@@ -231,7 +231,7 @@ async fn f12_a_task_runs_on_while_its_engine_is_away() {
     stage.fake.script(|script| script.away = false);
     stage.wait_for_status(id, TaskStatus::Running).await;
     stage.fake.script(|script| script.away = true);
-    // Ending it is tried until the engine is back; the devices stay taken, for it may run.
+    // The stop is retried until the engine is back; the devices stay allocated, because the task may run.
     let asked = stage.tasks().terminate(id, ask("terminated_by_user", 0), Some(1)).await.unwrap();
     assert_eq!(asked.status, TaskStatus::Running);
     assert_eq!(stage.tasks().free_gpu_count(), 3);

@@ -1,4 +1,4 @@
-//! The lives of tasks against a runtime that does what a test says. The real runtimes are tested with the binary.
+//! Lifecycles of tasks with a runtime that the test controls. The real runtimes are tested with the binary.
 
 mod calls;
 mod disk;
@@ -25,7 +25,7 @@ pub(super) fn id(n: u128) -> SubmissionId {
     SubmissionId(uuid::Uuid::from_u128(n))
 }
 
-/// A host: its home, what runs on it, and the shim while it is up.
+/// A host: its home, its containers, and the shim while it is up.
 pub(super) struct TestHost {
     home: TempDir,
     fake: FakeHost,
@@ -41,7 +41,7 @@ impl TestHost {
         stage
     }
 
-    /// Nobody is up yet.
+    /// Creates a host without a running shim.
     fn stopped(name: &str) -> Self {
         let home = temp_dir(name).unwrap();
         let gpus = (0..4).map(gpu).collect();
@@ -58,7 +58,7 @@ impl TestHost {
         self.tasks = Some(Tasks::open(self.settings.clone(), runtime, host, watcher).await.unwrap());
     }
 
-    /// As kill -9 does it: nothing is said to anybody.
+    /// Stops the shim like kill -9: without any notification.
     async fn kill(&mut self) {
         if let Some(tasks) = self.tasks.take() {
             tasks.close().await;
@@ -113,7 +113,7 @@ impl TestHost {
             .collect()
     }
 
-    /// Everything that must hold of every journal, and nothing runs twice or holds what is not its own.
+    /// Checks all invariants of the journal, and that nothing runs twice or holds resources of others.
     #[track_caller]
     fn check(&self) {
         assert_eq!(check::violations(&self.records()), Vec::<String>::new());
@@ -121,7 +121,7 @@ impl TestHost {
         assert!(world.starts.values().all(|count| *count == 1), "{:?}", world.starts);
     }
 
-    /// Nothing is held by anybody.
+    /// Checks that no resource is held.
     #[track_caller]
     fn check_empty(&self) {
         self.check();
@@ -137,7 +137,7 @@ impl Drop for TestHost {
         if let Some(tasks) = &self.tasks {
             tasks.closed.cancel();
         }
-        // A file that was being written when the lives were let go may come after the first try.
+        // A file that was being written when the lifecycles were stopped may appear after the first attempt.
         for _ in 0..100 {
             if std::fs::remove_dir_all(&self.home).is_ok() || !self.home.path().exists() {
                 break;
@@ -159,7 +159,7 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-/// A task that needs something of everything.
+/// Returns a task that needs every kind of resource.
 pub(super) fn spec(n: u128) -> TaskSpec {
     let mut spec: TaskSpec = serde_json::from_value(serde_json::json!({
         "id": id(n).to_string(), "name": "train", "image_name": "debian:12", "gpu": 1,

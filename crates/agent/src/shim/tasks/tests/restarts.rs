@@ -1,4 +1,4 @@
-//! The shim is killed at every point of a life, and comes back.
+//! The shim is killed at every point of a lifecycle, and restarted.
 
 use super::{fake::exit, *};
 use crate::shim::runtime::FoundState;
@@ -112,7 +112,7 @@ async fn f15_a_container_the_engine_remembers_over_a_reboot_did_not_end_of_itsel
     stage.check_empty();
 }
 
-/// The decision to start was written down, the start itself was not, and there is nothing: it may have run.
+/// The decision to start was recorded, the start itself was not, and there is no container: it may have run.
 #[tokio::test]
 async fn r7_a_start_that_nobody_saw_is_not_repeated() {
     let mut stage = TestHost::new("unseen").await;
@@ -219,7 +219,7 @@ fn a_rewritten_journal_keeps_the_living_and_the_graves() {
         record(9, 5, 10 * day, JournalEvent::Withdrawn),
     ];
     let kept = replay::retained_records(records, 31 * day);
-    // The grave of 3 is too old, 5 never was.
+    // The tombstone of 3 is too old, 5 never existed.
     assert_eq!(kept.iter().map(|record| record.seq).collect::<Vec<_>>(), [1, 5, 6, 7]);
 }
 
@@ -259,7 +259,7 @@ async fn f35_whatever_byte_is_flipped_nothing_starts_twice_and_nothing_is_left()
     stage.tasks().remove(ended, Some(1)).await.unwrap();
     stage.kill().await;
     let good = std::fs::read(stage.home.path().join("journal")).unwrap();
-    // Every byte is the torture's matter; here one of each stretch.
+    // `torture` covers every byte; here one byte of each range.
     for at in (0..good.len()).step_by(97) {
         let mut damaged = good.clone();
         damaged[at] ^= 0x55;

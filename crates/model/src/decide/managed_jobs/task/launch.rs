@@ -1,4 +1,4 @@
-//! Getting nodes for a task: attempts, the candidates of a round, and what follows when a launch comes to nothing.
+//! Launching of a task: attempts, the candidates of a round, and the handling of failed launches.
 
 use super::TaskPass;
 use crate::{
@@ -16,16 +16,16 @@ use crate::{
     time::Span,
 };
 
-/// A run that waits longer for nodes gives its launch slot back.
+/// A run that waits longer for nodes releases its launch slot.
 const QUEUE_TIMEOUT: Span = Span::secs(60);
 const NO_NODES_MESSAGE: &str = "no nodes in time";
-/// Launches in a row that had nodes and could not start on them: then it is the task's own fault.
+/// Launches in a row that had nodes and could not start on them, after which the task fails.
 const START_ATTEMPTS_MAX: u32 = 3;
-/// Launches for which a lost place is avoided, or sought, in a row.
+/// Launches in a row for which a lost location is avoided, or preferred.
 const LOCATION_ATTEMPTS_MAX: u32 = 3;
 
 impl TaskPass<'_> {
-    /// STARTING and RECOVERING: getting nodes.
+    /// Acquires nodes for a task in STARTING or RECOVERING.
     pub(super) fn plan_launching(&mut self) {
         let has_slot = self.record.schedule == Schedule::Launching;
         match self.record.standing {
@@ -41,7 +41,7 @@ impl TaskPass<'_> {
         }
     }
 
-    /// The old attempt must be gone before there is a new one.
+    /// Waits for the old attempt to be gone before a new one starts.
     fn replace_attempt(&mut self, has_slot: bool) {
         if self.view.seen == AttemptObservation::Unclear {
             return;
@@ -64,7 +64,7 @@ impl TaskPass<'_> {
             AttemptObservation::Nothing => self.make(),
             AttemptObservation::Queued { since, said } => {
                 if self.now.since(*since) >= QUEUE_TIMEOUT {
-                    // Written first, stopped in the next pass: an end that we cause is never taken for another.
+                    // Written first, stopped in the next pass: an end that we cause is never mistaken for another.
                     self.record.standing = AttemptPhase::Withdrawn;
                     let why = said.as_ref().map(|said| format!("{NO_NODES_MESSAGE}: {said}"));
                     self.record.last_failure = Some(why.unwrap_or_else(|| NO_NODES_MESSAGE.to_owned()));
@@ -87,7 +87,7 @@ impl TaskPass<'_> {
                     }
                     AttemptOutcome::NoCapacity { message } => self.refused(&message, false),
                     AttemptOutcome::NotStarted { message } => self.refused(&message, true),
-                    // It may be the place that nothing fits in.
+                    // The location constraint may be the reason why nothing fits.
                     AttemptOutcome::NeverFits { .. } if self.has_location_constraints() => {
                         self.lift_location_constraints()
                     }
@@ -102,7 +102,7 @@ impl TaskPass<'_> {
         }
     }
 
-    /// Nodes were lost before the task was handed to them, or while nobody looked.
+    /// Handles nodes that were lost before they accepted the task, or between two passes.
     fn lost_at_launch(
         &mut self,
         placement: Option<NodeLocation>,
@@ -110,7 +110,7 @@ impl TaskPass<'_> {
         message: String,
     ) {
         if self.record.status == Status::Recovering {
-            // Whoever may not be launched again ends the way a running one does.
+            // A task without recovery ends the same as a running one.
             if self.plan.recovery.strategy == RecoveryStrategy::None {
                 self.attempt_started(placement);
                 return self.over(AttemptOutcome::NodesLost { machines, message });
@@ -121,7 +121,7 @@ impl TaskPass<'_> {
         } else {
             self.avoid_locations(machines, placement);
         }
-        // Losing nodes is not having none: the next launch need not wait, unless it happens all the time.
+        // Losing nodes is not a lack of capacity: the next launch need not wait, unless it happens repeatedly.
         let tries = self.record.launch_tries + 1;
         if tries >= LOCATION_ATTEMPTS_MAX || self.should_give_up(tries) {
             return self.refused(&message, false);
@@ -141,7 +141,7 @@ impl TaskPass<'_> {
         self.record.schedule(ScheduleEvent::LaunchEnded);
     }
 
-    /// Numbers the next attempt. The next pass makes it.
+    /// Numbers the next attempt. The next pass submits it.
     fn submit(&mut self) {
         if self.record.next_retry_at.is_some_and(|at| at > self.now) {
             return;
@@ -155,14 +155,14 @@ impl TaskPass<'_> {
             Some((None, rule)) => return self.wait_for_spot(rule.said()),
         };
         self.record.candidate = self.next_candidate().unwrap_or_default();
-        // The number is written before the run is made: whoever comes next knows what to look for and to stop.
+        // The number is written before the run is submitted, so that the next pass knows which run to find and to stop.
         self.record.attempt += 1;
         self.record.standing = AttemptPhase::Launched;
         self.record.market = market.or(self.requested_market());
         self.recheck_at(self.now);
     }
 
-    /// Makes the run of the newest attempt, or finds it where it was made before.
+    /// Submits the run of the newest attempt, or finds it if it was submitted before.
     fn make(&mut self) {
         let market = self.plan.deadline.and(self.record.market);
         self.act = Some(AttemptAction::Submit(SubmitAttempt {
@@ -181,7 +181,7 @@ impl TaskPass<'_> {
         Some(if spot == Some(true) { Market::Spot } else { Market::OnDemand })
     }
 
-    /// Whether so many refused launches, or the wait so far, are what the task bears.
+    /// Returns whether the number of refused launches, or the wait so far, reached the limit of the task.
     pub(super) fn should_give_up(&self, tries: u32) -> bool {
         self.plan.recovery.max_launch_tries.is_some_and(|most| tries >= most) || self.has_launch_timed_out()
     }
@@ -193,7 +193,7 @@ impl TaskPass<'_> {
         }
     }
 
-    /// A launch came to nothing: the next candidate, another place, or a wait that gives the slot back.
+    /// Handles a failed launch: the next candidate, another location, or a wait that releases the slot.
     fn refused(&mut self, message: &str, broken: bool) {
         self.record.standing = AttemptPhase::Resolved;
         if !broken {
@@ -220,7 +220,7 @@ impl TaskPass<'_> {
         }
         self.transition(Event::BackedOff, None, message);
         self.record.schedule(ScheduleEvent::CapacityRefused);
-        // No wait outlives the bound on waiting.
+        // No wait extends beyond `max_launch_wait`.
         let bound = self.plan.recovery.max_launch_wait.zip(self.record.waiting_since);
         let last = bound.map(|(most, since)| since + Span::secs(most));
         let at = self.now + backoff(tries, self.dice);
@@ -229,8 +229,8 @@ impl TaskPass<'_> {
         self.recheck_at(at);
     }
 
-    /// The candidate that is asked for next: of those that were not tried in this round the cheapest, or the first
-    /// where the file says their order. What nothing fits now has no price and comes last.
+    /// Returns the next candidate: the cheapest of those not tried in this round, or the first if the file specifies
+    /// the order. A candidate that nothing fits now has no price and comes last.
     fn next_candidate(&self) -> Option<u32> {
         let count = u32::try_from(self.plan.candidates.len().max(1)).unwrap_or(u32::MAX);
         let untried = (0..count).filter(|candidate| !self.record.tried.contains(candidate));
@@ -251,14 +251,14 @@ impl TaskPass<'_> {
         }
     }
 
-    /// The next launch may ask for any candidate again.
+    /// Permits the next launch to use any candidate again.
     pub(super) fn reset_candidates(&mut self) {
         self.record.candidate = 0;
         self.record.tried.clear();
         self.record.ruled_out.clear();
     }
 
-    /// Nothing could ever take this candidate: the next is tried, and without any other the task cannot begin.
+    /// Rules out a candidate that nothing can ever fit and tries the next; if there is none, the task cannot start.
     fn never_fits(&mut self, message: &str) {
         let is_last = !self.has_other_candidate();
         self.record.ruled_out.push(self.record.candidate);
@@ -269,14 +269,14 @@ impl TaskPass<'_> {
         self.refused(message, false);
     }
 
-    /// Whether a candidate beside the newest attempt's may still find nodes.
+    /// Returns whether a candidate other than that of the newest attempt may still find nodes.
     pub(super) fn has_other_candidate(&self) -> bool {
         let count = u32::try_from(self.plan.candidates.len()).unwrap_or(u32::MAX);
         let mut others = (0..count).filter(|other| *other != self.record.candidate);
         others.any(|other| !self.record.ruled_out.contains(&other))
     }
 
-    /// Lifts what the strategy keeps the task away from or tied to; `false` when nothing is left to lift.
+    /// Lifts one constraint that the strategy set; `false` if none is left.
     fn lift_one_constraint(&mut self) -> bool {
         if self.record.sought.is_some() {
             let failover = self.plan.recovery.strategy == RecoveryStrategy::Failover;
@@ -285,7 +285,7 @@ impl TaskPass<'_> {
             }
             return true;
         }
-        // Nothing else fits: the lost place is better than none.
+        // Nothing else fits: the lost location is better than none.
         !std::mem::take(&mut self.record.blocked).is_empty()
     }
 

@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) type Sender = SendRequest<Full<Bytes>>;
 
-/// Where the store answers.
+/// Endpoint of the store.
 pub(super) fn store_endpoint(place: &S3Location) -> io::Result<Endpoint> {
     if !place.tls {
         return Ok(Endpoint::plain(&place.host, place.port));
@@ -28,7 +28,7 @@ pub(super) fn store_endpoint(place: &S3Location) -> io::Result<Endpoint> {
 pub(super) async fn connect(peer: &Endpoint) -> io::Result<Sender> {
     let stream = peer.connect(CONNECT_TIMEOUT).await?;
     let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
-    // Its errors are seen by whoever waits for an answer on it.
+    // The caller that waits for a response receives the connection's errors.
     tokio::spawn(connection);
     Ok(sender)
 }

@@ -1,8 +1,8 @@
-//! A bucket of a store that speaks S3: AWS, MinIO, Ceph and others.
+//! A bucket of an S3-compatible store: AWS, MinIO, Ceph and others.
 //!
-//! Four calls and nothing else, so the client is ours: a library for them would bring fifty more and a second TLS.
-//! The store must honour `If-None-Match: *` on a write; one that does not would let two writers replace each other,
-//! and is found out at the start ([`Bucket::check`]).
+//! Only four calls are needed, so the client is part of this crate: a library would bring fifty more and a second TLS
+//! implementation. The store must support `If-None-Match: *` on writes; without it two writers could replace each
+//! other's objects. [`Bucket::check`] tests this at the start.
 
 mod connect;
 mod sign;
@@ -23,19 +23,19 @@ use self::{
 use super::{Bucket, BucketFuture, HEADER_BYTES, OBJECT_BYTES_MAX, ObjectPage};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Of one answer. A list of a thousand names takes about half a megabyte.
+/// Maximum size of one response. A list of a thousand names takes about half a megabyte.
 const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
 const PAGE_MAX: usize = 1000;
-/// Connections that are kept.
+/// Maximum number of idle connections that are kept.
 const IDLE_MAX: usize = 16;
 const ATTEMPTS_MAX: u32 = 4;
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Where a bucket is.
+/// Location of a bucket.
 #[derive(Clone, Debug)]
 pub struct S3Location {
     pub bucket: String,
-    /// Before every name; empty, or with a slash at the end.
+    /// Prepended to every name; empty, or ends with a slash.
     pub prefix: String,
     pub region: String,
     pub host: String,
@@ -54,7 +54,7 @@ pub struct S3Bucket {
 
 struct S3Call<'a> {
     method: &'static str,
-    /// With the prefix; empty for the bucket itself.
+    /// Includes the prefix; empty for the bucket itself.
     name: &'a str,
     query: Vec<(String, String)>,
     headers: Vec<(&'static str, String)>,
@@ -67,7 +67,7 @@ impl S3Bucket {
         Ok(Self { place, identity, peer, idle: Mutex::default() })
     }
 
-    /// Whether the bucket is there, may be written, and refuses to write a name twice.
+    /// Checks that the bucket exists, is writable, and refuses to write a name twice.
     async fn check_conditional_writes(&self) -> io::Result<()> {
         let name = format!("check/{:016x}", getrandom::u64().map_err(io::Error::other)?);
         let first = self.put_new(&name, b"first".to_vec()).await?;
@@ -87,7 +87,7 @@ impl S3Bucket {
         format!("{}{name}", self.place.prefix)
     }
 
-    /// Sends until there is an answer that is no passing trouble.
+    /// Sends a request, and retries transient failures.
     async fn send_with_retries(&self, call: &S3Call<'_>) -> io::Result<(StatusCode, Bytes)> {
         let mut tries = 0;
         loop {
@@ -168,7 +168,7 @@ fn now() -> String {
     now.unwrap_or_default().strftime("%Y%m%dT%H%M%SZ").to_string()
 }
 
-/// What a store says when it refuses, in a few words.
+/// Error for a rejected request, with the store's code and message.
 fn response_error(what: &str, status: StatusCode, body: &[u8]) -> io::Error {
     let text = String::from_utf8_lossy(body);
     let said = |tag| between(&text, tag).next().unwrap_or_default().chars().take(200).collect::<String>();
@@ -200,7 +200,7 @@ impl Bucket for S3Bucket {
             let call = S3Call { method: "PUT", name: &name, query: vec![], headers, body: body.clone() };
             match self.send_with_retries(&call).await? {
                 (StatusCode::OK, _) => Ok(true),
-                // A write whose answer was lost finds itself there when it is sent again.
+                // A retried write whose first response was lost finds its own object.
                 (StatusCode::PRECONDITION_FAILED, _) => Ok(false),
                 (status, body) => Err(response_error("write an object", status, &body)),
             }
@@ -240,7 +240,7 @@ impl Bucket for S3Bucket {
                 return Err(response_error("list objects", status, &body));
             }
             let text = std::str::from_utf8(&body).map_err(io::Error::other)?;
-            // Names of ours need no escapes in XML: they are ids, words and digits.
+            // The names need no XML escapes: they consist of ids, words and digits.
             let objects = between(text, "Contents")
                 .filter_map(|object| {
                     let name = between(object, "Key").next()?.strip_prefix(&self.place.prefix)?;

@@ -1,16 +1,16 @@
-//! Signatures of requests, version 4: who asks, for what, and when.
+//! AWS request signatures, version 4.
 
 use std::fmt::Write as _;
 
 use ring::hmac::{self, HMAC_SHA256};
 use sha2::{Digest as _, Sha256};
 
-/// Who asks. Never logged.
+/// Credentials of the caller. Never logged.
 #[derive(Clone)]
 pub struct S3Credentials {
     pub key: String,
     pub secret: String,
-    /// With keys that were lent for a while.
+    /// Set for temporary credentials.
     pub session: Option<String>,
 }
 
@@ -20,7 +20,7 @@ impl std::fmt::Debug for S3Credentials {
     }
 }
 
-/// What is signed. `path` is encoded already; `query` and `headers` (lower case) are sorted here.
+/// The signed parts of a request. `path` is already encoded; `query` and `headers` (lower case) are sorted here.
 pub(super) struct CanonicalRequest<'a> {
     pub(super) method: &'a str,
     pub(super) path: &'a str,
@@ -29,7 +29,7 @@ pub(super) struct CanonicalRequest<'a> {
     pub(super) body_hash: &'a str,
 }
 
-/// The value of `Authorization`. `time` is `20130524T000000Z`.
+/// Value of the `Authorization` header. `time` has the form `20130524T000000Z`.
 pub(super) fn authorization(
     identity: &S3Credentials,
     region: &str,
@@ -67,7 +67,7 @@ fn hmac_sha256(key: &[u8], text: &[u8]) -> Vec<u8> {
     hmac::sign(&hmac::Key::new(HMAC_SHA256, key), text).as_ref().to_vec()
 }
 
-/// A query in the one order and spelling that is signed; the same is sent.
+/// Renders a query in the canonical order and encoding that is signed and sent.
 pub(super) fn query(pairs: &[(String, String)]) -> String {
     let mut pairs: Vec<(String, String)> = pairs
         .iter()
@@ -77,7 +77,7 @@ pub(super) fn query(pairs: &[(String, String)]) -> String {
     pairs.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("&")
 }
 
-/// Percent-encodes everything but unreserved letters, and slashes where they are kept.
+/// Percent-encodes everything but unreserved characters and, if `keep_slashes`, slashes.
 pub(super) fn percent_encode(text: &str, keep_slashes: bool) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

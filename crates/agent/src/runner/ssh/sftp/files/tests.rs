@@ -27,7 +27,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A request without the length in front, as `answer` takes it.
+/// Sends a request without the length in front, as `answer` expects it.
 fn request_packet(
     files: &mut FileServer,
     kind: u8,
@@ -209,7 +209,7 @@ fn a_listing_looks_as_ls_prints_it() {
 proptest! {
     #[test]
     fn any_bytes_get_an_answer(packet in proptest::collection::vec(any::<u8>(), 0..64), kind in 1u8..=20) {
-        // Paths of random bytes may name something in the working directory by bad luck: only kinds that look.
+        // Random paths may name something in the working directory by chance: only kinds that do not modify files.
         let harmless = [kind::READ, kind::LSTAT, kind::STAT, kind::CLOSE, kind::READDIR, kind::FSTAT, kind::REALPATH];
         let mut packet = packet;
         if let Some(first) = packet.first_mut() {
