@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{
     args::Args,
     engine::{self, Engine},
-    out,
+    output,
     postgres::Postgres,
     process, setup, venv,
     workspace::Workspace,
@@ -77,13 +77,13 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
 fn run_all(workspace: &Workspace, program: &Path, for_load: &[String]) -> Result<()> {
     let mut failed = Vec::new();
     for line in REPORT_BENCHMARKS {
-        out::print_message(&format!("== {line}"));
+        output::print_message(&format!("== {line}"));
         let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         if line.starts_with("load") {
             words.extend(for_load.iter().cloned());
         }
         if let Err(error) = run_one(workspace, program, &words) {
-            out::print_message(&format!("error: {error:#}"));
+            output::print_message(&format!("error: {error:#}"));
             failed.push(*line);
         }
     }
@@ -105,7 +105,7 @@ fn run_one(workspace: &Workspace, program: &Path, words: &[String]) -> Result<()
         None if is("report") || is("spot") || is("proxy") || has("--peer") => None,
         None => {
             let postgres = Postgres::start()?;
-            out::print_message(&format!("Postgres at {}", postgres.url));
+            output::print_message(&format!("Postgres at {}", postgres.url));
             command.env("WINDLASS_BENCH_DATABASE_URL", &postgres.url);
             Some(postgres)
         }

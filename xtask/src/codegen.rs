@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, process::Command};
 
 use anyhow::{Result, ensure};
 
-use crate::{out, process, workspace::Workspace};
+use crate::{output, process, workspace::Workspace};
 
 /// Expression with which a test checks whether to write instead of compare.
 const UPDATE_MARKER: &str = "var_os(\"UPDATE\")";
@@ -31,7 +31,7 @@ pub(crate) fn run(workspace: &Workspace, check: bool) -> Result<()> {
         "crates/cli/tests/snapshots",
     ]);
     let changed = process::run_for_stdout(&mut status)?;
-    out::print_result(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
+    output::print_result(if changed.is_empty() { "nothing changed" } else { changed.trim_end() });
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    out,
+    output,
     process::{self, ScratchDir},
     workspace::Workspace,
 };
@@ -20,28 +20,28 @@ use crate::{
 const EXAMPLE: &str = "examples/hello.yml";
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
-    out::print_heading("build `windlass` and `windlass-agent` (minutes at first, seconds later)");
+    output::print_heading("build `windlass` and `windlass-agent` (minutes at first, seconds later)");
     process::run(workspace.cargo().args(["build", "-p", "windlass-cli", "-p", "windlass-agent"]))?;
     let windlass = workspace.built("debug", "windlass")?;
     let demo =
         Demo { windlass: windlass.clone(), root: workspace.root.clone(), home: ScratchDir::new("demo")? };
 
-    out::print_heading(&format!("windlass check {EXAMPLE}"));
+    output::print_heading(&format!("windlass check {EXAMPLE}"));
     demo.windlass(&["check", EXAMPLE])?;
-    out::print_heading(&format!("windlass apply -f {EXAMPLE} -y"));
+    output::print_heading(&format!("windlass apply -f {EXAMPLE} -y"));
     let began = Instant::now();
     demo.windlass(&["apply", "-f", EXAMPLE, "-y"]).context("run the example on this machine")?;
-    out::print_message(&format!("server, plan, run and log took {} ms", began.elapsed().as_millis()));
-    out::print_heading("windlass logs hello");
+    output::print_message(&format!("server, plan, run and log took {} ms", began.elapsed().as_millis()));
+    output::print_heading("windlass logs hello");
     let log = process::run_for_stdout(&mut demo.command(&["logs", "hello"]))?;
     ensure!(!log.trim().is_empty(), "the log of the example is empty");
-    out::print_result(log.trim_end());
-    out::print_heading("windlass ps -a");
+    output::print_result(log.trim_end());
+    output::print_heading("windlass ps -a");
     demo.windlass(&["ps", "-a"])?;
     drop(demo);
 
-    out::print_heading("what to try next");
-    out::print_result(&next_steps(&windlass));
+    output::print_heading("what to try next");
+    output::print_result(&next_steps(&windlass));
     Ok(())
 }
 

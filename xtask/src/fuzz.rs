@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::{args::Args, out, process, venv, workspace::Workspace};
+use crate::{args::Args, output, process, venv, workspace::Workspace};
 
 /// Number of requests of the long form, for both callers together.
 const CASES: u32 = 20_000;
@@ -96,7 +96,7 @@ fn run_schemathesis(workspace: &Workspace, cases: u32, seed: u64, caller: &str) 
     let panics: Vec<&str> = log.lines().filter(|line| line.contains("panicked at")).collect();
     if sent.is_err() || !panics.is_empty() {
         let last: Vec<&str> = log.lines().rev().take(20).collect();
-        out::print_message(&format!("the server's last words, newest first:\n{}", last.join("\n")));
+        output::print_message(&format!("the server's last words, newest first:\n{}", last.join("\n")));
     }
     if !panics.is_empty() {
         bail!("the server panicked {} times: {}", panics.len(), panics.join("; "));

@@ -6,14 +6,14 @@
 mod args;
 mod bench;
 mod codegen;
-mod cores;
+mod core_usage;
 mod demo;
 mod elf;
 mod engine;
 mod faults;
 mod fuzz;
 mod junit;
-mod out;
+mod output;
 mod postgres;
 mod process;
 mod record;
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
         Err(error) => {
-            out::print_message(&format!("error: {error:#}"));
+            output::print_message(&format!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -76,7 +76,7 @@ fn main() -> ExitCode {
 fn run() -> Result<ExitCode> {
     let mut args = Args::new(std::env::args().skip(1));
     if args.take_flag("--help") || args.take_flag("-h") {
-        out::print_result(HELP);
+        output::print_result(HELP);
         return Ok(ExitCode::SUCCESS);
     }
     let command = args.word();
@@ -99,15 +99,15 @@ fn run() -> Result<ExitCode> {
         Some("texts") => texts::run(&workspace, args),
         Some("sbom") => args.finish().and_then(|()| sbom::run(&workspace)),
         Some("help") => {
-            out::print_result(HELP);
+            output::print_result(HELP);
             return Ok(ExitCode::SUCCESS);
         }
         Some(other) => {
-            out::print_message(&format!("error: no command `{other}`\n\n{HELP}"));
+            output::print_message(&format!("error: no command `{other}`\n\n{HELP}"));
             return Ok(ExitCode::from(2));
         }
         None => {
-            out::print_message(HELP);
+            output::print_message(HELP);
             return Ok(ExitCode::from(2));
         }
     }?;

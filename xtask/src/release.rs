@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use crate::{elf, out, process, workspace::Workspace};
+use crate::{elf, output, process, workspace::Workspace};
 
 struct Artifact {
     package: &'static str,
@@ -40,8 +40,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         let (stripped, symbols) = split_symbols(&built, &dist)?;
         elf::check_static(&stripped)?;
         let size = size(&stripped)?;
-        out::print_result(&format!("{:>7.1} MB  {}", megabytes(size), stripped.display()));
-        out::print_result(&format!("{:>7.1} MB  {}", megabytes(self::size(&symbols)?), symbols.display()));
+        output::print_result(&format!("{:>7.1} MB  {}", megabytes(size), stripped.display()));
+        output::print_result(&format!("{:>7.1} MB  {}", megabytes(self::size(&symbols)?), symbols.display()));
         if size > artifact.max_megabytes * 1_000_000 {
             too_large.push(format!("`{}` is larger than {} MB", artifact.binary, artifact.max_megabytes));
         }
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn a_stripped_binary_finds_its_lines_in_the_file_beside_it() {
         if std::env::var_os(CHILD).is_some() {
-            out::print_result(&Backtrace::force_capture().to_string());
+            output::print_result(&Backtrace::force_capture().to_string());
             return;
         }
         let dir = ScratchDir::new("release-test").unwrap();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::{out, workspace::Workspace};
+use crate::{output, workspace::Workspace};
 
 /// Packages of the shipped binaries.
 const BINARIES: &[&str] = &["windlass-cli", "windlass-agent"];
@@ -13,7 +13,7 @@ const BINARIES: &[&str] = &["windlass-cli", "windlass-agent"];
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let metadata = workspace.metadata(&["--filter-platform", "host-tuple"])?;
     let document = document(&metadata, &workspace.read("Cargo.lock")?)?;
-    out::print_result(&format!("{document:#}"));
+    output::print_result(&format!("{document:#}"));
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{out, postgres, process, workspace::Workspace};
+use crate::{output, postgres, process, workspace::Workspace};
 
 /// One requirement: how to detect it, and the Debian packages that provide it.
 struct Requirement {
@@ -144,7 +144,7 @@ fn packages(missing: &[&Requirement], is_root: bool, has_apt: bool) -> Result<Ve
     if !is_root {
         bail!("missing here: {whats}. Run `sudo apt-get install {list}`, or run this command as root");
     }
-    out::print_message(&format!("missing here: {whats}; installing {list}"));
+    output::print_message(&format!("missing here: {whats}; installing {list}"));
     Ok(packages)
 }
 
@@ -159,7 +159,7 @@ fn ensure_nextest(workspace: &Workspace) -> Result<()> {
     if here() {
         return Ok(());
     }
-    out::print_message("missing here: cargo-nextest; building it once takes some minutes");
+    output::print_message("missing here: cargo-nextest; building it once takes some minutes");
     process::run(workspace.cargo().args(["install", "cargo-nextest", "--locked"]))?;
     if !here() {
         bail!("cargo-nextest was installed but `cargo nextest` does not answer: is ~/.cargo/bin in PATH?");

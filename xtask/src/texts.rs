@@ -9,7 +9,7 @@ use std::fmt;
 use anyhow::{Context, Result};
 use proc_macro2::{Delimiter, Group, Literal, TokenStream, TokenTree};
 
-use crate::{args::Args, out, workspace::Workspace};
+use crate::{args::Args, output, workspace::Workspace};
 
 /// The kind of a text, by where it appears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
     let visible = |text: &Text| !matches!(text.kind, Kind::Doc | Kind::Name);
     let wanted = |text: &Text| word.as_ref().is_none_or(|word| text.text.contains(word.as_str()));
     for text in product(workspace)?.iter().filter(|text| visible(text) && wanted(text)) {
-        out::print_result(&format!(
+        output::print_result(&format!(
             "{}:{} {}: {}",
             text.path,
             text.line,

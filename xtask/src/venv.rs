@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{out, process, workspace::Workspace};
+use crate::{output, process, workspace::Workspace};
 
 pub(crate) struct Venv {
     /// Name of its directory.
@@ -83,7 +83,7 @@ impl Venv {
         if self.is_complete(&home) {
             return Ok(home);
         }
-        out::print_message(&format!("missing here: {}; installing it from PyPI once", self.purpose));
+        output::print_message(&format!("missing here: {}; installing it from PyPI once", self.purpose));
         self.create(&home).with_context(|| format!("make the Python environment `{}`", self.name))?;
         anyhow::ensure!(self.is_complete(&home), "{} was installed but cannot be imported", home.display());
         Ok(home)

@@ -7,7 +7,6 @@
 
 pub mod cgroup;
 pub mod clock;
-pub mod confine;
 pub mod digest;
 pub mod exec;
 pub mod host;
@@ -15,6 +14,7 @@ pub mod http;
 pub mod isolation;
 pub mod proc;
 pub mod runner;
+pub mod safe_open;
 pub mod shim;
 pub mod spool;
-pub mod taskdir;
+pub mod task_dir;

@@ -27,12 +27,12 @@ enum AgentCommand {
     Host(host::cli::Args),
     /// Run a helper process (started by the runner)
     #[command(hide = true)]
-    Child(runner::child::Args),
+    Child(runner::helper_process::Args),
 }
 
 fn main() -> ExitCode {
-    if shim::standin::is_asked_for(std::env::args_os()) {
-        return shim::standin::main();
+    if shim::dstack_compat::is_asked_for(std::env::args_os()) {
+        return shim::dstack_compat::main();
     }
     match Args::parse().part {
         AgentCommand::Shim(args) => shim::cli::main(&args),
@@ -40,6 +40,6 @@ fn main() -> ExitCode {
         AgentCommand::Exec(args) => exec::main(&args),
         AgentCommand::ExecGuard(args) => exec::guard(&args),
         AgentCommand::Host(args) => host::cli::main(&args),
-        AgentCommand::Child(args) => runner::child::main(&args),
+        AgentCommand::Child(args) => runner::helper_process::main(&args),
     }
 }

@@ -14,11 +14,11 @@ use windlass_dial::{DialError, ServerUrl, ServerUrlError, TlsRootsError};
 use crate::{
     agent::PORT_PROTOCOL,
     error,
+    http_pool::{HttpPool, HttpPoolError, ServerAddress},
     log_stream::LogStream,
     logs,
     operation::{Body, Operation},
     operations, runs,
-    wire::{HttpPool, HttpPoolError, ServerAddress},
 };
 
 /// Longer than any operation of the table may take.

@@ -60,7 +60,7 @@ pub struct Overrides {
     pub deadline: Option<String>,
 }
 
-impl From<Overrides> for windlass_model::sky::Overrides {
+impl From<Overrides> for windlass_model::skypilot::Overrides {
     fn from(wire: Overrides) -> Self {
         let Overrides { gpus, cpus, memory, num_nodes, use_spot, infra, job_recovery, deadline } = wire;
         Self { gpus, cpus, memory, num_nodes, use_spot, infra, job_recovery, deadline }

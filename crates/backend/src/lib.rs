@@ -4,13 +4,13 @@
 //! what it needs later is in the [`Machine`] that it returns, which the server stores. Every call is idempotent and may
 //! be repeated by any server replica.
 
+pub mod agent_program;
 #[cfg(feature = "testing")]
 pub mod conformance;
-pub mod engine;
+pub mod engine_probe;
 pub mod local;
 #[cfg(feature = "testing")]
 pub mod mock;
-pub mod program;
 pub mod remote;
 pub mod shim_process;
 pub mod volumes;
@@ -23,8 +23,8 @@ use windlass_api::agent::shim::{ConfinementMethod, HostInfo, ProcessMode, Proces
 use windlass_model::{
     id::InstanceId,
     plan::{
+        execution_mode::ProcessSupport,
         offers::{Gpu, Offer},
-        runs_in::ProcessSupport,
     },
     resources::GpuVendor,
 };

@@ -19,11 +19,11 @@ use serde_json::json;
 use tokio::time::Instant;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
 use windlass_model::{
-    causes::chain,
+    error_chain::chain,
     money::Price,
     plan::{
+        execution_mode::Runtimes,
         offers::{Availability, HostSpec, Offer},
-        runs_in::Runtimes,
     },
     resources::CpuArch,
 };
@@ -31,9 +31,9 @@ use windlass_model::{
 use crate::{
     AgentEndpoint, Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, Enrolment, GpuInfo,
     HardwareInfo, InstanceRequest, InstanceState,
-    engine::{EngineProbe, EngineSearch},
+    agent_program::{AgentProgram, ProgramError},
+    engine_probe::{EngineProbe, EngineSearch},
     gpus_from, processes_of,
-    program::{AgentProgram, ProgramError},
     shim_process::{Owner, ShimHome, StartOptions},
     volumes::VolumeBackend,
 };

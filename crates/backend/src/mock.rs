@@ -25,7 +25,7 @@ use self::{
 use crate::{
     AgentEndpoint, Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, InstanceRequest,
     InstanceSource, InstanceState,
-    program::AgentProgram,
+    agent_program::AgentProgram,
     shim_process::{HomeLock, Owner, ShimHome, StartOptions},
     volumes::VolumeBackend,
 };

@@ -5,10 +5,10 @@
 //! interrupted one resumes.
 
 mod address;
-mod binary;
-mod script;
-mod visit;
-mod words;
+mod agent_binaries;
+mod error_hints;
+mod host_setup;
+mod shell_scripts;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,10 +23,10 @@ use tokio::sync::Semaphore;
 use windlass_model::{id::InstanceId, plan::offers::Offer};
 use windlass_tunnel::{SshDestination, SshPool};
 
-use self::visit::{HostSetup, is_newer, unavailable};
+use self::host_setup::{HostSetup, is_newer, unavailable};
 pub use self::{
-    binary::{AgentBinaries, AgentBinary, BinaryError},
-    script::{AGENT, CRON, ROOT, SOCKET, UNIT},
+    agent_binaries::{AgentBinaries, AgentBinary, BinaryError},
+    shell_scripts::{AGENT, CRON, ROOT, SOCKET, UNIT},
 };
 use crate::{
     Backend, BackendError, BackendFuture, BackendInstance, DeleteProgress, InstanceRequest, InstanceSource,
@@ -134,7 +134,7 @@ impl RemoteBackend {
         machine: &BackendInstance,
         version: &str,
     ) -> Result<bool, BackendError> {
-        let arch = machine.has.as_ref().and_then(|has| script::binary_arch(has.arch.as_deref()?));
+        let arch = machine.has.as_ref().and_then(|has| shell_scripts::binary_arch(has.arch.as_deref()?));
         let Some(arch) = arch else { return Ok(false) };
         Ok(self.sum(arch).await? != RemoteState::of(machine).agent_sha256 && !is_newer(version, VERSION))
     }

@@ -28,11 +28,11 @@ use windlass_api::{
     },
     unix,
 };
-use windlass_model::{causes::chain, id::InstanceId};
+use windlass_model::{error_chain::chain, id::InstanceId};
 
 use crate::{
     BackendError,
-    program::{AgentProgram, ProgramError, ProgramStamp, is_older, tail},
+    agent_program::{AgentProgram, ProgramError, ProgramStamp, is_older, tail},
 };
 
 /// Directory of the volumes that the agent stores as directories.

@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use serde_json::json;
 
 use super::api;
-use windlass_testenv::hosts;
+use windlass_testenv::hollow_hosts;
 use windlass_testenv::server::{Server, ServerOptions, TOKEN, submission};
 use windlass_testkit::temp_dir;
 
@@ -44,7 +44,7 @@ pub async fn run(windlass: &Path) -> Result<()> {
         log: None,
     };
     drop(Server::start(&options).await?);
-    api::insert_finished_runs(&hosts::database_url(scratch.path(), None), api::RUNS).await?;
+    api::insert_finished_runs(&hollow_hosts::database_url(scratch.path(), None), api::RUNS).await?;
     let server = Server::start(&options).await?;
     let mut client = server.client().await?;
     for number in 0..WAITING_RUNS {
@@ -53,7 +53,7 @@ pub async fn run(windlass: &Path) -> Result<()> {
         client.post("/api/project/main/runs/apply", &submission(&task)).await?;
     }
     let mut out = std::io::stdout();
-    writeln!(out, "{} finished runs, {WAITING} active", api::RUNS)?;
+    writeln!(out, "{} finished runs, {WAITING_RUNS} active", api::RUNS)?;
     for args in COMMANDS {
         let mut taken = Vec::with_capacity(REPEATS);
         for _ in 0..REPEATS {

@@ -11,8 +11,8 @@ use serde_json::json;
 use windlass_sim::invariants::containers::is_final;
 use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
-use super::sheet::BenchResults;
-use windlass_testenv::queue::QueueEnv;
+use super::results::BenchResults;
+use windlass_testenv::queue_env::QueueEnv;
 
 /// Number of containers that wait when the clock starts.
 const CROWD_SIZE: usize = 200;

@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::{
     api,
     plot::{self, Panel, PlotLine},
+    results::BenchResults,
     runs::{Binaries, measure_run, wait_for_hosts},
-    sheet::BenchResults,
 };
 use windlass_testenv::server::{Server, ServerOptions};
 use windlass_testenv::{
-    hosts::{self, HollowHosts},
+    hollow_hosts::{self, HollowHosts},
     process,
 };
 use windlass_testkit::temp_dir;
@@ -67,7 +67,7 @@ impl ServerWithHistory {
             log: None,
         };
         Server::start(&options).await?.stop()?;
-        api::insert_finished_runs(&hosts::database_url(&data, None), finished).await?;
+        api::insert_finished_runs(&hollow_hosts::database_url(&data, None), finished).await?;
         let hosts =
             HollowHosts::start(binaries.agent, &scratch.path().join("hosts"), &data, None, count).await?;
         let started = std::time::Instant::now();

@@ -9,13 +9,13 @@ pub mod flags;
 pub mod growth;
 pub mod jobs;
 pub mod load;
-pub mod open;
+pub mod open_loop;
 pub mod peer;
 pub mod plot;
 pub mod proxy;
 pub mod report;
+pub mod results;
 pub mod runs;
-pub mod sheet;
 pub mod spot;
 
 use anyhow::{Result, bail};

@@ -50,7 +50,7 @@ fn main() -> Result<()> {
         // In the root of the repository: adds the results to the documentation.
         "report" => {
             flags.finish()?;
-            bench::report::run(&std::env::current_dir()?, &bench::sheet::place()?)
+            bench::report::run(&std::env::current_dir()?, &bench::results::place()?)
         }
         "load" => {
             let plan = bench::load::LoadPlan::read(&mut flags, postgres)?;

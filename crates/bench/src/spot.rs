@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use windlass_model::spot::{
+use windlass_model::deadline_policy::{
     DeadlineTerms,
     replay::{ReplayRow, Trace, render, row},
 };

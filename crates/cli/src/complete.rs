@@ -26,8 +26,8 @@ use crate::{
     cli::{Cli, ServerArgs},
     commands::{explain, help},
     context::{self, Context, run_name},
+    error::CliError,
     login,
-    problem::CliError,
 };
 
 /// Variable that the scripts of `windlass completion` set.

@@ -14,8 +14,8 @@ use windlass_api::{
 
 use crate::{
     cli::ServerArgs,
+    error::{CliError, ErrorCode},
     login::{self, ServerTarget},
-    problem::{CliError, ErrorCode},
 };
 
 /// Maximum number of names that are compared for a suggestion.

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::problem::CliError;
+use crate::error::CliError;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Home(PathBuf);

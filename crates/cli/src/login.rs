@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     cli::ServerArgs,
+    error::{CliError, ErrorCode},
     home::{Home, read_if_exists, write_private},
-    local,
-    problem::{CliError, ErrorCode},
+    local_server,
 };
 
 /// Project of a new server.
@@ -154,13 +154,13 @@ pub(crate) struct ServerTarget {
 /// Selects the server; starts one on this machine if none is configured.
 pub(crate) fn choose_server(at: &ServerArgs) -> Result<ServerTarget, CliError> {
     let home = Home::find()?;
-    let found = choose_with(&home, at, |home| local::find_or_start(home).map(Some))?;
+    let found = choose_with(&home, at, |home| local_server::find_or_start(home).map(Some))?;
     found.ok_or_else(|| CliError::new("find a server"))
 }
 
 /// Selects the server without starting one.
 pub(crate) fn choose_running(at: &ServerArgs) -> Result<Option<ServerTarget>, CliError> {
-    choose_with(&Home::find()?, at, local::find)
+    choose_with(&Home::find()?, at, local_server::find)
 }
 
 fn choose_with(
@@ -241,7 +241,7 @@ fn find_known_login(home: &Home, stored: Option<Login>, url: String) -> Result<L
     if let Some(login) = Login::all(home)?.into_iter().find(|login| same(login)) {
         return Ok(login);
     }
-    if let Some(login) = local::find(home)?.filter(same) {
+    if let Some(login) = local_server::find(home)?.filter(same) {
         return Ok(login);
     }
     Err(CliError::usage(format!("no token is known for {url}"))

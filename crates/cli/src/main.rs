@@ -4,14 +4,14 @@ mod cli;
 mod commands;
 mod complete;
 mod context;
+mod error;
 mod exit;
+mod fd_limit;
 mod follow;
 mod home;
-mod local;
+mod local_server;
 mod login;
-mod open_files;
 mod output;
-mod problem;
 
 use std::process::ExitCode;
 
@@ -28,6 +28,6 @@ fn main() -> ExitCode {
     }
     match cli::Cli::try_parse_from(cli::arranged(std::env::args_os())) {
         Ok(cli) => commands::run(cli),
-        Err(error) => problem::report_usage_error(&error).into(),
+        Err(error) => error::report_usage_error(&error).into(),
     }
 }

@@ -3,11 +3,11 @@
 //! They use the HTTP API of the server and the commands of the scheduler, and nothing else of either. The decisions are
 //! in `windlass_model::dispatch`.
 
-pub mod hook;
 pub mod local;
 pub mod metrics;
-pub mod news;
-pub mod queue;
-pub mod rounds;
+pub mod queue_client;
+pub mod queue_events;
+pub mod reconcile_loop;
 pub mod scheduler;
 pub mod slurm;
+pub mod wake_socket;

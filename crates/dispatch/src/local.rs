@@ -23,7 +23,7 @@ use tokio::{sync::Notify, time::Instant};
 use windlass_model::{
     dispatch::{
         Attempt, ContainerNeeds, SchedulerJob, SchedulerJobState, SchedulerSnapshot,
-        room::{HostCapacity, ResourceAmount},
+        capacity::{HostCapacity, ResourceAmount},
     },
     time::{Span, Timestamp},
 };

@@ -5,7 +5,7 @@
 
 use std::{fmt::Write as _, io, path::PathBuf, time::Duration};
 
-use crate::rounds::RoundSummary;
+use crate::reconcile_loop::RoundSummary;
 
 #[derive(Debug)]
 pub struct Metrics {

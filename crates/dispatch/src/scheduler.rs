@@ -2,8 +2,8 @@
 
 use windlass_model::dispatch::{
     Attempt, ContainerNeeds, SchedulerSnapshot,
-    choose::Capacity,
-    room::{ClusterNode, NodeClass, kinds},
+    capacity::{ClusterNode, NodeClass, kinds},
+    select::Capacity,
 };
 
 /// State of a job that ended because its node was lost.

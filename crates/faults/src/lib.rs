@@ -14,18 +14,18 @@
 //! To add a row, add an entry to a table below `rows/`, with a function that accepts a `&mut Trial`. A failed assertion
 //! in it is a violation; so is everything that the checkers find.
 
-mod judge;
-mod play;
+mod checks;
 pub mod report;
 mod rows;
+mod run;
 mod trial;
 
 use std::pin::Pin;
 
 pub use self::{
-    judge::AgentSite,
-    play::{RunOptions, TrialOutcome, play},
+    checks::AgentSite,
     rows::all_rows,
+    run::{RunOptions, TrialOutcome, play},
     trial::{TimedStep, Trial},
 };
 

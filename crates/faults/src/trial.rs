@@ -8,7 +8,7 @@ use std::{
 
 use windlass_testkit::rng::Rng;
 
-use windlass_testenv::stage::{HostMode, TestEnv};
+use windlass_testenv::test_env::{HostMode, TestEnv};
 
 /// A step with a time bound.
 #[derive(Clone, Debug, PartialEq, Eq)]

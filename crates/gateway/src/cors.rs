@@ -7,7 +7,7 @@ use hyper::{
     http::request::Parts,
 };
 
-use crate::{reply::ResponseBody, route::Cors};
+use crate::{response_body::ResponseBody, route::Cors};
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
 const ANY: HeaderValue = HeaderValue::from_static("*");

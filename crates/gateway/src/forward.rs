@@ -12,15 +12,15 @@ use hyper::{
 use tokio::time::Instant;
 
 use crate::{
-    answer::ErrorResponse,
     body::{RequestBody, RequestBodyError},
     connect,
+    error_response::ErrorResponse,
     headers::{self, ForwardedHeaders},
     proxy::{Proxy, ProxyRequest},
     replica::{OutstandingRequest, Replica},
-    reply::{RequestMetrics, ResponseBody, StreamedResponse},
-    table::ServiceState,
-    tunnel,
+    response_body::{RequestMetrics, ResponseBody, StreamedResponse},
+    route_table::ServiceState,
+    upgrade,
     upstream::{ExchangeError, Framing, RequestWriter, ResponseHead, UpstreamConnection},
 };
 
@@ -373,7 +373,7 @@ fn forward_response(
             headers.insert(header::UPGRADE, protocol);
         }
         if let Some(on_upgrade) = errand.on_upgrade {
-            tunnel::spawn_splice(on_upgrade, conn, outstanding, tally, errand.rights);
+            upgrade::spawn_splice(on_upgrade, conn, outstanding, tally, errand.rights);
         }
         let mut response = Response::new(ResponseBody::text(bytes::Bytes::new()));
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;

@@ -5,34 +5,34 @@
 
 mod access;
 pub mod acme;
-mod alarm;
-mod answer;
 mod auth;
 mod body;
 mod connect;
 #[cfg(feature = "testing")]
 pub mod corpus;
 mod cors;
+mod error_response;
 mod forward;
+pub mod gateway_config;
 mod headers;
-mod hold;
-mod limit;
+mod lazy_timer;
 pub mod metrics;
 pub mod models;
 pub mod node;
-mod paced;
 mod proxy;
+mod rate_limit;
 mod replica;
-mod reply;
+mod response_body;
 pub mod route;
+pub mod route_cache_file;
+mod route_table;
+mod scale_from_zero;
 mod serve;
-pub mod state;
 pub mod stats;
-mod table;
 pub mod tls;
-mod tunnel;
+mod upgrade;
 mod upstream;
-pub mod way;
+mod write_timeout;
 
 pub use access::{AccessLog, AccessRecord, TracingAccessLog};
 pub use auth::{
@@ -41,9 +41,9 @@ pub use auth::{
 pub use body::RequestBody;
 pub use connect::{Connector, DirectConnector, Io, Stream};
 pub use headers::ClientConnection;
-pub use hold::{NoWaker, ServiceWaker};
 pub use proxy::{Proxy, ProxyLimits};
 pub use replica::{DrainOutcome, Replica};
-pub use reply::{ResponseBody, ResponseTruncated};
+pub use response_body::{ResponseBody, ResponseTruncated};
+pub use route_table::{Routes, ServiceState, StaleGeneration};
+pub use scale_from_zero::{NoWaker, ServiceWaker};
 pub use serve::{ListenerConfig, ListenerLimits, OwnHostname, RequestRouting, detect_http2, http2, serve};
-pub use table::{Routes, ServiceState, StaleGeneration};

@@ -6,8 +6,8 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
+    route_table::{Routes, ServiceState},
     stats::{BUCKETS_US, StatsSnapshot},
-    table::{Routes, ServiceState},
 };
 
 /// Maximum number of services with series.

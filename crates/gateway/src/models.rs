@@ -18,8 +18,8 @@ use crate::{
     body::RequestBody,
     headers::ClientConnection,
     proxy::Proxy,
-    reply::ResponseBody,
-    table::{Routes, ServiceState},
+    response_body::ResponseBody,
+    route_table::{Routes, ServiceState},
 };
 
 /// Maximum size of a request. It is read as a whole, because the model's name may be anywhere in it.

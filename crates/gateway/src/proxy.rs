@@ -15,15 +15,15 @@ use hyper::{
 
 use crate::{
     access::{AccessLog, AccessRecord},
-    answer::ErrorResponse,
     auth::{self, AccessGrant, Gatekeeper, Verdict},
     body::RequestBody,
     connect::Connector,
     cors,
+    error_response::ErrorResponse,
     headers::{self, ClientConnection, HeadRefusal, ParsedHead},
-    hold::ServiceWaker,
-    reply::{AccessEntry, RequestMetrics, ResponseBody},
-    table::{Routes, ServiceState},
+    response_body::{AccessEntry, RequestMetrics, ResponseBody},
+    route_table::{Routes, ServiceState},
+    scale_from_zero::ServiceWaker,
     tls::Certificates,
     upstream::content_length,
 };

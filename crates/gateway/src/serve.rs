@@ -30,13 +30,13 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     acme::Challenges,
-    alarm::ConnectionTimer,
     connect::Io,
     headers::{self, ClientConnection},
+    lazy_timer::ConnectionTimer,
     models,
-    paced::WriteTimeout,
     proxy::{Proxy, redirect_to_https},
-    reply::ResponseBody,
+    response_body::ResponseBody,
+    write_timeout::WriteTimeout,
 };
 
 /// Maximum size of a request head.

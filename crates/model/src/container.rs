@@ -1,6 +1,6 @@
 //! The container: one unit of work in the queue that dispatchers pull from.
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// State of a container.

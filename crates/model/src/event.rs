@@ -6,9 +6,9 @@ use uuid::Uuid;
 use crate::{
     container, fleet, gateway,
     id::UserId,
-    instance, job,
-    machine::{StateMachine, Status as _, Step, StrEnum as _, words},
-    managed_job, run, volume,
+    instance, job, managed_job, run,
+    state_machine::{StateMachine, Status as _, Step, StrEnum as _, words},
+    volume,
 };
 
 words! {

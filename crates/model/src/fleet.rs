@@ -1,6 +1,6 @@
 //! The fleet: a set of instances kept between a minimum and a maximum.
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// Status of a fleet. Fleets are created active; `submitted` and `failed` exist in the API.

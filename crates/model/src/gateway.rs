@@ -2,7 +2,7 @@
 //!
 //! Deletion is not a status of the gateway: its replicas are terminated, and the row is removed from all lists.
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// Status of a gateway.

@@ -1,6 +1,6 @@
 //! The instance: one host of a fleet.
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// Status of an instance.

@@ -6,8 +6,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    machine::{StateMachine, Step, final_statuses, words},
     retry,
+    state_machine::{StateMachine, Step, final_statuses, words},
 };
 
 words! {

@@ -5,11 +5,13 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
-pub mod causes;
 pub mod config;
 pub mod container;
+pub mod deadline_policy;
 pub mod decide;
+pub mod device_allocator;
 pub mod dispatch;
+pub mod error_chain;
 pub mod event;
 pub mod explain;
 pub mod fleet;
@@ -18,8 +20,6 @@ pub mod gpu;
 pub mod id;
 pub mod instance;
 pub mod job;
-pub mod ledger;
-pub mod machine;
 pub mod managed_job;
 pub mod money;
 pub mod plan;
@@ -28,8 +28,8 @@ pub mod resources;
 pub mod retry;
 pub mod run;
 pub mod schedule;
-pub mod sky;
-pub mod spot;
+pub mod skypilot;
+pub mod state_machine;
 pub mod task;
 pub mod terminal_codes;
 pub mod time;

@@ -7,7 +7,7 @@ pub mod plan;
 pub mod reason;
 pub mod record;
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// User-facing status of a task.

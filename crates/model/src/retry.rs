@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     job,
-    machine::words,
+    state_machine::words,
     time::{Span, Timestamp},
 };
 

@@ -4,9 +4,8 @@
 //! through [`Ending`].
 
 use crate::{
-    job,
-    machine::{StateMachine, Step, final_statuses, words},
-    retry,
+    job, retry,
+    state_machine::{StateMachine, Step, final_statuses, words},
 };
 
 words! {

@@ -3,7 +3,7 @@
 //! The statuses are those of the agents' API, which has no "terminating": a request to terminate is stored next to the
 //! status, and the status changes once nothing of the task runs and everything it held is released.
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// Status of a task.

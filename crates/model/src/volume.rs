@@ -2,7 +2,7 @@
 //!
 //! Deletion is not a status: a deleted row keeps its status and is removed from every list.
 
-use crate::machine::{StateMachine, Step, final_statuses, words};
+use crate::state_machine::{StateMachine, Step, final_statuses, words};
 
 words! {
     /// Status of a volume.

@@ -38,7 +38,7 @@ use crate::{
         users::User,
     },
     error::{Error, Result},
-    newcomers,
+    unauthenticated_connections,
 };
 
 /// Time for which another replica may accept a token that was revoked here.
@@ -215,7 +215,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let cache = app.access();
     let key: [u8; 32] = Sha256::digest(text.as_bytes()).into();
     if let Some(caller) = cache.tokens.get(&key) {
-        newcomers::mark_known();
+        unauthenticated_connections::mark_known();
         return Ok(caller);
     }
     let generation = cache.generation();
@@ -233,7 +233,7 @@ pub async fn caller(app: &App, authorization: Option<&str>) -> Result<Caller> {
     let expires = valid.expires_in_us.and_then(|us| u64::try_from(us).ok()).map(Duration::from_micros);
     let life = expires.map_or(CACHE_TTL, |left| left.min(CACHE_TTL));
     cache.tokens.put(key, caller.clone(), life, || cache.generation() == generation);
-    newcomers::mark_known();
+    unauthenticated_connections::mark_known();
     Ok(caller)
 }
 
@@ -246,7 +246,7 @@ pub async fn authenticate_gateway(app: &App, authorization: Option<&str>) -> Res
     found
         .filter(|(_, held)| bool::from(held.as_bytes().ct_eq(hash.as_bytes())))
         .map(|(id, _)| id)
-        .inspect(|_| newcomers::mark_known())
+        .inspect(|_| unauthenticated_connections::mark_known())
         .ok_or_else(denied)
 }
 

@@ -12,9 +12,9 @@ use windlass_dial::{AllowedAddresses, NetworkError};
 use windlass_engine::settings::{LEASE_TTL, LEASE_TTL_MIN};
 use windlass_model::{
     config::{
-        derive::DefaultImages,
         error::Diagnosis,
-        units::parse_duration,
+        job_spec_builder::DefaultImages,
+        quantities::parse_duration,
         yaml::{self, Value},
     },
     decide::{jobs_running::UNREACHABLE_GRACE, managed_jobs::slots::SlotLimits as JobLimits},
@@ -26,10 +26,10 @@ use crate::{
     db::{DatabaseUrl, DbError},
     limits::{self, Limits},
     logs::{
-        place::{LogLocation, LogLocationError},
+        location::{LogLocation, LogLocationError},
         retention,
     },
-    pace::RateLimits,
+    rate_limit::RateLimits,
     tls::TlsSettings,
 };
 
@@ -489,7 +489,7 @@ fn parse_lock_timeout(text: &str) -> Option<Duration> {
 mod tests {
     use std::{path::Path, time::Duration};
 
-    use super::{Given, ProcessMode, Settings, Span};
+    use super::{ProcessMode, Settings, SettingsSource, Span};
     use crate::db::DatabaseUrl;
 
     #[test]

@@ -6,10 +6,10 @@ use windlass_api::error::{ApiErrorCode, ValidationError};
 
 use crate::{
     db::DbError,
-    job_orders::node_key::NodeKeyError,
+    encryption::KeyError,
+    job_payload::node_key::NodeKeyError,
     limits::{STREAMS_MAX, UPLOADS_MAX, setting},
     logs::LogError,
-    secrets::KeyError,
     ssh_keys::KeyPairError,
 };
 

@@ -21,7 +21,7 @@ use windlass_api::{
     Access, Body as Kind, Method, Operation, RenderedJson,
     error::{BadRequest, ErrorBody as Detail, ErrorDetail, ValidationError},
 };
-use windlass_model::{causes::chain, id::GatewayId};
+use windlass_model::{error_chain::chain, id::GatewayId};
 
 use crate::{
     agents::PortStream,
@@ -35,8 +35,8 @@ use crate::{
 };
 
 mod depth;
-mod lasting;
-mod stream;
+mod port_stream;
+mod sse;
 
 /// Time within which a client must have sent its file.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(300);
@@ -214,7 +214,7 @@ impl ApiRoutes {
                 let caller = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, caller, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
-                let place = stream::StreamSlot::for_response(&app, within.caller.user.id)?;
+                let place = port_stream::StreamSlot::for_response(&app, within.caller.user.id)?;
                 let request = arrived.read::<O>(&app).await?;
                 let beats = handler(app.clone(), within, request, last).await?;
                 let watched = app.clone();
@@ -222,7 +222,7 @@ impl ApiRoutes {
                     let (app, authorization, path) = (watched.clone(), authorization.clone(), path.clone());
                     async move { scope::<O>(&app, authorization.as_deref(), &path).await.map(drop) }
                 };
-                Ok(lasting::answer(app, beats, place, rights, allowed))
+                Ok(sse::answer(app, beats, place, rights, allowed))
             }
         })
     }
@@ -247,9 +247,9 @@ impl ApiRoutes {
                 let asker = authenticate::<O>(&app, arrived.peer(), authorization.as_deref()).await?;
                 let within = within::<O>(&app, asker, &path).await?;
                 let rights = StreamRights::register(&app, rights_basis(&within));
-                let caller = stream::require_upgrade(&mut arrived.request)?;
+                let caller = port_stream::require_upgrade(&mut arrived.request)?;
                 let request = arrived.read::<O>(&app).await?;
-                let place = stream::StreamSlot::for_stream(&app, within.caller.user.id)?;
+                let place = port_stream::StreamSlot::for_stream(&app, within.caller.user.id)?;
                 let port = handler(app.clone(), within, request.clone()).await?;
                 let watched = app.clone();
                 let allowed = move || {
@@ -260,7 +260,7 @@ impl ApiRoutes {
                         check(app, scope, request).await
                     }
                 };
-                Ok(stream::answer(app, caller, port, place, rights, allowed))
+                Ok(port_stream::answer(app, caller, port, place, rights, allowed))
             }
         })
     }

@@ -16,18 +16,18 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
+        execution_mode::{ContainerSupport, Runtimes},
         offers::{Availability, Gpu, HostSpec, Offer, granted_gpus},
         place::{BlockHold, FleetSnapshot, InstanceSnapshot, Inventory, Readiness},
-        runs_in::{ContainerSupport, Runtimes},
     },
     resources::{CpuArch, GpuVendor, ResourcesSpec},
     time::Timestamp,
 };
 
 use crate::{
-    db::{self, passes::placing::ProjectInventory},
-    fleet_shape,
-    instance_facts::OfferAttempts,
+    db::{self, pipeline_rows::placement::ProjectInventory},
+    instance_documents::OfferAttempts,
+    parsed_fleet_spec,
     pass_error::PassError,
     plain_processes::ProcessRights,
 };
@@ -127,7 +127,7 @@ fn is_ending(fleet: &db::fleets::Fleet) -> bool {
 }
 
 fn to_fleet(fleet: &db::fleets::Fleet, instance_nums: BTreeSet<u32>) -> FleetSnapshot {
-    let shape = fleet_shape::of(fleet);
+    let shape = parsed_fleet_spec::of(fleet);
     FleetSnapshot {
         id: fleet.id,
         name: fleet.name.clone(),

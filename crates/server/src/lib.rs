@@ -3,43 +3,43 @@
 pub mod agents;
 pub mod app;
 pub mod attachments;
-mod attempts;
+mod attempt_specs;
 pub mod auth;
+pub mod backend_set;
 pub mod config;
 pub mod db;
+pub mod encryption;
 pub mod error;
 pub mod events;
-pub mod fleet_shape;
 pub mod http;
-mod instance_facts;
+mod http_listener;
+mod instance_documents;
 mod inventory;
-pub mod job_facts;
 pub mod job_metrics;
-pub mod job_orders;
+pub mod job_payload;
+pub mod job_spec_view;
 pub mod limits;
-mod listen;
 pub mod logs;
-pub mod machines;
-pub mod market;
 pub mod metrics;
-mod newcomers;
+pub mod offer_cache;
 mod open_counts;
-pub mod pace;
+pub mod parsed_fleet_spec;
+pub mod parsed_run_spec;
 pub mod pass_error;
 pub mod pipelines;
 mod plain_processes;
 pub mod proxy;
 pub mod queue_backend;
+pub mod rate_limit;
 pub(crate) mod registry_passwords;
 pub mod retention;
 pub mod routes;
-pub mod run_shape;
 mod run_tracking;
-pub mod secrets;
 pub mod services;
 pub mod ssh_keys;
 mod stream_rights;
 pub mod tls;
+mod unauthenticated_connections;
 
 use std::{
     future::Future,
@@ -58,12 +58,12 @@ use crate::{
     agents::{AgentRouter, HttpAgents},
     app::App,
     auth::Token,
+    backend_set::BackendSet,
     config::Settings,
     db::{Db, DbError},
-    logs::{LogStore as _, place::LogLocationError},
-    machines::BackendSet,
+    encryption::{KeyError, Keyring},
+    logs::{LogStore as _, location::LogLocationError},
     queue_backend::QueueBackend,
-    secrets::{KeyError, Keyring},
 };
 
 /// Interval at which the last use of tokens is written to the database.
@@ -140,7 +140,7 @@ impl Server {
         services::secrets::claim_key(app).await?;
         registry_passwords::seal_stored_documents(app).await?;
         app.logs().check().await.map_err(LogLocationError::Check)?;
-        let first_token = services::boot::ensure(app).await?;
+        let first_token = services::bootstrap::ensure(app).await?;
         let address = app.settings().address;
         let failed = |source| StartError::Listen { address, source };
         let listener = match TcpListener::bind(address).await {
@@ -192,15 +192,16 @@ impl Server {
         let router = routes::all_routes().into_router(app.clone()).merge(front.router());
         let stop = stop.shared();
         let fallback = tls::FallbackTls::new(address, &app.settings().data_dir);
-        let door = listen::ListenerKind::Plain(Arc::new(fallback));
-        let connections = listen::ConnectionLimits::new(app.settings().connections_max);
-        let plain = listen::serve(&app, connections.clone(), listener, door, router.clone(), stop.clone());
+        let door = http_listener::ListenerKind::Plain(Arc::new(fallback));
+        let connections = http_listener::ConnectionLimits::new(app.settings().connections_max);
+        let plain =
+            http_listener::serve(&app, connections.clone(), listener, door, router.clone(), stop.clone());
         let second = async {
             if let Some((listener, acceptor)) = encrypted {
                 // Browsers ignore HSTS on a connection whose certificate they do not trust.
                 let is_strict = app.settings().tls.as_ref().is_some_and(|tls| tls.given.is_some());
-                let door = listen::ListenerKind::Tls { acceptor, is_strict };
-                listen::serve(&app, connections, listener, door, router, stop).await?;
+                let door = http_listener::ListenerKind::Tls { acceptor, is_strict };
+                http_listener::serve(&app, connections, listener, door, router, stop).await?;
             }
             Ok(())
         };
@@ -263,8 +264,8 @@ async fn record_token_uses(app: App) {
 /// keeps its mode; one that other users can write to is refused, because they could replace the database.
 fn create_data_dir(path: &Path) -> Result<(), StartError> {
     let failed = |source| StartError::DataDir { path: path.to_owned(), source };
-    secrets::create_private_dirs(path).map_err(failed)?;
-    if secrets::is_writable_by_others(path).map_err(failed)? {
+    encryption::create_private_dirs(path).map_err(failed)?;
+    if encryption::is_writable_by_others(path).map_err(failed)? {
         return Err(StartError::UnsafeDataDir { path: path.to_owned() });
     }
     Ok(())

@@ -2,7 +2,9 @@
 
 use windlass_model::event::TransitionError;
 
-use crate::{db::DbError, job_orders::node_key::NodeKeyError, run_shape::RunSpecError, secrets::KeyError};
+use crate::{
+    db::DbError, encryption::KeyError, job_payload::node_key::NodeKeyError, parsed_run_spec::RunSpecError,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PassError {

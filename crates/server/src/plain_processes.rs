@@ -2,7 +2,7 @@
 
 use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::local;
-use windlass_model::plan::{offers::Offer, runs_in::Runtimes};
+use windlass_model::plan::{execution_mode::Runtimes, offers::Offer};
 
 use crate::db::{Db, DbError, users};
 

@@ -16,8 +16,8 @@ use crate::{
         Db, DbError, Unit,
         registry_passwords::{self as rows, SealedPassword},
     },
+    encryption::{AssociatedData, KeyError, Keyring},
     error::{Error, Result},
-    secrets::{AssociatedData, KeyError, Keyring},
 };
 
 const PREFIX: &str = "sealed:";

@@ -10,7 +10,7 @@ use crate::{
     app::App,
     db::{Db, DbError, retention as rows},
     limits::RetentionPeriods,
-    logs::{LogStore as _, archive::NotifyingLogStore},
+    logs::{LogStore as _, notifying_store::NotifyingLogStore},
 };
 
 const ROUND_INTERVAL: Duration = Duration::from_secs(600);

@@ -15,7 +15,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 use tokio_rustls::TlsAcceptor;
-use windlass_model::causes::chain as described;
+use windlass_model::error_chain::chain as described;
 
 /// Address and certificate of the TLS listener.
 #[derive(Clone, Debug)]
@@ -111,7 +111,7 @@ fn ensure_self_signed(wanted: &TlsSettings, data_dir: &Path) -> Result<(PathBuf,
     }
     let (certificate, private) =
         windlass_gateway::acme::self_signed(&names).map_err(|_| TlsSetupError::Make)?;
-    crate::secrets::create_private_dirs(&folder)
+    crate::encryption::create_private_dirs(&folder)
         .map_err(|source| TlsSetupError::File { path: folder, source })?;
     write_file(&key, 0o600, &pem("PRIVATE KEY", &private))?;
     write_file(&chain, 0o644, &pem("CERTIFICATE", &certificate))?;

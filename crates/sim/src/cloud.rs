@@ -25,7 +25,7 @@ use windlass_model::{
 
 use crate::{
     host::SimHost,
-    net::{ReplicaFreeze, SharedWorld, World},
+    network::{ReplicaFreeze, SharedWorld, World},
 };
 
 /// Timeout of a call.

@@ -17,8 +17,8 @@ use windlass_api::agent::{
     shim::{HostInfo, InstanceHealth, TaskInfo, TaskSpec, TaskStatus},
 };
 use windlass_model::{
+    device_allocator::{DeviceAllocator, DeviceCount},
     id::{InstanceId, SubmissionId},
-    ledger::{DeviceAllocator, DeviceCount},
 };
 use windlass_server::agents::{AgentError, CallContext, HostReport, JobProgress};
 

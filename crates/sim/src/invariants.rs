@@ -16,9 +16,10 @@ use windlass_model::{
     fleet,
     id::{InstanceId, SubmissionId, VolumeId},
     instance, job,
-    machine::{StateMachine, Step, StrEnum},
     managed_job::{self, Status::FailedController},
-    run, volume,
+    run,
+    state_machine::{StateMachine, Step, StrEnum},
+    volume,
 };
 
 use crate::{

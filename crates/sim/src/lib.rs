@@ -2,10 +2,10 @@
 //! time.
 
 pub mod cloud;
-pub mod fortune;
 pub mod host;
 pub mod invariants;
-pub mod net;
+pub mod network;
+pub mod queue_sim;
 pub mod runs;
 
 pub use windlass_testkit::rng;

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    hollow::{self, HostOptions, HostRuntime},
     server::{ApiResponse, Server, ServerOptions, ask, binary, submission},
+    test_hosts::{self, HostOptions, HostRuntime},
 };
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 
@@ -33,7 +33,7 @@ pub struct ReplicaOptions<'a> {
 
 pub struct Replicas {
     servers: Vec<Option<Server>>,
-    hosts: Option<hollow::RunningHosts>,
+    hosts: Option<test_hosts::RunningHosts>,
     pub postgres: Postgres,
     /// Database URL of the servers.
     database: String,
@@ -215,7 +215,7 @@ impl Replicas {
 
     /// Directory of a host; hosts are counted from 1.
     pub fn host_home(&self, number: usize) -> PathBuf {
-        hollow::host_home(&self.home.path().join("hosts"), number)
+        test_hosts::host_home(&self.home.path().join("hosts"), number)
     }
 
     /// Calls one of the servers and returns any response.
@@ -250,7 +250,8 @@ impl Replicas {
     async fn wait_for_hosts(&self, hosts: usize) -> Result<()> {
         let began = Instant::now();
         loop {
-            let fleet = self.post(0, "/api/project/main/fleets/get", &json!({"name": hollow::FLEET})).await?;
+            let fleet =
+                self.post(0, "/api/project/main/fleets/get", &json!({"name": test_hosts::FLEET})).await?;
             let instances = fleet["instances"].as_array().context("no instances")?.iter();
             let ready = instances.filter(|i| i["status"] == "idle" && i["unreachable"] != true).count();
             if ready >= hosts {

@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    closed::{self, LoadFigures, RequestLoad},
+    closed_loop::{self, LoadFigures, RequestLoad},
     process,
 };
 
@@ -107,7 +107,7 @@ impl Server {
     async fn is_answering(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(&self.address).await else { return false };
         let asked = stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: bench\r\n\r\n").await;
-        asked.is_ok() && closed::answer(&mut stream, &mut Vec::new()).await.is_ok()
+        asked.is_ok() && closed_loop::answer(&mut stream, &mut Vec::new()).await.is_ok()
     }
 
     /// Repeats a request for a while; `make` may change it each time.
@@ -119,9 +119,9 @@ impl Server {
         lasts: Duration,
         make: impl Fn(usize, usize) -> Option<Vec<u8>> + Copy + Send + 'static,
     ) -> Result<LoadFigures> {
-        let request = closed::build_post(path, TOKEN, body);
+        let request = closed_loop::build_post(path, TOKEN, body);
         let load = RequestLoad { address: self.address.clone(), request, connections, lasts };
-        closed::run_load(&load, make).await.with_context(|| format!("load {path}"))
+        closed_loop::run_load(&load, make).await.with_context(|| format!("load {path}"))
     }
 
     pub async fn client(&self) -> Result<Client> {
@@ -187,9 +187,9 @@ impl Client {
     }
 
     pub async fn post(&mut self, path: &str, body: &Value) -> Result<Value> {
-        self.stream.write_all(&closed::build_post(path, TOKEN, &body.to_string())).await?;
+        self.stream.write_all(&closed_loop::build_post(path, TOKEN, &body.to_string())).await?;
         // Any status but 200 is an error with the response.
-        closed::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
+        closed_loop::answer(&mut self.stream, &mut self.buffer).await.with_context(|| path.to_owned())?;
         let head = self.buffer.windows(4).position(|w| w == b"\r\n\r\n").context("no head")?;
         serde_json::from_slice(&self.buffer[head + 4..]).with_context(|| format!("read the answer of {path}"))
     }
@@ -272,5 +272,5 @@ pub fn submission(configuration: &Value) -> Value {
 
 /// Raw request for submitting a run, for load tests.
 pub fn submission_bytes(configuration: &Value) -> Vec<u8> {
-    closed::build_post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
+    closed_loop::build_post("/api/project/main/runs/apply", TOKEN, &submission(configuration).to_string())
 }

@@ -1,12 +1,12 @@
 //! Test infrastructure without dependencies on windlass crates. Every crate may use it without building the rest.
 
-pub mod chaos;
+pub mod cli_snapshot;
+pub mod fault_proxy;
 pub mod lab;
 pub mod ports;
 pub mod postgres;
 pub mod rng;
 pub mod slurm;
-pub mod story;
 pub mod wait;
 
 use std::{os::unix::fs::PermissionsExt, path::Path};

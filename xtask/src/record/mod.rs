@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 
 use crate::{
-    out,
+    output,
     process::{self, ScratchDir},
     workspace::Workspace,
 };
@@ -94,7 +94,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let lines: Vec<&str> = plain.trim_end().lines().map(str::trim_end).collect();
     put("docs/first-minutes.txt", lines.join("\n") + "\n")?;
     put("docs/first-minutes.svg", svg::render_svg(coloured.trim_end(), COLUMNS))?;
-    out::print_result("wrote docs/first-minutes.svg and docs/first-minutes.txt");
+    output::print_result("wrote docs/first-minutes.svg and docs/first-minutes.txt");
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use crate::{
     engine::{self, Engine},
     faults, fuzz,
     junit::{self, TestResult},
-    out, process, setup, sim, tidy, venv,
+    output, process, setup, sim, tidy, venv,
 };
 
 /// Number of seeds that are the same in every run.
@@ -162,7 +162,7 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     }
     if context.options.scope == Scope::Nightly {
         let seed = sim::todays_first_seed().to_string();
-        out::print_message(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
+        output::print_message(&format!("cases of property tests: PROPTEST_RNG_SEED={seed} repeats them"));
         command.env("PROPTEST_RNG_SEED", seed);
     }
     // Nextest stores its reports below the workspace, independent of cargo's target directory.
@@ -181,7 +181,7 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     let repeat: Vec<String> = tests.iter().filter(|test| test.failed).map(TestResult::repeat).collect();
     let (all, failed) = (tests.len(), repeat.len());
     if let Some(hang) = context.engine.as_ref().filter(|_| failed > 0).and_then(Engine::hang) {
-        out::print_message(&hang);
+        output::print_message(&hang);
     }
     Ok(LevelOutcome {
         summary: format!("{all} tests, {failed} failed"),
@@ -207,7 +207,7 @@ fn simulation(context: &mut TestContext) -> Result<LevelOutcome> {
         Scope::Nightly => (5_000, 200),
     };
     let day = sim::todays_first_seed();
-    out::print_message(&format!(
+    output::print_message(&format!(
         "seeds of this day: {new} from {day}, and {queue_new} of the container queue"
     ));
     let plays =

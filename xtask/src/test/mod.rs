@@ -7,7 +7,7 @@ mod report;
 use anyhow::{Result, ensure};
 
 use self::{levels::LevelOutcome, report::LevelRow};
-use crate::{args::Args, cores::CoreMeter, engine::Engine, out, workspace::Workspace};
+use crate::{args::Args, core_usage::CoreMeter, engine::Engine, output, workspace::Workspace};
 
 /// The set of tests to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,32 +48,32 @@ pub(crate) fn run(workspace: &Workspace, args: Args) -> Result<()> {
     let whole = CoreMeter::start();
     let mut rows: Vec<LevelRow> = Vec::new();
     for level in list {
-        out::print_heading(level.name);
+        output::print_heading(level.name);
         let meter = CoreMeter::start();
         let outcome = (level.run)(&mut context).unwrap_or_else(LevelOutcome::failed);
         let row = LevelRow { name: level.name, usage: meter.usage(), outcome };
-        out::print_message(&report::level_line(&row));
+        output::print_message(&report::level_line(&row));
         let is_fatal = level.is_needed_by_the_rest && row.outcome.failure.is_some();
         rows.push(row);
         if is_fatal {
-            out::print_message("the other levels need this one: they were not run");
+            output::print_message("the other levels need this one: they were not run");
             break;
         }
     }
     drop(context.engine.take());
-    out::print_heading("summary");
-    out::print_message(&report::summary(&rows));
+    output::print_heading("summary");
+    output::print_message(&report::summary(&rows));
     if context.options.timings {
-        out::print_heading("where the time went");
-        out::print_message(&report::timings(&rows, context.options.threads));
+        output::print_heading("where the time went");
+        output::print_message(&report::timings(&rows, context.options.threads));
     }
     let failed = rows.iter().filter(|row| row.outcome.failure.is_some()).count();
     if failed > 0 {
-        out::print_heading("to repeat what failed");
-        out::print_message(&report::rerun_lines(&rows));
+        output::print_heading("to repeat what failed");
+        output::print_message(&report::rerun_lines(&rows));
     }
     ensure!(failed == 0, "{failed} of {} levels failed", rows.len());
-    out::print_message(&format!("all levels passed in {}", report::format_duration(whole.usage().wall)));
+    output::print_message(&format!("all levels passed in {}", report::format_duration(whole.usage().wall)));
     Ok(())
 }
 

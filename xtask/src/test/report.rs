@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use super::levels::LevelOutcome;
-use crate::cores::CoreUsage;
+use crate::core_usage::CoreUsage;
 
 const SLOWEST: usize = 20;
 

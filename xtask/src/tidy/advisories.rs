@@ -6,7 +6,7 @@ use std::{cmp::Ordering, collections::BTreeSet, time::UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::Problems;
-use crate::{out, process, workspace::Workspace};
+use crate::{output, process, workspace::Workspace};
 
 const LIST_FILE: &str = "advisories.toml";
 /// Maximum age of the last review, in days.
@@ -51,24 +51,24 @@ pub(crate) fn deny(workspace: &Workspace) -> Result<()> {
     ensure!(problems.is_empty(), "{}", problems.join("\n"));
     let list = parse(&workspace.read(LIST_FILE)?)?;
     let (count, through) = (list.advisories.len(), &list.through);
-    out::print_message(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
+    output::print_message(&format!("ok      Cargo.lock against {count} advisories, read up to {through}"));
     let age = today() - parse_days(&list.reviewed).context("read the date of the review")?;
     if age > DAYS_MAX {
-        out::print_message(&format!(
+        output::print_message(&format!(
             "warning `{LIST_FILE}` was reviewed {age} days ago; read what is new and set `reviewed`"
         ));
     }
     if process::run_for_stdout(workspace.cargo().args(["deny", "--version"])).is_err() {
-        out::print_message(
+        output::print_message(
             "warning cargo-deny is not installed (`cargo install cargo-deny --locked`): only the list was asked",
         );
         return Ok(());
     }
     process::run(workspace.cargo().args(["deny", "check", "bans", "licenses", "sources"]))?;
     match process::run_for_stdout(workspace.cargo().args(["deny", "check", "advisories"])) {
-        Ok(_) => out::print_message("ok      Cargo.lock against the database"),
+        Ok(_) => output::print_message("ok      Cargo.lock against the database"),
         Err(error) if format!("{error:#}").contains(FETCH_FAILED) => {
-            out::print_message("warning the database cannot be reached: only the list was asked");
+            output::print_message("warning the database cannot be reached: only the list was asked");
         }
         Err(error) => return Err(error),
     }

@@ -4,8 +4,8 @@
 //! tests below run them one by one.
 
 pub(crate) mod advisories;
+mod crate_edges;
 mod documents;
-mod edges;
 mod licences;
 mod pipelines;
 mod security;
@@ -13,7 +13,7 @@ mod sources;
 
 use anyhow::{Result, ensure};
 
-use crate::{out, workspace::Workspace};
+use crate::{output, workspace::Workspace};
 
 /// Problems, one line each; empty if there are none.
 type Problems = Vec<String>;
@@ -21,7 +21,7 @@ type Problems = Vec<String>;
 type Check = fn(&Workspace) -> Result<Problems>;
 
 const CHECKS: &[(&str, Check)] = &[
-    ("dependency edges stay within the table of ARCHITECTURE.md", edges::check),
+    ("dependency edges stay within the table of ARCHITECTURE.md", crate_edges::check),
     ("modules have telling names", sources::check_names),
     ("source files fit in a head", sources::check_lengths),
     ("SQL lives in db/", sources::check_sql_location),
@@ -44,9 +44,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut found = 0;
     for (name, check) in CHECKS {
         let problems = check(workspace)?;
-        out::print_message(&format!("{} {name}", if problems.is_empty() { "ok    " } else { "FAILED" }));
+        output::print_message(&format!("{} {name}", if problems.is_empty() { "ok    " } else { "FAILED" }));
         for problem in &problems {
-            out::print_message(&format!("         {problem}"));
+            output::print_message(&format!("         {problem}"));
         }
         found += problems.len();
     }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn dependency_edges_stay_within_the_table_of_the_architecture() {
-        holds(edges::check);
+        holds(crate_edges::check);
     }
 
     #[test]

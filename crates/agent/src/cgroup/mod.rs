@@ -3,8 +3,8 @@
 //! [`Group`] is one group over all hierarchies, for reading. [`task`] creates, limits, kills and removes groups. On a
 //! mixed host the controllers are on version 1, while an empty version 2 hierarchy next to them can still kill.
 
-pub mod metadata;
-pub mod ports;
+pub mod cloud_metadata;
+pub mod port_rewrite;
 pub mod task;
 
 use std::{

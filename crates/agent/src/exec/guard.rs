@@ -23,7 +23,7 @@ use rustix::{
     process::{Pid, Signal, WaitStatus, kill_process_group, set_parent_process_death_signal},
 };
 
-use super::isolation::Isolation;
+use super::process_isolation::Isolation;
 use crate::{
     cgroup::{
         Hierarchies,

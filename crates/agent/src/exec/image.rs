@@ -147,8 +147,9 @@ pub(super) fn allow_process(policy: &Path) -> Result<(), AttemptError> {
 }
 
 fn load_policy(policy: &Path) -> Result<Policy, AttemptError> {
-    Policy::load(policy)
-        .map_err(|error| AttemptError::Host(std::io::Error::other(windlass_model::causes::chain(&error))))
+    Policy::load(policy).map_err(|error| {
+        AttemptError::Host(std::io::Error::other(windlass_model::error_chain::chain(&error)))
+    })
 }
 
 /// Returns the confinement of a container under the policy of this host, or an error if the policy forbids it.

@@ -6,12 +6,12 @@
 //! guard process that cleans up if the executor is killed.
 
 mod guard;
-mod home;
 mod image;
-mod isolation;
 mod output;
-mod report;
-mod work;
+mod output_upload;
+mod process_isolation;
+mod program;
+mod work_dir;
 
 use std::{
     io::{Read as _, Write as _},
@@ -25,16 +25,16 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use windlass_api::queue::{QueueError, QueueHttpClient};
-use windlass_model::causes::chain;
+use windlass_api::queue_client::{QueueError, QueueHttpClient};
+use windlass_model::error_chain::chain;
 
 pub use self::guard::{Args as GuardArgs, main as guard};
 use self::{
-    home::WorkDir,
     image::{Network, Runtime},
-    isolation::UserRange,
-    report::{FencedReceiver, OutputUpload},
-    work::{EndRequest, Program, ProgramSpec, RunningProgram},
+    output_upload::{FencedReceiver, OutputUpload},
+    process_isolation::UserRange,
+    program::{EndRequest, Program, ProgramSpec, RunningProgram},
+    work_dir::WorkDir,
 };
 
 /// Exit code if nothing was written, because the attempt does not belong to this executor.

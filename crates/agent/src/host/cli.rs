@@ -8,7 +8,7 @@ use std::{
 
 use serde::Serialize;
 use windlass_api::agent::shim::{HostInfo, ProcessMode};
-use windlass_model::causes::chain;
+use windlass_model::error_chain::chain;
 
 use super::{
     gpu::{self, Inventory},

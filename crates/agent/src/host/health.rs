@@ -8,7 +8,7 @@ use windlass_api::agent::shim::{Dcgm, DcgmIncident};
 
 use super::{
     gpu::{self, Gpu},
-    info, tool,
+    info, vendor_cli,
 };
 
 /// Free bytes below which a disk is reported as almost full: images and output come in such sizes.
@@ -101,7 +101,7 @@ fn room(path: &Path) -> io::Result<FreeSpace> {
 
 /// Returns the report of DCGM, if it is installed and runs.
 pub async fn dcgm() -> Option<Dcgm> {
-    let text = tool::run("dcgmi", &["health", "--check", "--json"]).await.ok()?;
+    let text = vendor_cli::run("dcgmi", &["health", "--check", "--json"]).await.ok()?;
     parse_dcgm(&text)
 }
 

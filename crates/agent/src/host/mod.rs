@@ -7,4 +7,4 @@ pub(crate) mod fixture;
 pub mod gpu;
 pub mod health;
 pub mod info;
-pub mod tool;
+pub mod vendor_cli;

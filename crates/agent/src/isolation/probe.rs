@@ -7,7 +7,7 @@ use windlass_api::agent::shim::{ConfinementMethod, ProcessMode, ProcessesInfo};
 
 use super::namespaces::{ForkSide, fork_into_namespaces, try_confinement};
 use crate::{
-    cgroup::{Hierarchies, metadata},
+    cgroup::{Hierarchies, cloud_metadata},
     runner::job::told,
 };
 
@@ -42,7 +42,7 @@ fn missing_protection(by: ConfinementMethod) -> Option<String> {
             );
         }
         ConfinementMethod::Users => match Hierarchies::mounted() {
-            Ok(Hierarchies { v2: Some(_), .. }) => metadata::check_supported().err()?,
+            Ok(Hierarchies { v2: Some(_), .. }) => cloud_metadata::check_supported().err()?,
             Ok(_) => std::io::Error::other("no control groups of version 2"),
             Err(error) => error,
         },

@@ -19,7 +19,7 @@ use super::{
     env,
     job::{Job, RunOutcome, StopSignal},
     metrics::Meter,
-    ports, steps, supervise, uploads,
+    port_connect, steps, supervisor, uploads,
 };
 use crate::{
     http::{self, ErrorResponse},
@@ -32,7 +32,7 @@ const COMPAT_VERSION: &str = "latest";
 /// Routes for the runner's own socket: every call carries the token.
 pub fn authenticated_router(job: &Arc<Job>, meter: &Arc<Meter>) -> Router {
     let checked = middleware::from_fn_with_state(Arc::clone(job), check_token);
-    let ports = Router::new().route("/api/connect", get(ports::connect)).with_state(Arc::clone(job));
+    let ports = Router::new().route("/api/connect", get(port_connect::connect)).with_state(Arc::clone(job));
     routes(job, meter, env!("CARGO_PKG_VERSION")).merge(ports).layer(checked)
 }
 
@@ -99,7 +99,7 @@ async fn run(State(job): State<Arc<Job>>) -> Result<Response, ErrorResponse> {
     let started = match run {
         RunOutcome::Answer(started) => started,
         RunOutcome::Start(started, plan) => {
-            supervise::start(&job, plan);
+            supervisor::start(&job, plan);
             started
         }
     };

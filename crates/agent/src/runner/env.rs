@@ -12,7 +12,7 @@ use std::{
 
 use windlass_api::agent::runner::{ClusterInfo, SubmitBody};
 
-use super::{site::UserContext, user::Account};
+use super::{user::Account, user_context::UserContext};
 
 pub type Env = BTreeMap<OsString, OsString>;
 

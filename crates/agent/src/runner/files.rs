@@ -3,11 +3,11 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    site::{self, StagingDir, UserContext},
     unpack::{
         CONTENT, TopLevel,
-        child::{self, ChildError, UnpackResult},
+        subprocess::{self, ChildError, UnpackResult},
     },
+    user_context::{self, StagingDir, UserContext},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -50,7 +50,7 @@ pub async fn unpack_to(site: &UserContext, archive: &Path, path: &str) -> Result
     let failed = |what| move |source| FilesError::Place { path: path.to_owned(), what, source };
     site.create_dirs(parent).map_err(failed("make the directories above"))?;
     let stage = StagingDir::new(site, parent).map_err(failed("make a directory beside it"))?;
-    let unpacked = child::run(stage.path(), archive, TopLevel::Rename, site)
+    let unpacked = subprocess::run(stage.path(), archive, TopLevel::Rename, site)
         .await
         .map_err(|source| FilesError::Unpack { path: path.to_owned(), source })?;
     replace_target(&stage, &target).map_err(failed("move them into place"))?;
@@ -68,5 +68,5 @@ fn replace_target(stage: &StagingDir, target: &Path) -> io::Result<()> {
         Err(error) => return Err(error),
     }
     fs::rename(stage.path().join(CONTENT), target)?;
-    site::remove_any(&old)
+    user_context::remove_any(&old)
 }

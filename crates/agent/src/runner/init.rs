@@ -43,7 +43,7 @@ use crate::{
         restrict,
     },
     proc::{self, ProcessHandle},
-    taskdir::{EXIT_RECORD, ExitRecord},
+    task_dir::{EXIT_RECORD, ExitRecord},
 };
 
 /// Environment variable that, set to `1`, makes init wait for [`Orders`] on its standard input.

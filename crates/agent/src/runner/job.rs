@@ -13,23 +13,22 @@ use windlass_api::agent::runner::{HostName, JobStarted, JobState, SubmitBody, Us
 use windlass_model::config::name::UnixUser;
 
 use super::{
-    cluster,
-    ending::{EndCause, JobStateName, ending},
     env::{self, Env},
-    excerpt,
-    names::HostsFile,
-    phase, python,
-    session::Session,
-    site::UserContext,
+    hosts_file::HostsFile,
+    job_end::{EndCause, JobStateName, ending},
+    log_tail,
+    login_session::Session,
+    node_access, phase_file, python,
     ssh::{AuthorizedKeys, ConnectionTracker},
-    states::StateLog,
+    state_log::StateLog,
     steps::{self, Call, CallVerdict, Step, StepEvent},
     user::{Account, UserDatabase, UserError},
+    user_context::UserContext,
 };
 use crate::{
     isolation::ConfinedTask,
     spool::{Spool, Stream},
-    taskdir::{IMAGE_CONFIG, ImageConfig, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
+    task_dir::{IMAGE_CONFIG, ImageConfig, RUN_DIR_IN_CONTAINER, RunnerConfig, TaskPorts},
 };
 
 /// Path of the MPI hostfile inside a container; elsewhere it is in the `run` directory.
@@ -331,7 +330,7 @@ impl Job {
     /// Opens the gate: all nodes of the job are prepared. Does nothing for a job without a gate.
     pub fn open_gate(&self) -> io::Result<()> {
         let gate = self.inner.lock().gate.clone();
-        gate.map_or(Ok(()), |gate| phase::open_gate(&gate))
+        gate.map_or(Ok(()), |gate| phase_file::open_gate(&gate))
     }
 
     /// Writes the names and current addresses of the other tasks of its group. Does nothing for a job that requested
@@ -377,7 +376,7 @@ impl Job {
         }
         let mut ending = ending(cause, exit, oom);
         if ending.state == JobStateName::Failed && exit.is_some() {
-            excerpt::append_last_lines(&mut ending.message, &self.last_output());
+            log_tail::append_last_lines(&mut ending.message, &self.last_output());
         }
         self.states.say(ending);
     }
@@ -386,7 +385,7 @@ impl Job {
     fn last_output(&self) -> Vec<u8> {
         let reader = self.spool.source(Stream::Job).reader();
         let end = reader.end().unwrap_or_default();
-        reader.read(end.saturating_sub(excerpt::SCAN_BYTES as u64), excerpt::SCAN_BYTES).unwrap_or_default()
+        reader.read(end.saturating_sub(log_tail::SCAN_BYTES as u64), log_tail::SCAN_BYTES).unwrap_or_default()
     }
 
     pub fn happen(&self, what: StepEvent) {
@@ -437,8 +436,8 @@ impl Job {
             Some(dir) => default.resolve(dir),
         };
         let mut site = UserContext { working_dir, ..default };
-        if phase::wants_private_home(&submit.job_spec.env, self.around.scratch.as_deref()) {
-            site.account.home = site.working_dir.join(phase::PRIVATE_HOME_DIR);
+        if phase_file::wants_private_home(&submit.job_spec.env, self.around.scratch.as_deref()) {
+            site.account.home = site.working_dir.join(phase_file::PRIVATE_HOME_DIR);
         }
         let hostfile = submit.cluster_info.as_ref().filter(|cluster| !cluster.job_ips.is_empty());
         let hostfile = hostfile.map(|_| match (&self.around.confined, self.around.in_container) {
@@ -449,8 +448,8 @@ impl Job {
         });
         let mut env = env::job_env(&self.around.base, &submit, &site, hostfile.as_deref());
         let phase =
-            phase::set_phase_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
-        let gate = phase::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+            phase_file::set_phase_file(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
+        let gate = phase_file::gate(&mut env, self.around.scratch.as_deref(), &submit.job_submission.id);
         let names = HostsFile::from_env(&mut env, self.around.scratch.as_deref());
         names.as_ref().map_or(Ok(()), HostsFile::make).map_err(|error| failed(&error))?;
         set_host_port(&mut env, &self.around.ports);
@@ -472,8 +471,8 @@ impl Job {
     }
 
     /// Returns the location and owner of the files with which the job reaches its other nodes.
-    pub fn ssh_config_target<'a>(&self, account: &'a Account) -> cluster::SshConfigTarget<'a> {
-        cluster::SshConfigTarget {
+    pub fn ssh_config_target<'a>(&self, account: &'a Account) -> node_access::SshConfigTarget<'a> {
+        node_access::SshConfigTarget {
             account,
             task: self.around.config.task,
             in_container: self.around.in_container,

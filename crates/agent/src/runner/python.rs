@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::{child, env::Env, job::RunnerContext, site::UserContext};
+use super::{env::Env, helper_process, job::RunnerContext, user_context::UserContext};
 
 /// Path of the virtual environment inside a container; elsewhere it is next to the job's directory.
 const VENV_IN_CONTAINER: &str = "/windlass/python";
@@ -96,12 +96,13 @@ fn venv_commands(site: &UserContext, version: &str, dir: &Path) -> Vec<(PathBuf,
 }
 
 async fn run(site: &UserContext, env: &Env, program: &Path, args: &[OsString]) -> Result<(), String> {
-    let mut command = child::command(program, &site.account);
+    let mut command = helper_process::command(program, &site.account);
     command.args(args).envs(env).current_dir(&site.working_dir);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut group = child::ProcessGroup::spawn(&mut command).map_err(|error| error.to_string())?;
+    let mut group = helper_process::ProcessGroup::spawn(&mut command).map_err(|error| error.to_string())?;
     let stderr = group.child().stderr.take();
-    let (ended, said) = tokio::join!(group.wait(TIMEOUT), child::read_tail(stderr, ERROR_OUTPUT_MAX));
+    let (ended, said) =
+        tokio::join!(group.wait(TIMEOUT), helper_process::read_tail(stderr, ERROR_OUTPUT_MAX));
     match ended.map_err(|error| error.to_string())? {
         Some(status) if status.success() => Ok(()),
         Some(status) => {

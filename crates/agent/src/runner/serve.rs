@@ -17,21 +17,22 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    api, exec,
+    api,
     init::NOTICES_VARIABLE,
     job::{Job, RunnerContext, StopSignal, told},
+    launch,
+    login_session::SessionProvider,
     metrics::Meter,
-    session::SessionProvider,
     ssh,
-    states::StateLog,
+    state_log::StateLog,
     steps::{Step, StepEvent},
-    supervise,
+    supervisor,
 };
 use crate::{
     http,
     isolation::{ConfinedTask, restrict},
     spool::{self, Spool, Stream, Timestamps},
-    taskdir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
+    task_dir::{HTTP_PORT_FILE, RUNNER_CONFIG, RUNNER_SOCKET, RunnerConfig, SSH_PORT_FILE},
 };
 
 /// Only the shim and root may connect to the socket.
@@ -87,7 +88,7 @@ pub fn main(dir: &Path) -> ExitCode {
 }
 
 fn run(dir: &Path) -> Result<u8, ServeError> {
-    exec::mark_inherited_files().map_err(ServeError::Look)?;
+    launch::mark_inherited_files().map_err(ServeError::Look)?;
     let config = config(dir)?;
     let around = RunnerContext::look(dir, config).map_err(ServeError::Look)?;
     match &around.confined {
@@ -252,14 +253,14 @@ async fn serve_ssh(job: Arc<Job>, listener: TcpListener, stop: CancellationToken
 /// Writes the file atomically: the shim may read it at any moment.
 fn write_port(file: &Path, port: u16) -> io::Result<()> {
     let beside = file.with_extension("port.new");
-    exec::write_as(&beside, format!("{port}\n").as_bytes(), 0o644)?;
+    launch::write_as(&beside, format!("{port}\n").as_bytes(), 0o644)?;
     std::fs::rename(beside, file)
 }
 
 /// Runs all steps, from waiting for the job to the last reader of its output.
 async fn run_steps(job: &Job) -> u8 {
     let patience = Duration::from_secs(job.around.config.wait_secs);
-    if !supervise::wait_for_start(job, patience).await {
+    if !supervisor::wait_for_start(job, patience).await {
         job.happen(StepEvent::SubmitTimeout);
         tracing::warn!(secs = patience.as_secs(), "job was not started in time");
         return EXIT_NOT_RUN;

@@ -22,14 +22,14 @@ use windlass_api::agent::{events::ShimEventKind, shim::ProcessMode};
 use super::{
     api::{self, Shim},
     cli::RuntimeName,
-    disk,
+    disk_limit,
     docker::{self, DockerRuntime},
     enrolment::EnrolmentFile,
     events::EventLog,
-    growth::OutputWatcher,
-    mixed::MixedRuntime,
+    host_resources::HostResources,
+    mixed_runtime::MixedRuntime,
+    output_watcher::OutputWatcher,
     policy::{Policy, PolicyError},
-    premises::HostResources,
     process::ProcessRuntime,
     runtime::{Runtime, RuntimeError},
     tasks::{OpenError, Tasks, TasksSettings},
@@ -78,7 +78,7 @@ pub struct SimulationConfig {
     /// `None`: one host, with its socket at the usual path.
     pub hosts: Option<u32>,
     /// Behaviour of the simulated tasks.
-    pub plan: super::hollow::SimulationPlan,
+    pub plan: super::simulated_runtime::SimulationPlan,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -139,7 +139,7 @@ pub async fn run(boot: BootConfig) -> Result<(), BootError> {
             }
             start_listeners(&mut doors, &shim, &boot.socket, boot.compat_tcp).await?;
             tokio::spawn(watch_health(Arc::clone(&shim)));
-            tokio::spawn(disk::enforce_limits(Arc::clone(&shim)));
+            tokio::spawn(disk_limit::enforce_limits(Arc::clone(&shim)));
             hosts.push(shim);
         }
     }
@@ -368,15 +368,16 @@ fn simulated_homes(boot: &BootConfig) -> Result<Vec<(PathBuf, PathBuf)>, BootErr
 #[cfg(feature = "testing")]
 async fn start_simulated_host(
     home: &Path,
-    plan: super::hollow::SimulationPlan,
+    plan: super::simulated_runtime::SimulationPlan,
     policy: Policy,
     stop: &CancellationToken,
 ) -> Result<Arc<Shim>, BootError> {
     let events = EventLog::new(random_boot_id());
-    let runtime: Arc<dyn Runtime> = Arc::new(super::hollow::SimulatedRuntime::new(plan, events.clone()));
+    let runtime: Arc<dyn Runtime> =
+        Arc::new(super::simulated_runtime::SimulatedRuntime::new(plan, events.clone()));
     let growth = OutputWatcher::new(home, events.clone(), |_| {});
     let settings = TasksSettings::in_memory(home.to_owned(), Vec::new());
-    let host = Arc::new(super::premises::NoHostResources { policy });
+    let host = Arc::new(super::host_resources::NoHostResources { policy });
     let tasks = Tasks::open(settings, Arc::clone(&runtime), host, Arc::new(growth.clone()))
         .await
         .map_err(|source| BootError::Tasks { home: home.to_owned(), source })?;

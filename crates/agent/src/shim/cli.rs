@@ -14,7 +14,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 use windlass_api::agent::shim::ProcessMode;
-use windlass_model::{causes::chain, id::InstanceId};
+use windlass_model::{error_chain::chain, id::InstanceId};
 
 use super::{
     boot::{self, BootConfig},
@@ -83,7 +83,7 @@ struct Flags {
     hosts: Option<u32>,
     #[cfg(feature = "testing")]
     #[command(flatten)]
-    hollow: super::hollow::SimulationFlags,
+    hollow: super::simulated_runtime::SimulationFlags,
     /// Start a new session, so that the shim outlives the process and the terminal that started it
     #[arg(long)]
     own_session: bool,

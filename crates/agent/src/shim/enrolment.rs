@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use ring::signature::{ED25519, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
-use windlass_api::agent::{SIGNED_PREFIX, pass::PortPass, shim::Claims};
+use windlass_api::agent::{SIGNED_PREFIX, port_pass::PortPass, shim::Claims};
 use windlass_model::id::InstanceId;
 
 use crate::http;

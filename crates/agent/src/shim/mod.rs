@@ -1,23 +1,23 @@
 //! The shim: one per host. It manages tasks from their submission to their removal.
 
 pub mod api;
+pub mod authorized_keys;
 pub mod boot;
 pub mod cli;
-mod disk;
+mod disk_limit;
 pub mod docker;
+pub mod dstack_compat;
 pub mod enrolment;
 pub mod events;
-pub mod growth;
-#[cfg(feature = "testing")]
-pub mod hollow;
+pub mod host_resources;
 pub mod journal;
-pub mod keys;
-pub mod mixed;
+pub mod mixed_runtime;
 pub mod mounts;
+pub mod output_watcher;
 pub mod policy;
-pub mod premises;
 pub mod process;
 pub mod runtime;
-pub mod standin;
+#[cfg(feature = "testing")]
+pub mod simulated_runtime;
 pub mod tasks;
 pub mod volumes;

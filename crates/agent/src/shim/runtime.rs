@@ -14,10 +14,10 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use windlass_api::agent::shim::{Port, PullProgress, TaskSpec};
-use windlass_model::{id::SubmissionId, plan::runs_in::PLAIN_PROCESS_IMAGE};
+use windlass_model::{id::SubmissionId, plan::execution_mode::PLAIN_PROCESS_IMAGE};
 
-use super::disk;
-use crate::{host::gpu::Gpu, taskdir::TaskDir};
+use super::disk_limit;
+use crate::{host::gpu::Gpu, task_dir::TaskDir};
 
 /// A task, ready for a runtime.
 #[derive(Clone, Debug)]
@@ -177,7 +177,7 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// Disk usage of the task, in bytes: its directory, and the data that it wrote to storage of its container.
     fn disk_used<'a>(&'a self, task: &'a TaskDir, _handle: &'a Handle) -> RuntimeFuture<'a, u64> {
-        Box::pin(disk::disk_usage(task.root().to_owned()))
+        Box::pin(disk_limit::disk_usage(task.root().to_owned()))
     }
 
     /// Removes everything that the runtime created for the task, found by its mark when there is no handle.

@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::JobState};
 
-use super::{CHUNK, ReaderTracker, Spool, Stream, StreamSource, pull, tail};
+use super::{CHUNK, ReaderTracker, Spool, Stream, StreamSource, dstack_pull, websocket};
 
 /// Number of bytes read if the request has no limit.
 const LIMIT_DEFAULT: u64 = 1024 * 1024;
@@ -94,8 +94,8 @@ pub async fn pull(
     no_connections_secs: i64,
     states: impl FnOnce() -> Vec<JobState>,
 ) -> Response {
-    let answer = match pull::plan(spool, after, pull::PULL_BOUNDS, states).await {
-        Ok(plan) => pull::render_body(spool, plan, no_connections_secs),
+    let answer = match dstack_pull::plan(spool, after, dstack_pull::PULL_BOUNDS, states).await {
+        Ok(plan) => dstack_pull::render_body(spool, plan, no_connections_secs),
         Err(error) => Err(error),
     };
     match answer {
@@ -140,7 +140,7 @@ async fn logs_ws(
     upgrade
         .max_message_size(MESSAGE_BYTES_MAX)
         .write_buffer_size(0)
-        .on_upgrade(move |socket| tail::serve_tailer(socket, follow, place))
+        .on_upgrade(move |socket| websocket::serve_tailer(socket, follow, place))
 }
 
 async fn start_offset(source: &StreamSource, query: &TailQuery) -> Result<u64, Response> {

@@ -20,7 +20,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::confine::DirHandle;
+use crate::safe_open::DirHandle;
 use rustix::fd::AsFd;
 
 /// Delay between two batches of events.

@@ -9,24 +9,24 @@
 //! strictly over output and states ([`stamp::Timestamps`]) and an event is returned only once nothing can be added to
 //! it.
 
+mod dstack_pull;
 pub mod follow;
 pub mod http;
 mod index;
 mod inotify;
-mod pull;
 pub mod read;
-pub mod readers;
-pub mod stamp;
-mod tail;
+pub mod reader_tracking;
 #[cfg(test)]
 mod tests;
+pub mod timestamps;
+mod websocket;
 pub mod write;
 
 pub use follow::{Follower, StreamSource};
 pub use inotify::Watcher;
 pub use read::Reader;
-pub use readers::ReaderTracker;
-pub use stamp::{IssuedTimestamp, Timestamps};
+pub use reader_tracking::ReaderTracker;
+pub use timestamps::{IssuedTimestamp, Timestamps};
 pub use windlass_model::terminal_codes as strip;
 pub use write::Writer;
 
@@ -34,7 +34,7 @@ use std::{path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use crate::confine::DirHandle;
+use crate::safe_open::DirHandle;
 
 /// Maximum size of one event in bytes: a dstack server gets an event whole, because its cursor cannot point into one.
 pub const EVENT_MAX: u64 = 256 * 1024;

@@ -15,7 +15,7 @@ use super::{
     CHUNK, EVENT_MAX, Position, Stream,
     index::{self, IndexRecord, IndexRecordKind},
 };
-use crate::confine::DirHandle;
+use crate::safe_open::DirHandle;
 
 /// Maximum number of bytes that one `read` returns.
 pub const READ_MAX: usize = 1024 * 1024;

@@ -13,7 +13,7 @@ use super::{
     EVENT_MAX, EVENT_MS, IssuedTimestamp, Position, Stream, Timestamps,
     index::{self, IndexRecord, IndexRecordKind},
 };
-use crate::confine::DirHandle;
+use crate::safe_open::DirHandle;
 
 const HOUR_MS: i64 = 3_600_000;
 

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use windlass_agent::runner::{files, unpack::child::ChildError};
+use windlass_agent::runner::{files, unpack::subprocess::ChildError};
 
 use crate::repo::RepoFixture;
 

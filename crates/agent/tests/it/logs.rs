@@ -28,7 +28,7 @@ use tokio_tungstenite::{WebSocketStream, client_async, tungstenite::Message};
 use tokio_util::sync::CancellationToken;
 
 use windlass_agent::{
-    confine::DirHandle,
+    safe_open::DirHandle,
     spool::{Reader, Spool, Stream, StreamSource, Timestamps, Watcher, Writer, http},
 };
 use windlass_api::agent::{LOG_COMPLETE_HEADER, LOG_END_HEADER, runner::PullResponse};

@@ -2,27 +2,27 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod authorization;
 mod blocks;
-mod confined;
-mod cramped;
-mod delivery;
+mod confinement;
+mod directory_access;
 mod docker;
 mod files;
+mod full_disk;
 mod fuzz;
-mod gate;
-mod hollow;
 mod host;
+mod idempotency;
 mod logs;
-mod passage;
+mod output_stress;
 mod policy;
 mod process;
 mod proxy;
 mod repo;
 mod restart;
 mod runner;
+mod simulated_runtime;
 mod ssh;
 mod support;
-mod torture;
 
 #[test]
 fn the_binary_says_its_version() {
@@ -32,4 +32,4 @@ fn the_binary_says_its_version() {
         concat!("windlass-agent ", env!("CARGO_PKG_VERSION"), "\n")
     );
 }
-mod wire;
+mod typed_client;

@@ -18,7 +18,7 @@ use windlass_agent::{
             RuntimeError,
         },
     },
-    taskdir::TaskDir,
+    task_dir::TaskDir,
 };
 use windlass_api::agent::shim::ProcessMode;
 use windlass_model::id::SubmissionId;

@@ -13,7 +13,7 @@ use tokio_tungstenite::{
 use windlass_api::agent::{
     LOG_COMPLETE_HEADER, LOG_END_HEADER,
     events::ShimEventKind,
-    pass::PortPass,
+    port_pass::PortPass,
     runner::JobRecord,
     shim::{TaskInfo, TaskStatus},
 };

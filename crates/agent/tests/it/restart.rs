@@ -14,8 +14,8 @@ use windlass_model::id::SubmissionId;
 use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 
 use crate::support::{
+    leftover_check::{assert_clean, count_records},
     shim::{Setup, Shim},
-    sweep::{assert_clean, count_records},
 };
 
 /// Limit of F14 after the start of a shim.

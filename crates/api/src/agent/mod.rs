@@ -5,7 +5,7 @@
 
 pub mod client;
 pub mod events;
-pub mod pass;
+pub mod port_pass;
 pub mod ports;
 pub mod runner;
 pub mod shim;

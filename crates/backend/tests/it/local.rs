@@ -5,8 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use windlass_api::agent::shim::{ProcessMode, TaskStatus};
 use windlass_backend::{
     Backend, BackendError, DeleteProgress, InstanceState,
+    agent_program::NAME,
     local::{LocalBackend, Runtime, Settings},
-    program::NAME,
     shim_process::ShimHome,
 };
 use windlass_model::plan::offers::Availability;

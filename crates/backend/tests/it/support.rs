@@ -16,7 +16,7 @@ use windlass_api::{
 };
 use windlass_backend::{
     AgentEndpoint, Backend, BackendInstance, Enrolment, InstanceRequest, InstanceSource,
-    program::AgentProgram,
+    agent_program::AgentProgram,
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_testkit::wait::eventually_ok_async;

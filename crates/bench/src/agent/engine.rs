@@ -22,7 +22,7 @@ impl BenchEngine {
     /// Creates an image with only a static busybox.
     pub(crate) fn from_environment(scratch: &Path) -> Result<Self> {
         let socket = std::env::var_os(SOCKET_VARIABLE)
-            .with_context(|| format!("{VARIABLE} names no engine's socket"))?;
+            .with_context(|| format!("{SOCKET_VARIABLE} names no engine's socket"))?;
         let engine = Self { socket: socket.into(), image: IMAGE.to_owned() };
         let (root, archive) = (scratch.join("image"), scratch.join("image.tar"));
         std::fs::create_dir_all(root.join("bin"))?;

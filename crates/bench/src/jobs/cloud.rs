@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
 use super::{JobsClient, JobsPlan, POLL_INTERVAL, TIMEOUT};
-use crate::{open::ConnectionPool, runs::Binaries, sheet::BenchResults};
+use crate::{open_loop::ConnectionPool, results::BenchResults, runs::Binaries};
 use windlass_testenv::{
     server::{Server, ServerOptions},
-    stage,
+    test_env,
 };
 
 /// Two regions, because a job leaves the region in which it was preempted.
@@ -63,7 +63,7 @@ pub(super) async fn run(
     let measured = measured.await;
     // Its machines outlive the server, as in a real cloud.
     drop(server);
-    stage::kill_processes_of(home);
+    test_env::kill_processes_of(home);
     sheet.about("");
     measured
 }
@@ -130,7 +130,7 @@ impl PreemptingCloud {
             let run = job.tasks.first().and_then(|task| task.runs.last()).context("no run")?;
             let instance = self.instance(run).await?;
             let lost = Instant::now();
-            stage::preempt_machine(&self.books, &instance)?;
+            test_env::preempt_machine(&self.books, &instance)?;
             let is_noticed = |job: &windlass_api::managed_jobs::ManagedJob| {
                 job.status != "RUNNING" || job.recovery_count > 0
             };

@@ -5,7 +5,7 @@
 //! have capacity for thousands of jobs at once.
 
 mod cloud;
-mod crowd;
+mod many_jobs;
 
 use std::{
     sync::Arc,
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use windlass_api::managed_jobs::{LaunchResponse, ManagedJob};
 
-use super::{flags::Flags, open::ConnectionPool, postgres_url, runs::Binaries, sheet::BenchResults};
+use super::{flags::Flags, open_loop::ConnectionPool, postgres_url, results::BenchResults, runs::Binaries};
 use windlass_testkit::temp_dir;
 
 /// Polling interval for a job.
@@ -62,7 +62,7 @@ pub async fn run(binaries: &Binaries<'_>, plan: &JobsPlan) -> Result<()> {
     let scratch = temp_dir("jobs")?;
     let mut sheet = BenchResults::new("jobs")?;
     cloud::run(binaries, &scratch.path().join("cloud"), plan, &mut sheet).await?;
-    crowd::run(binaries, &scratch.path().join("crowd"), plan, &mut sheet).await?;
+    many_jobs::run(binaries, &scratch.path().join("crowd"), plan, &mut sheet).await?;
     sheet.save()?;
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! requested time, runs are submitted, read, listed and stopped at random times; finally half of the population is
 //! cancelled at once. Only the server's responses and the kernel's counters are measured.
 
-pub(crate) mod house;
+pub(crate) mod cluster;
 mod traffic;
 
 use std::{
@@ -17,11 +17,13 @@ use anyhow::{Result, ensure};
 use tokio::task::JoinHandle;
 
 use self::{
-    house::{ClusterOptions, LoadCluster},
+    cluster::{ClusterOptions, LoadCluster},
     traffic::LoadTraffic,
 };
-use super::{api, flags::Flags, open::ConnectionPool, postgres_url, runs::Binaries, sheet::BenchResults};
-use windlass_testenv::{hosts, process};
+use super::{
+    api, flags::Flags, open_loop::ConnectionPool, postgres_url, results::BenchResults, runs::Binaries,
+};
+use windlass_testenv::{hollow_hosts, process};
 use windlass_testkit::temp_dir;
 
 /// Sampling interval of the memory.
@@ -174,7 +176,7 @@ impl MemoryWatch {
 
 /// Inserts finished runs into the database before a server starts on it.
 async fn create_history(data: &Path, opening: &ClusterOptions<'_>) -> Result<()> {
-    let url = hosts::database_url(data, opening.postgres);
+    let url = hollow_hosts::database_url(data, opening.postgres);
     if opening.history > 0 { api::insert_finished_runs(&url, opening.history).await } else { Ok(()) }
 }
 

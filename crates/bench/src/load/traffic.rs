@@ -14,8 +14,8 @@ use windlass_testkit::rng::Rng;
 
 use super::LoadPlan;
 use crate::{
-    open::{ArrivalPlan, ConnectionPool, LatencyTally, StreamLimit},
-    sheet::BenchResults,
+    open_loop::{ArrivalPlan, ConnectionPool, LatencyTally, StreamLimit},
+    results::BenchResults,
 };
 use windlass_testenv::server::submission;
 

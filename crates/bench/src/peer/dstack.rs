@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::shelf::FileServer;
+use super::file_server::FileServer;
 use windlass_testenv::server::{Client, TOKEN};
 
 /// It searches for catalogues on the network while it starts.

@@ -5,7 +5,7 @@
 //! of one is directly followed by that of the other.
 
 mod dstack;
-mod shelf;
+mod file_server;
 
 use std::{
     path::Path,
@@ -21,10 +21,10 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use self::dstack::DstackServer;
-use super::{runs::Binaries, sheet::BenchResults};
+use super::{results::BenchResults, runs::Binaries};
 use windlass_testenv::server::{Client, Server, ServerOptions, TOKEN};
 use windlass_testenv::{
-    closed::{self, LoadFigures, RequestLoad},
+    closed_loop::{self, LoadFigures, RequestLoad},
     process,
 };
 use windlass_testkit::lab::{Lab, LabHost, WORKER};
@@ -191,9 +191,9 @@ impl MeasuredSystem {
     }
 
     async fn load(&self, path: &str, body: &str, connections: usize) -> Result<LoadFigures> {
-        let request = closed::build_post(path, TOKEN, body);
+        let request = closed_loop::build_post(path, TOKEN, body);
         let load = RequestLoad { address: self.address.clone(), request, connections, lasts: DURATION };
-        closed::run_load(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
+        closed_loop::run_load(&load, |_, _| None).await.with_context(|| format!("{}: load {path}", self.name))
     }
 
     /// Creates an SSH fleet of one host, and waits until it accepts jobs.

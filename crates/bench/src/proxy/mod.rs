@@ -5,7 +5,7 @@
 //! rounds counts.
 
 mod node;
-mod parts;
+mod programs;
 mod streams;
 
 use std::{
@@ -16,10 +16,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use self::parts::{PinnedProcess, WrkRun, WrkSample};
-use super::{flags::Flags, sheet::BenchResults};
+use self::programs::{PinnedProcess, WrkRun, WrkSample};
+use super::{flags::Flags, results::BenchResults};
 use windlass_testenv::{
-    closed::{self, RequestLoad},
+    closed_loop::{self, RequestLoad},
     process,
 };
 use windlass_testkit::temp_dir;
@@ -57,7 +57,7 @@ impl ProxyPlan {
 pub fn part(word: &str, arguments: &[String]) -> Option<Result<()>> {
     match word {
         "proxy-node" => Some(node::run(arguments)),
-        "proxy-upstream" => Some(parts::upstream(arguments)),
+        "proxy-upstream" => Some(programs::upstream(arguments)),
         _ => None,
     }
 }
@@ -88,7 +88,7 @@ impl ProxySystem {
                 PinnedProcess::start(PROXY_CORE, &program, &words, address).await
             }
             Self::Nginx => {
-                let file = parts::nginx_config(scratch, address, upstream)?;
+                let file = programs::nginx_config(scratch, address, upstream)?;
                 let words = ["-c".to_owned(), file.display().to_string()];
                 PinnedProcess::start(PROXY_CORE, Path::new("nginx"), &words, address).await
             }
@@ -102,7 +102,7 @@ fn free_address() -> Result<SocketAddr> {
 
 pub async fn run(plan: ProxyPlan) -> Result<()> {
     ensure!(std::thread::available_parallelism()?.get() >= 2, "two cores are needed");
-    parts::raise_file_limit(2 * plan.streams as u64 + EXTRA_FILES)?;
+    programs::raise_file_limit(2 * plan.streams as u64 + EXTRA_FILES)?;
     let scratch = temp_dir("proxy")?;
     let address = free_address()?;
     let words = ["proxy-upstream".to_owned(), address.to_string()];
@@ -212,7 +212,7 @@ async fn measure_added_latency(
     let ask = async |address: SocketAddr| {
         let request = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".to_vec();
         let load = RequestLoad { address: address.to_string(), request, connections: 1, lasts: plan.lasts };
-        closed::run_load(&load, |_, _| None).await
+        closed_loop::run_load(&load, |_, _| None).await
     };
     let us = |span: Duration| span.as_secs_f64() * 1e6;
     let direct = ask(upstream.address).await?;

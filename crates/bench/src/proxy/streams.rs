@@ -18,9 +18,9 @@ use tokio::{
 
 use super::{
     measure_idle_memory,
-    parts::{EVENT_INTERVAL, PinnedProcess},
+    programs::{EVENT_INTERVAL, PinnedProcess},
 };
-use crate::sheet::BenchResults;
+use crate::results::BenchResults;
 use windlass_testenv::process;
 
 /// Number of streams that are opened concurrently.

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::{Binaries, has_active_run, measure_run, wait_for_hosts};
-use crate::sheet::BenchResults;
+use crate::results::BenchResults;
 use windlass_testenv::{
-    hosts::HollowHosts,
+    hollow_hosts::HollowHosts,
     server::{Client, Server, ServerOptions, submission},
 };
 
@@ -123,14 +123,14 @@ async fn measure_throughput(server: &Server, sheet: &mut BenchResults) -> Result
     // The first connection has been idle for longer than the server keeps such connections.
     let mut client = server.client().await?;
     while has_active_run(&mut client).await? {
-        ensure!(started.elapsed() < TIMEOUT, "not all of {LIVES} runs end");
+        ensure!(started.elapsed() < TIMEOUT, "not all of {THROUGHPUT_RUNS} runs end");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let took = started.elapsed();
     let each = (server.cpu_secs()? - cpu) / THROUGHPUT_RUNS as f64;
     let rate = |took: Duration| THROUGHPUT_RUNS as f64 / took.as_secs_f64();
     sheet.figure("submits_per_s", "submits, while runs go on", rate(submitted), "/s")?;
-    sheet.figure("lives_per_s", &format!("whole lives, of {LIVES}"), rate(took), "/s")?;
+    sheet.figure("lives_per_s", &format!("whole lives, of {THROUGHPUT_RUNS}"), rate(took), "/s")?;
     sheet.figure("cpu_ms", "server's processor time, each", each * 1e3, "ms")?;
     sheet.figure("resident_mb", "server, resident after that", server.resident_mb()?, "MB")?;
     for (pipeline, count) in claims_by_pipeline(&mut client).await? {

@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::sheet::BenchResults;
+use super::results::BenchResults;
 use windlass_testenv::server::{Client, Server, submission};
 use windlass_testkit::temp_dir;
 

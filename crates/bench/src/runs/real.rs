@@ -10,7 +10,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{Binaries, TIMEOUT, measure_run, wait_for_hosts};
-use crate::{agent::engine::BenchEngine, sheet::BenchResults};
+use crate::{agent::engine::BenchEngine, results::BenchResults};
 use windlass_testenv::server::{Client, Server, ServerOptions, submission};
 
 const REPEATS: usize = 10;

@@ -10,6 +10,7 @@ use super::{apply::ports, is_finished, logs::since};
 use crate::{
     cli::ServerArgs,
     context::{self, Context},
+    error::{CliError, ErrorCode},
     exit::Exit,
     follow::{
         self, FollowOptions, JobProgress, LogPrinter, OutputMode, PortForwards, Ports, SshLogin,
@@ -17,7 +18,6 @@ use crate::{
         ssh::{self, LoginTarget},
     },
     output,
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\

@@ -17,17 +17,17 @@ use windlass_model::{
         self,
         env::EnvValue,
         error::{Code, Diagnosis},
-        resolve, unsupported,
+        references, unsupported,
     },
-    sky::{self, CommandLineValues, SecretValue, TaskFileKind},
+    skypilot::{self, CommandLineValues, SecretValue, TaskFileKind},
 };
 
 use self::images::{ImageChecker, ImageReport};
 use crate::{
     cli::{Format, OutputArgs},
+    error::{self, CliError},
     exit::Exit,
-    output::{self, words},
-    problem::{self, CliError},
+    output::{self, format},
 };
 
 const EXAMPLES: &str = "\
@@ -48,10 +48,10 @@ pub(crate) struct Args {
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Variable to set, as in `apply` and `jobs launch`
-    #[arg(short, long = "env", value_name = "K=V", value_parser = assignment)]
+    #[arg(short, long = "env", value_name = "K=V", value_parser = parse_assignment)]
     pub(crate) env: Vec<(String, String)>,
     /// Secret of a task file to set, as in `jobs launch`
-    #[arg(long = "secret", value_name = "K=V", value_parser = assignment)]
+    #[arg(long = "secret", value_name = "K=V", value_parser = parse_assignment)]
     pub(crate) secret: Vec<(String, String)>,
     /// Query registries for the images of configurations and their platforms
     #[arg(long)]
@@ -90,7 +90,7 @@ impl Dialect {
     fn detect(file: &Path, source: &str) -> Self {
         if file.file_stem().is_some_and(|stem| stem == "profiles") {
             Self::Profiles
-        } else if sky::is_task_file(source) {
+        } else if skypilot::is_task_file(source) {
             Self::Skypilot
         } else {
             Self::Windlass
@@ -115,7 +115,7 @@ struct ValidFile {
 
 /// The result for one file.
 enum CheckResult {
-    ValidFile { dialect: Dialect, source: String, valid: Box<ValidFile> },
+    Valid { dialect: Dialect, source: String, valid: Box<ValidFile> },
     Invalid { dialect: Dialect, source: String, problems: Vec<Diagnosis> },
     Unreadable { problem: String },
 }
@@ -183,8 +183,8 @@ fn check_task_file(source: &str, args: &Args) -> Result<ValidFile, Vec<Diagnosis
     let envs: BTreeMap<String, String> = args.env.iter().cloned().collect();
     let secrets =
         args.secret.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone()))).collect();
-    let parsed = sky::parse_task_file(source, &CommandLineValues { envs, secrets })?;
-    let tasks = words::count(parsed.plan.tasks.len(), "task");
+    let parsed = skypilot::parse_task_file(source, &CommandLineValues { envs, secrets })?;
+    let tasks = format::count(parsed.plan.tasks.len(), "task");
     let described = match parsed.kind {
         TaskFileKind::Single => "SkyPilot task".to_owned(),
         TaskFileKind::Pipeline => format!("SkyPilot pipeline of {tasks}"),
@@ -230,7 +230,7 @@ fn resolved(
             String::new()
         }))
     };
-    match resolve::resolve_for_client(configuration, &[], environment) {
+    match references::resolve_for_client(configuration, &[], environment) {
         Ok(()) => {
             let run = parsed.configuration.run();
             let image = images.zip(run).and_then(|(images, run)| images.check(run));
@@ -308,7 +308,7 @@ fn document(file: &str, checked: &CheckResult) -> Value {
             json!({ "file": file, "valid": false, "dialect": dialect.as_str(), "problems": problems })
         }
         CheckResult::Unreadable { problem } => {
-            json!({ "file": file, "valid": false, "problems": [{ "code": problem::ErrorCode::Failed.id(), "message": format!("read the file: {problem}") }] })
+            json!({ "file": file, "valid": false, "problems": [{ "code": error::ErrorCode::Failed.id(), "message": format!("read the file: {problem}") }] })
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use clap_complete::env::Shells;
 
-use crate::{complete, exit::Exit, output, problem::CliError};
+use crate::{complete, error::CliError, exit::Exit, output};
 
 const EXAMPLES: &str = "\
 Examples:

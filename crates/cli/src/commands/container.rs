@@ -1,18 +1,18 @@
 //! `windlass container`: commands on the container queue.
 
 use serde_json::{Value, json};
-use windlass_api::queue::{QueueError, QueueHttpClient, percent_encode};
+use windlass_api::queue_client::{QueueError, QueueHttpClient, percent_encode};
 
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
         self,
-        facts::DetailView,
+        detail_view::DetailView,
         table::{Cell, Table},
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\

@@ -5,11 +5,11 @@ use serde::Serialize;
 use crate::{
     cli::OutputArgs,
     context::closest_name,
+    error::{CliError, ErrorCode},
     exit::Exit,
     home::Home,
     login::{self, DEFAULT_PROJECT, Login},
     output::{self, ListView, table::Table},
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List servers
     #[command(after_help = "Examples:\n  windlass context list -o json")]
-    ListView,
+    List,
     /// Select the server that commands use
     #[command(after_help = "Examples:\n  windlass context use lab\n  windlass context use local")]
     Use {

@@ -10,14 +10,13 @@ use super::logs::since;
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context,
+    error::CliError,
     exit::Exit,
     output::{
-        self,
+        self, format,
         style::Colour,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -140,7 +139,7 @@ fn hours(hours: f64) -> String {
 
 /// Rounds to cents; amounts below one cent keep their digits.
 fn format_money(dollars: f64) -> String {
-    if dollars == 0.0 || dollars >= 0.01 { format!("${dollars:.2}") } else { words::price(dollars) }
+    if dollars == 0.0 || dollars >= 0.01 { format!("${dollars:.2}") } else { format::price(dollars) }
 }
 
 #[cfg(test)]

@@ -19,9 +19,9 @@ use super::{apply::parse_file, fleet, gateway, is_finished, volume, wait_for_end
 use crate::{
     cli::ServerArgs,
     context::{self, Context},
+    error::{CliError, ErrorCode},
     exit::Exit,
     output,
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\

@@ -15,11 +15,11 @@ use windlass_server::config::{Settings, SettingsSource};
 use super::server::{LogFormat, LogLevel, StartMode, block_on_workers, log, serve};
 use crate::{
     context::{Context, run_name},
+    error::CliError,
     exit::Exit,
-    local,
+    local_server,
     login::{DEFAULT_PROJECT, ServerTarget},
     output,
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -66,7 +66,7 @@ impl DataDir {
         if let Some(path) = given {
             return Ok(Self { path: path.to_owned(), kept: true });
         }
-        let name = format!("windlass-dev-{}-{}", std::process::id(), &local::generate_token()?[..8]);
+        let name = format!("windlass-dev-{}-{}", std::process::id(), &local_server::generate_token()?[..8]);
         let path = std::env::temp_dir().join(name);
         // The directory must be new: in a shared `/tmp` another user may have created it.
         std::fs::DirBuilder::new()
@@ -88,7 +88,7 @@ impl Drop for DataDir {
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
     log(args.log_level, LogFormat::Text);
     let place = DataDir::new(args.data_dir.as_deref())?;
-    let token = local::generate_token()?;
+    let token = local_server::generate_token()?;
     let given = SettingsSource {
         port: Some(args.port),
         data_dir: Some(place.path.clone()),

@@ -7,21 +7,21 @@ use tokio::{
     signal::unix::{SignalKind, signal},
     time::Instant,
 };
-use windlass_api::queue::QueueHttpClient;
+use windlass_api::queue_client::QueueHttpClient;
 use windlass_dispatch::{
-    hook::{self, WakeSocket},
     local::{self, LocalScheduler},
     metrics::Metrics,
-    news::QueueEvents,
-    queue::{DispatcherName, QueueClient},
-    rounds::{Dispatcher, RoundError, Settings},
+    queue_client::{DispatcherName, QueueClient},
+    queue_events::QueueEvents,
+    reconcile_loop::{Dispatcher, RoundError, Settings},
     scheduler::Scheduler,
     slurm::{self, Slurm},
+    wake_socket::{self, WakeSocket},
 };
-use windlass_model::{causes::chain, time::Span};
+use windlass_model::{error_chain::chain, time::Span};
 
 use super::server::{LogFormat, LogLevel, block_on_workers, log};
-use crate::{cli::ServerArgs, context, exit::Exit, login, output, problem::CliError};
+use crate::{cli::ServerArgs, context, error::CliError, exit::Exit, login, output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -115,7 +115,7 @@ pub(crate) enum Action {
     #[command(
         after_help = "Examples:\n  windlass dispatch local --token-file dispatch.token --dir /var/lib/windlass/containers"
     )]
-    LocalScheduler {
+    Local {
         #[command(flatten)]
         common: CommonArgs,
         /// Directory for the state of attempts, so that a restarted dispatcher finds them
@@ -161,7 +161,7 @@ pub(crate) fn run(args: Args) -> Result<Exit, CliError> {
     match args.action {
         Action::Token { at } => token(&at),
         Action::Knock { socket } => {
-            hook::notify(&socket).map_err(|error| {
+            wake_socket::notify(&socket).map_err(|error| {
                 CliError::from_error(&format!("knock at {}", socket.display()), &error)
                     .hint("a dispatcher with `--hook-socket` listens there while it runs")
             })?;

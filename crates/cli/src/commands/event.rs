@@ -17,14 +17,13 @@ use super::{fleet, gateway, instance, logs::since, secret, volume};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
-        self, ListView,
+        self, ListView, format,
         style::{Colour, Style},
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const PAGE: i64 = 100;
@@ -281,7 +280,7 @@ fn table(events: &[Event], wide: bool) -> Table {
         head.extend(["AGO", "ID"]);
     }
     let mut table = Table::new(head);
-    let now = words::now();
+    let now = format::now();
     for event in events {
         let mut row = vec![
             Cell::coloured(format_time(event), Colour::Dim),
@@ -290,7 +289,7 @@ fn table(events: &[Event], wide: bool) -> Table {
             event.message.as_str().into(),
         ];
         if wide {
-            row.extend([words::ago(event.recorded_at, now).into(), event.id.to_string().into()]);
+            row.extend([format::ago(event.recorded_at, now).into(), event.id.to_string().into()]);
         }
         table.row(row);
     }

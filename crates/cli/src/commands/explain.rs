@@ -5,9 +5,9 @@ use serde::Serialize;
 use crate::{
     cli::OutputArgs,
     context::closest_name,
+    error::{CliError, ErrorCode},
     exit::Exit,
     output::{self, ListView, table::Table},
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -97,7 +97,7 @@ fn unknown(wanted: &str, code: &str) -> CliError {
 mod tests {
     use std::{collections::BTreeSet, path::Path};
 
-    use super::{Code, PAGES};
+    use super::{ErrorCode, PAGES};
 
     #[test]
     fn every_code_has_a_page_and_a_line_in_the_list() {

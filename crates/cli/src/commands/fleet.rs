@@ -15,13 +15,12 @@ use super::{apply, instance::status_reason};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
-        self, ListView,
+        self, ListView, format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -51,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List fleets and their instances
     #[command(after_help = "Examples:\n  windlass fleet list -w")]
-    ListView(WatchArgs),
+    List(WatchArgs),
     /// Show a fleet
     #[command(after_help = "Examples:\n  windlass fleet get rack -o json")]
     Get {
@@ -259,7 +258,7 @@ fn format_unusable_reason(instance: &Instance) -> Option<String> {
 }
 
 fn table(fleets: &[Fleet], wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut table = if wide {
         Table::new([
             "NAME",
@@ -286,7 +285,7 @@ fn table(fleets: &[Fleet], wide: bool) -> Table {
             "".into(),
             "".into(),
             Cell::status(&fleet.status),
-            words::ago(fleet.created_at, now).into(),
+            format::ago(fleet.created_at, now).into(),
         ]);
         if wide {
             row.push(fleet.status_message.clone().unwrap_or_default().into());
@@ -316,20 +315,20 @@ fn format_nodes(configuration: &Value) -> String {
 fn instance_row(instance: &Instance, wide: bool, now: windlass_model::time::Timestamp) -> Vec<Cell> {
     let kind = instance.instance_type.as_ref().and_then(|kind| kind.value().ok()).unwrap_or_default();
     let region = instance.region.as_deref().unwrap_or_default();
-    let backend = instance.backend.as_deref().map(|name| words::backend(name, region)).unwrap_or_default();
+    let backend = instance.backend.as_deref().map(|name| format::backend(name, region)).unwrap_or_default();
     let mut row: Vec<Cell> = vec![
         format!("  instance={}", instance.instance_num).into(),
         "".into(),
-        words::resources(&kind["resources"]).into(),
+        format::resources(&kind["resources"]).into(),
     ];
     if wide {
         row.push(kind["name"].as_str().unwrap_or_default().into());
     }
     row.extend([
         backend.into(),
-        instance.price.map(words::price).unwrap_or_default().into(),
+        instance.price.map(format::price).unwrap_or_default().into(),
         Cell::status(status(instance)),
-        words::ago(instance.created, now).into(),
+        format::ago(instance.created, now).into(),
     ]);
     if wide {
         row.push(status_reason(instance).into());
@@ -358,7 +357,7 @@ pub(crate) fn status(instance: &Instance) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::{Instance, hindrance};
+    use super::{Instance, format_unusable_reason};
 
     fn instance(status: &str, message: Option<&str>, unreachable: bool) -> Instance {
         serde_json::from_value(json!({

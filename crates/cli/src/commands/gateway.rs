@@ -15,14 +15,14 @@ use windlass_api::{
 use crate::{
     cli::{OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
         self, ListView,
-        facts::DetailView,
+        detail_view::DetailView,
+        format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -50,7 +50,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List gateways
     #[command(after_help = "Examples:\n  windlass gateway list")]
-    ListView(WatchArgs),
+    List(WatchArgs),
     /// Show a gateway
     #[command(after_help = "Examples:\n  windlass gateway get entry")]
     Get {
@@ -199,7 +199,7 @@ fn facts(gateway: &Gateway) -> DetailView {
 }
 
 fn table(gateways: &[Gateway], wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut head = vec!["NAME", "BACKEND", "HOSTNAME", "DOMAIN", "DEFAULT", "STATUS"];
     if wide {
         head.extend(["REGION", "CREATED", "ERROR"]);
@@ -217,7 +217,7 @@ fn table(gateways: &[Gateway], wide: bool) -> Table {
         if wide {
             row.extend([
                 gateway.region.clone().unwrap_or_default().into(),
-                words::ago(gateway.created_at, now).into(),
+                format::ago(gateway.created_at, now).into(),
                 gateway.status_message.clone().unwrap_or_default().into(),
             ]);
         }

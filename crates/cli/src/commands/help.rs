@@ -5,9 +5,9 @@ use clap::CommandFactory as _;
 use crate::{
     cli::Cli,
     context::closest_name,
+    error::{CliError, ErrorCode},
     exit::Exit,
     output,
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\

@@ -8,20 +8,20 @@ use windlass_api::{
     operations::{ListInstances, ReadInstance},
 };
 use windlass_backend::processes_of;
-use windlass_model::plan::runs_in::ProcessSupport;
+use windlass_model::plan::execution_mode::ProcessSupport;
 
 use super::instance_status;
 use crate::{
     cli::{OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
         self, ListView,
-        facts::DetailView,
+        detail_view::DetailView,
+        format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const PAGE: i64 = 1000;
@@ -63,7 +63,7 @@ pub(crate) struct ListArgs {
 pub(crate) enum Action {
     /// List instances
     #[command(after_help = "Examples:\n  windlass instance list -a")]
-    ListView(ListArgs),
+    List(ListArgs),
     /// Show an instance by name or ID
     #[command(after_help = "Examples:\n  windlass instance get rack-0")]
     Get {
@@ -141,11 +141,11 @@ fn kind(instance: &Instance) -> Value {
 
 pub(crate) fn format_backend(instance: &Instance) -> &str {
     let region = instance.region.as_deref().unwrap_or_default();
-    instance.backend.as_deref().map(|name| words::backend(name, region)).unwrap_or_default()
+    instance.backend.as_deref().map(|name| format::backend(name, region)).unwrap_or_default()
 }
 
 pub(crate) fn resources(instance: &Instance) -> String {
-    words::resources(&kind(instance)["resources"])
+    format::resources(&kind(instance)["resources"])
 }
 
 /// `2/8`; empty for an instance that is not divided.
@@ -179,9 +179,9 @@ pub(crate) fn processes(instance: &Instance) -> Option<ProcessSupport> {
 }
 
 pub(crate) fn facts(instance: &Instance) -> DetailView {
-    let now = words::now();
+    let now = format::now();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let ago = |time: Option<_>| time.map(|time| words::ago(time, now)).unwrap_or_default();
+    let ago = |time: Option<_>| time.map(|time| format::ago(time, now)).unwrap_or_default();
     let mut facts = DetailView::new();
     facts.add("Name", &instance.name);
     facts.status("Status", instance_status(instance));
@@ -204,7 +204,7 @@ pub(crate) fn facts(instance: &Instance) -> DetailView {
     facts.add("Plain processes", processes(instance).map(|them| them.to_string()).unwrap_or_default());
     facts.add("Driver", instance.gpu_driver.as_ref().map(|gpu| gpu.version.clone()).unwrap_or_default());
     facts.add("Agent", text(&instance.agent_version));
-    facts.add("Price", instance.price.map(words::price).unwrap_or_default());
+    facts.add("Price", instance.price.map(format::price).unwrap_or_default());
     facts.add("Created", instance.created.to_string());
     facts.add("Id", instance.id.to_string());
     facts
@@ -220,7 +220,7 @@ fn unreachable_hint(instance: &Instance) -> String {
 }
 
 fn table(instances: &[Instance], wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut head = vec!["NAME", "FLEET", "BACKEND", "RESOURCES", "PRICE", "STATUS", "JOB"];
     if wide {
         head.extend(["BLOCKS", "TYPE", "HOST", "REGION", "DRIVER", "SEEN", "CREATED", "ERROR"]);
@@ -233,7 +233,7 @@ fn table(instances: &[Instance], wide: bool) -> Table {
             text(&instance.fleet_name),
             format_backend(instance).into(),
             resources(instance).into(),
-            instance.price.map(words::price).unwrap_or_default().into(),
+            instance.price.map(format::price).unwrap_or_default().into(),
             Cell::status(instance_status(instance)),
             text(&instance.job_name),
         ];
@@ -245,8 +245,8 @@ fn table(instances: &[Instance], wide: bool) -> Table {
                 text(&instance.hostname),
                 text(&instance.region),
                 text(&driver),
-                instance.seen_at.map(|time| words::ago(time, now)).unwrap_or_default().into(),
-                words::ago(instance.created, now).into(),
+                instance.seen_at.map(|time| format::ago(time, now)).unwrap_or_default().into(),
+                format::ago(instance.created, now).into(),
                 status_reason(instance).into(),
             ]);
         }

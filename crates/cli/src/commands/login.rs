@@ -13,11 +13,11 @@ use windlass_api::{
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     home::Home,
     login::{self, DEFAULT_PROJECT, Login, ServerTarget},
     output,
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\

@@ -9,7 +9,7 @@ use windlass_api::{
     runs::{Job, ReadRequest, Run},
 };
 use windlass_model::{
-    config::units::parse_duration,
+    config::quantities::parse_duration,
     time::{Span, Timestamp},
 };
 
@@ -17,13 +17,13 @@ use super::stop::is_finished;
 use crate::{
     cli::ServerArgs,
     context::{self, Context},
+    error::{CliError, ErrorCode},
     exit::Exit,
     follow::{
         LogChunk, LogMux, LogPages, LogPrinter, LogRange, LogTail, OutputMode, PollBackoff, ProgressTree,
         PumpEnd, find_last_lines, ssh::parse_job_name,
     },
-    output::{self, words},
-    problem::{CliError, ErrorCode},
+    output::{self, format},
 };
 
 const EXAMPLES: &str = "\
@@ -133,7 +133,7 @@ pub(crate) async fn print_run_logs(
 /// Parses a time: a duration ago, or a timestamp.
 pub(crate) fn since(text: &str) -> Result<Timestamp, CliError> {
     if let Ok(secs) = parse_duration(text) {
-        return Ok(words::now() - Span::secs(secs));
+        return Ok(format::now() - Span::secs(secs));
     }
     Timestamp::parse(text).map_err(|_| {
         CliError::usage(format!("`{text}` is not a time"))
@@ -306,7 +306,7 @@ impl LogQuery<'_> {
                 .why("it was started once only")
                 .hint(format!("`windlass logs {name}` shows that"));
         }
-        problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job")))
+        problem.hint(format!("`windlass ps` shows its {}", format::count(run.jobs.len(), "job")))
     }
 }
 

@@ -11,9 +11,9 @@ use windlass_model::time::{Span, Timestamp};
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
-    output::{self, ListView, live, spark, style::Style, table::Table, words},
-    problem::CliError,
+    output::{self, ListView, format, sparkline, style::Style, table::Table, watch},
 };
 
 /// Retention of the server for running jobs.
@@ -73,8 +73,8 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         }
         let jobs = jobs(&run, args)?;
         if args.watch {
-            return live::watch_table(args.output.format, async |_| {
-                Ok(table(&used(cx, args, &jobs).await?, words::now()))
+            return watch::watch_table(args.output.format, async |_| {
+                Ok(table(&used(cx, args, &jobs).await?, format::now()))
             })
             .await;
         }
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
         ListView { project: Some(&cx.project), kind: "metrics", name, none: &none }.print(
             &known,
             args.output.format,
-            |_| table(&known, words::now()),
+            |_| table(&known, format::now()),
         )?;
         Ok(Exit::Done)
     })
@@ -102,7 +102,7 @@ async fn show_requests(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         Err(error) => Err(cx.explain(&error).await),
     };
     if args.watch {
-        return live::watch_table(args.output.format, async |_| {
+        return watch::watch_table(args.output.format, async |_| {
             Ok(requests_table(&args.name, &ask().await?))
         })
         .await;
@@ -160,7 +160,7 @@ fn jobs(run: &Run, args: &Args) -> Result<Vec<(i64, i64)>, CliError> {
     let found: Vec<(i64, i64)> = all.filter(wanted).collect();
     if found.is_empty() {
         let problem = CliError::new(format!("find that job of `{}`", args.name));
-        return Err(problem.hint(format!("`windlass ps` shows its {}", words::count(run.jobs.len(), "job"))));
+        return Err(problem.hint(format!("`windlass ps` shows its {}", format::count(run.jobs.len(), "job"))));
     }
     Ok(found)
 }
@@ -200,7 +200,7 @@ fn latest_value(metrics: &[Metric], name: &str) -> Option<f64> {
 fn chart(metric: &Metric, full: f64, (from, until): (i64, i64)) -> String {
     let points = metric.timestamps.iter().zip(&metric.values);
     let points: Vec<(i64, f64)> = points.filter_map(|(at, value)| Some((at.0, value.as_f64()?))).collect();
-    spark::sparkline(&points, from, until, CHART_WIDTH, full)
+    sparkline::sparkline(&points, from, until, CHART_WIDTH, full)
 }
 
 /// Maximum of the series, as the scale if the capacity is unknown.

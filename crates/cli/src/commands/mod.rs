@@ -25,6 +25,7 @@ pub(crate) mod metrics;
 pub(crate) mod offer;
 pub(crate) mod project;
 pub(crate) mod ps;
+mod resource_flags;
 pub(crate) mod run;
 pub(crate) mod secret;
 pub(crate) mod server;
@@ -34,7 +35,6 @@ pub(crate) mod stop;
 pub(crate) mod top;
 pub(crate) mod user;
 pub(crate) mod volume;
-mod wants;
 pub(crate) mod why;
 
 use std::process::ExitCode;

@@ -10,18 +10,17 @@ use windlass_api::{
 };
 use windlass_model::config::{Configuration, error};
 
-use super::{apply::refusals, wants::ResourceArgs};
+use super::{apply::refusals, resource_flags::ResourceArgs};
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
-        self, ListView,
+        self, ListView, format,
         style::Colour,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 /// Maximum number of locations listed when nothing fits.
@@ -160,7 +159,7 @@ fn print_notes(job: &JobPlan, why: Option<&Value>) {
     if shown < total {
         output::print_message(&format!(
             "Shown {shown} of {}; `--max-offers N` shows more.",
-            words::count(total, "offer")
+            format::count(total, "offer")
         ));
     }
     let lines = why.map(|why| refusals(why, REFUSALS_MAX)).unwrap_or_default();
@@ -196,10 +195,10 @@ fn table(offers: &[Offer], wide: bool) -> Table {
         let number: u32 = number;
         let mut row = vec![
             number.to_string().into(),
-            words::backend(offer.backend.as_str(), &offer.region).into(),
-            words::resources(&resources).into(),
+            format::backend(offer.backend.as_str(), &offer.region).into(),
+            format::resources(&resources).into(),
             offer.instance.name.as_str().into(),
-            words::price(offer.price).into(),
+            format::price(offer.price).into(),
             format_availability(&offer.availability),
         ];
         if wide {
@@ -256,7 +255,7 @@ fn format_words(value: &Value, one: &str, many: &str) -> String {
 fn format_backends(gpu: &Value) -> String {
     let region = format_words(gpu, "region", "regions");
     let names = format_words(gpu, "backend", "backends");
-    names.split(", ").map(|name| words::backend(name, &region)).collect::<Vec<_>>().join(", ")
+    names.split(", ").map(|name| format::backend(name, &region)).collect::<Vec<_>>().join(", ")
 }
 
 fn format_range(value: &Value, show: impl Fn(f64) -> String) -> String {
@@ -282,7 +281,7 @@ fn gpu_table(gpus: &[Value], regions: bool) -> Table {
             number.to_string().into(),
             format!("{name}:{memory}GB:{count}").into(),
             format_words(gpu, "", "spot").into(),
-            format_range(&gpu["price"], words::price).into(),
+            format_range(&gpu["price"], format::price).into(),
             format_backends(gpu).into(),
             format_words(gpu, "", "availability").into(),
         ];

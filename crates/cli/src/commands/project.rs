@@ -17,16 +17,16 @@ use windlass_api::{
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     home::Home,
     login,
     output::{
         self, ListView,
-        facts::DetailView,
+        detail_view::DetailView,
+        format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -55,7 +55,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List projects
     #[command(after_help = "Examples:\n  windlass project list -o wide")]
-    ListView,
+    List,
     /// Show a project
     #[command(after_help = "Examples:\n  windlass project get lab")]
     Get {
@@ -294,7 +294,7 @@ fn facts(project: &Project) -> DetailView {
 }
 
 fn table(projects: &[Project], default: &str, wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut head = vec!["PROJECT", "OWNER", "MEMBERS", "DEFAULT"];
     if wide {
         head.extend(["PUBLIC", "CREATED", "ID"]);
@@ -310,7 +310,7 @@ fn table(projects: &[Project], default: &str, wide: bool) -> Table {
         if wide {
             row.extend([
                 (if project.is_public { "yes" } else { "" }).into(),
-                project.created_at.map(|time| words::ago(time, now)).unwrap_or_default().into(),
+                project.created_at.map(|time| format::ago(time, now)).unwrap_or_default().into(),
                 project.project_id.to_string().into(),
             ]);
         }

@@ -14,14 +14,13 @@ use super::is_finished;
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context, run_name},
+    error::CliError,
     exit::Exit,
-    follow::rollout,
+    follow::deployment_status,
     output::{
-        self, ListView,
+        self, ListView, format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -125,7 +124,7 @@ async fn print_once(cx: &Context, args: &Args) -> Result<Exit, CliError> {
     } else {
         "No active runs. `windlass ps -a` shows finished ones too."
     };
-    ListView { project: Some(&cx.project), kind: "runs", name: name_of, none }.print(
+    ListView { project: Some(&cx.project), kind: "runs", name: run_name, none }.print(
         &runs,
         args.output.format,
         |wide| table(&runs, wide, &cx.url),
@@ -216,11 +215,11 @@ struct Columns {
 
 impl Columns {
     fn for_runs(runs: &[Run], wide: bool, server: &str) -> Self {
-        let now = words::now();
+        let now = format::now();
         Self {
             wide,
             url: runs.iter().any(|run| url(run, server).is_some()),
-            next_start: runs.iter().any(|run| rollout::next_start(run, now).is_some()),
+            next_start: runs.iter().any(|run| deployment_status::next_start(run, now).is_some()),
             message: runs.iter().any(|run| {
                 let jobs = run.jobs.iter().filter(|_| run.jobs.len() > 1).map(Some);
                 std::iter::once(run.jobs.first().filter(|_| run.jobs.len() == 1))
@@ -257,7 +256,7 @@ impl Columns {
 
 /// URL of a service that has not ended.
 fn url(run: &Run, server: &str) -> Option<String> {
-    rollout::url(run, server).filter(|_| !is_finished(&run.status))
+    deployment_status::url(run, server).filter(|_| !is_finished(&run.status))
 }
 
 /// Status of a run or of one of its jobs, with its message.
@@ -266,8 +265,8 @@ fn status<'a>(run: &'a Run, job: Option<&'a Job>) -> (&'a str, &'a str) {
     let is_its_own = run.status_message.contains("retry") || run.status == "pending";
     let latest = job.and_then(|job| job.job_submissions.last());
     match latest.filter(|_| run.jobs.len() != 1 || !is_its_own) {
-        Some(latest) => words::status(&latest.status, &latest.status_message),
-        None => words::status(&run.status, &run.status_message),
+        Some(latest) => format::status(&latest.status, &latest.status_message),
+        None => format::status(&run.status, &run.status_message),
     }
 }
 
@@ -276,7 +275,7 @@ fn table(runs: &[Run], wide: bool, server: &str) -> Table {
     let mut table = Table::new(columns.head());
     table.keep("URL");
     for run in runs {
-        let shown = RunRows { run, columns: &columns, now: words::now() };
+        let shown = RunRows { run, columns: &columns, now: format::now() };
         let (url, name) = (url(run, server).unwrap_or_default(), run_name(run));
         match run.jobs.as_slice() {
             [job] => table.row(shown.row(Some(job), &name, url)),
@@ -307,10 +306,10 @@ impl RunRows<'_> {
         let given = latest.and_then(provisioned).unwrap_or_default();
         let resources = &given["instance_type"]["resources"];
         let region = given["region"].as_str().unwrap_or_default();
-        let backend = given["backend"].as_str().map(|name| words::backend(name, region)).unwrap_or_default();
-        let price = given["price"].as_f64().map(words::price).unwrap_or_default();
+        let backend = given["backend"].as_str().map(|name| format::backend(name, region)).unwrap_or_default();
+        let price = given["price"].as_f64().map(format::price).unwrap_or_default();
         let (status, message) = status(run, job);
-        let submitted = words::ago(latest.map_or(run.submitted_at, |latest| latest.submitted_at), *now);
+        let submitted = format::ago(latest.map_or(run.submitted_at, |latest| latest.submitted_at), *now);
         let mut row: Vec<Cell> = vec![name.into()];
         if columns.wide {
             let spec = run.run_spec.value().unwrap_or_default();
@@ -320,11 +319,11 @@ impl RunRows<'_> {
                 run.user.clone().into(),
                 fleet.into(),
                 backend.into(),
-                words::resources(resources).into(),
+                format::resources(resources).into(),
                 given["instance_type"]["name"].as_str().unwrap_or_default().into(),
             ]);
         } else {
-            row.extend([backend.into(), words::gpu(resources).unwrap_or_default().into()]);
+            row.extend([backend.into(), format::gpu(resources).unwrap_or_default().into()]);
         }
         row.extend([price.into(), Cell::status(status), submitted.into()]);
         if columns.url {
@@ -332,7 +331,7 @@ impl RunRows<'_> {
         }
         if columns.next_start {
             let is_whole_run = job.is_none() || run.jobs.len() == 1;
-            let next = rollout::next_start(run, *now).filter(|_| is_whole_run);
+            let next = deployment_status::next_start(run, *now).filter(|_| is_whole_run);
             row.push(next.unwrap_or_default().into());
         }
         if columns.message {

@@ -7,12 +7,12 @@ use windlass_model::config::{Configuration, error, ports::PortMapping, shell};
 
 use super::{
     apply::{self, parse_variable, submit, with_overrides},
-    wants::Overrides,
+    resource_flags::Overrides,
 };
 use crate::{
     cli::{OutputArgs, ServerArgs},
+    error::CliError,
     exit::Exit,
-    problem::CliError,
 };
 
 /// Name of the configuration in messages, instead of a file name.
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Environment variable; `K` alone passes the value from your environment
-    #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
+    #[arg(short, long = "env", value_name = "K[=V]", value_parser = parse_variable)]
     pub(crate) env: Vec<(String, Option<String>)>,
     /// Number of nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -113,7 +113,7 @@ fn line(command: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use windlass_model::config::resolve;
+    use windlass_model::config::references;
 
     use super::{Configuration, line};
 
@@ -123,7 +123,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             let document = serde_json::json!({ "type": "task", "commands": [line(&words)] });
             let mut task = Configuration::from_json(&document).unwrap();
-            resolve::resolve_for_client(&mut task, &[], |_| None).unwrap();
+            references::resolve_for_client(&mut task, &[], |_| None).unwrap();
             serde_json::to_value(&task).unwrap()["commands"][0].as_str().unwrap().to_owned()
         };
         assert_eq!(command(&["echo $$ $HOME && true"]), "echo $$ $HOME && true");

@@ -12,9 +12,9 @@ use windlass_api::{
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{self, ListView, table::Table},
-    problem::CliError,
 };
 
 /// Upper limit for reading a value, larger than any server accepts.
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List the names of secrets
     #[command(after_help = "Examples:\n  windlass secret list -o name")]
-    ListView,
+    List,
     /// Print the value of a secret
     #[command(after_help = "Examples:\n  windlass secret get TOKEN > token.txt")]
     Get {

@@ -1,6 +1,6 @@
 //! `windlass server`: runs the control plane until it is stopped.
 
-mod copies;
+mod backup;
 mod limits;
 
 use std::{
@@ -22,11 +22,11 @@ use windlass_server::{
 
 use crate::{
     cli::{Format, OutputArgs},
+    error::CliError,
     exit::Exit,
     home::Home,
-    local::{self, ServerProcess},
+    local_server::{self, ServerProcess},
     output,
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -183,7 +183,7 @@ pub(crate) enum Action {
     #[command(
         after_help = "Examples:\n  windlass server start    as the first command does when no server is configured"
     )]
-    StartMode,
+    Start,
     /// Create a new encryption key, re-encrypt all secrets with it and delete the old keys
     #[command(after_help = "Examples:\n  windlass server stop && windlass server rotate-keys")]
     RotateKeys,
@@ -196,13 +196,13 @@ pub(crate) enum Action {
     #[command(after_help = STATUS)]
     Status,
     /// Back up the database to a new file, also while the server runs
-    #[command(after_help = copies::BACKUP)]
+    #[command(after_help = backup::BACKUP)]
     Backup {
         /// Target file; it must not exist
         file: PathBuf,
     },
     /// Replace the database with a backup
-    #[command(after_help = copies::RESTORE)]
+    #[command(after_help = backup::RESTORE)]
     Restore {
         /// File written by `windlass server backup`
         file: PathBuf,
@@ -254,8 +254,8 @@ pub(crate) fn run(mut args: Args) -> Result<Exit, CliError> {
         Some(Action::RotateKeys) => block_on_workers(rotate_keys(settings))?,
         Some(Action::Stop) => stop(&settings.data_dir)?,
         Some(Action::Status) => return status(&settings.data_dir, format),
-        Some(Action::Backup { file }) => copies::back_up(&settings, &file, format)?,
-        Some(Action::Restore { file }) => copies::restore(&settings, &file, format)?,
+        Some(Action::Backup { file }) => backup::back_up(&settings, &file, format)?,
+        Some(Action::Restore { file }) => backup::restore(&settings, &file, format)?,
     }
     Ok(Exit::Done)
 }
@@ -332,7 +332,8 @@ fn start(args: &Args, format: Format) -> Result<Exit, CliError> {
         (None, Some(file)) => Some(read_token_file(file).map_err(anyhow::Error::from)?),
         (given, _) => given.clone(),
     };
-    let (login, started) = local::start_once(&home, local::StartRequest::Flags { flags, admin_token })?;
+    let (login, started) =
+        local_server::start_once(&home, local_server::StartRequest::Flags { flags, admin_token })?;
     if started {
         output::print_message(&format!(
             "Started a server at {}. `windlass server stop` stops it.",
@@ -371,7 +372,7 @@ fn flags(words: Vec<OsString>) -> Vec<OsString> {
 }
 
 fn stop(data_dir: &Path) -> Result<(), CliError> {
-    match local::stop(data_dir)? {
+    match local_server::stop(data_dir)? {
         Some(running) => output::print_message(&format!("Stopped the server at {}.", running.url)),
         None => output::print_message(&format!("No server runs with the data in {}.", data_dir.display())),
     }
@@ -381,7 +382,7 @@ fn stop(data_dir: &Path) -> Result<(), CliError> {
 /// Fails if no server is running, so that scripts can check it.
 fn status(data_dir: &Path, format: Format) -> Result<Exit, CliError> {
     let running = ServerProcess::find(data_dir);
-    let log = local::log_file(data_dir);
+    let log = local_server::log_file(data_dir);
     let document = json!({
         "running": running.is_some(),
         "url": running.as_ref().map(|running| &running.url),
@@ -449,7 +450,7 @@ pub(crate) async fn serve(settings: Settings, start: StartMode) -> anyhow::Resul
     // Registered first, so that a signal during the start also shuts down cleanly.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    crate::open_files::raise_limit();
+    crate::fd_limit::raise_limit();
     let data_dir = settings.data_dir.clone();
     let is_own = settings.tls.as_ref().is_some_and(|tls| tls.given.is_none());
     let server = Server::start(settings).await?;

@@ -7,15 +7,15 @@ use super::{apply::resources, is_finished};
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, run_name},
+    error::CliError,
     exit::Exit,
-    follow::{reasons, rollout},
+    follow::{deployment_status, reasons},
     output::{
         self,
-        facts::DetailView,
+        detail_view::DetailView,
+        format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -52,10 +52,10 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
 }
 
 fn facts(run: &Run, server: &str) -> DetailView {
-    let now = words::now();
+    let now = format::now();
     let spec = run.run_spec.value().unwrap_or_default();
     let configuration = &spec["configuration"];
-    let (word, sentence) = words::status(&run.status, &run.status_message);
+    let (word, sentence) = format::status(&run.status, &run.status_message);
     let mut facts = DetailView::new();
     facts.add("Name", run_name(run));
     facts.status("Status", word);
@@ -66,10 +66,10 @@ fn facts(run: &Run, server: &str) -> DetailView {
     facts.add("User", &run.user);
     facts.add(
         "Submitted",
-        format!("{} ({})", words::timestamp(run.submitted_at), words::ago(run.submitted_at, now)),
+        format!("{} ({})", format::timestamp(run.submitted_at), format::ago(run.submitted_at, now)),
     );
-    facts.add("Next start", rollout::next_start(run, now).unwrap_or_default());
-    let address = rollout::format_address(run, server).filter(|_| !is_finished(&run.status));
+    facts.add("Next start", deployment_status::next_start(run, now).unwrap_or_default());
+    let address = deployment_status::format_address(run, server).filter(|_| !is_finished(&run.status));
     facts.add("Address", address.unwrap_or_default());
     facts.add("File", field_text(&spec["configuration_path"]));
     facts.add("Image", field_text(&configuration["image"]));
@@ -80,7 +80,7 @@ fn facts(run: &Run, server: &str) -> DetailView {
         facts.add("Resources", resources(&wanted["requirements"]["resources"]));
     }
     facts.add("Fleet", run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default());
-    facts.add("Cost", if run.cost > 0.0 { words::price(run.cost) } else { String::new() });
+    facts.add("Cost", if run.cost > 0.0 { format::price(run.cost) } else { String::new() });
     facts.add("Id", run.id.to_string());
     facts
 }
@@ -118,22 +118,22 @@ fn jobs(run: &Run, wide: bool) -> Table {
 }
 
 fn row(job: &Job, submission: &JobSubmission, wide: bool) -> Vec<Cell> {
-    let now = words::now();
+    let now = format::now();
     let spec = job.job_spec.value().unwrap_or_default();
     let given =
         submission.job_provisioning_data.as_ref().and_then(|given| given.value().ok()).unwrap_or_default();
     let region = given["region"].as_str().unwrap_or_default();
-    let backend = given["backend"].as_str().map(|name| words::backend(name, region)).unwrap_or_default();
-    let (word, sentence) = words::status(&submission.status, &submission.status_message);
+    let backend = given["backend"].as_str().map(|name| format::backend(name, region)).unwrap_or_default();
+    let (word, sentence) = format::status(&submission.status, &submission.status_message);
     let said = submission.termination_reason_message.as_deref().and_then(|said| said.lines().next());
     let mut row: Vec<Cell> = vec![
         field_text(&spec["job_name"]).into(),
         Cell::status(word),
         field_text(&given["instance_id"]).into(),
         backend.into(),
-        words::resources(&given["instance_type"]["resources"]).into(),
-        words::ago(submission.submitted_at, now).into(),
-        submission.finished_at.map(|time| words::ago(time, now)).unwrap_or_default().into(),
+        format::resources(&given["instance_type"]["resources"]).into(),
+        format::ago(submission.submitted_at, now).into(),
+        submission.finished_at.map(|time| format::ago(time, now)).unwrap_or_default().into(),
         said.unwrap_or(sentence).into(),
     ];
     if wide {

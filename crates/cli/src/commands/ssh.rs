@@ -12,13 +12,13 @@ use super::attach;
 use crate::{
     cli::ServerArgs,
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     follow::{
         job_progress,
         ssh::{self, LoginTarget, parse_job_name},
     },
     home::Home,
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\

@@ -10,9 +10,9 @@ use windlass_api::{
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context, run_name},
+    error::CliError,
     exit::Exit,
     output::{self, ListView, table::Table},
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -79,7 +79,7 @@ async fn stop(cx: &Context, args: &Args) -> Result<Exit, CliError> {
         }
     }
     if !matches!(args.output.format, Format::Table | Format::Wide) {
-        let list = ListView { project: Some(&cx.project), kind: "runs", name: name_of, none: "" };
+        let list = ListView { project: Some(&cx.project), kind: "runs", name: run_name, none: "" };
         list.print(&runs, args.output.format, |_| Table::new([]))?;
     }
     Ok(Exit::Done)

@@ -11,19 +11,19 @@ use windlass_api::{
         RevokeTokensRequest, TokenScope, User, UserList, UserWithCreds,
     },
 };
-use windlass_model::config::units::parse_duration;
+use windlass_model::config::quantities::parse_duration;
 
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context::{self, Context, closest_name},
+    error::{CliError, ErrorCode},
     exit::Exit,
     output::{
         self, ListView,
-        facts::DetailView,
+        detail_view::DetailView,
+        format,
         table::{Cell, Table},
-        words,
     },
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -52,7 +52,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List users: all for an admin, else yourself
     #[command(after_help = "Examples:\n  windlass user list -o wide")]
-    ListView,
+    List,
     /// Show a user
     #[command(after_help = "Examples:\n  windlass user get ada")]
     Get {
@@ -145,7 +145,7 @@ open with a token end when it is revoked.";
 pub(crate) enum TokenAction {
     /// List your additional tokens
     #[command(after_help = "Examples:\n  windlass user token list -o json")]
-    ListView,
+    List,
     /// Create a token and print it
     #[command(
         after_help = "Examples:\n  windlass user token create ci --scope read --expires 30d > ci.token"
@@ -158,7 +158,7 @@ pub(crate) enum TokenAction {
         #[arg(long, value_enum, default_value_t = ScopeArg::All)]
         scope: ScopeArg,
         /// Lifetime, such as `12h` or `30d`; defaults to the setting of the server
-        #[arg(long, value_name = "TIME", value_parser = expires)]
+        #[arg(long, value_name = "TIME", value_parser = parse_expiry)]
         expires: Option<i64>,
     },
     /// Revoke tokens
@@ -298,16 +298,16 @@ async fn run_token_action(
 }
 
 fn token_table(tokens: &[NamedToken]) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut table = Table::new(vec!["NAME", "SCOPE", "BEGINS", "CREATED", "EXPIRES", "USED"]);
     for token in tokens {
         table.row(vec![
             token.name.as_str().into(),
             token.scope.name().into(),
             token.prefix.as_str().into(),
-            words::ago(token.created_at, now).into(),
+            format::ago(token.created_at, now).into(),
             token.expires_at.map_or_else(|| "never".to_owned(), |at| at.to_string()).into(),
-            token.last_used_at.map_or_else(|| "never".to_owned(), |at| words::ago(at, now)).into(),
+            token.last_used_at.map_or_else(|| "never".to_owned(), |at| format::ago(at, now)).into(),
         ]);
     }
     table
@@ -409,14 +409,14 @@ fn facts(user: &User) -> DetailView {
 }
 
 fn table(users: &[User], wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut head = vec!["NAME", "ROLE", "ACTIVE", "CREATED"];
     if wide {
         head.extend(["EMAIL", "ID"]);
     }
     let mut table = Table::new(head);
     for user in users {
-        let created = user.created_at.map(|time| words::ago(time, now)).unwrap_or_default();
+        let created = user.created_at.map(|time| format::ago(time, now)).unwrap_or_default();
         let mut row: Vec<Cell> = vec![
             user.username.as_str().into(),
             role(user).into(),

@@ -9,14 +9,14 @@ use windlass_api::{
 use crate::{
     cli::{OutputArgs, ServerArgs, WatchArgs},
     context::{self, Context},
+    error::CliError,
     exit::Exit,
     output::{
         self, ListView,
-        facts::DetailView,
+        detail_view::DetailView,
+        format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 pub(crate) enum Action {
     /// List volumes
     #[command(after_help = "Examples:\n  windlass volume list -o wide")]
-    ListView(WatchArgs),
+    List(WatchArgs),
     /// Show a volume
     #[command(after_help = "Examples:\n  windlass volume get checkpoints")]
     Get {
@@ -130,7 +130,7 @@ fn facts(volume: &Volume) -> DetailView {
 }
 
 fn table(volumes: &[Volume], wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut head = vec!["NAME", "BACKEND", "STATUS", "ATTACHED", "CREATED"];
     if wide {
         head.extend(["REGION", "SIZE", "USER", "ERROR"]);
@@ -144,7 +144,7 @@ fn table(volumes: &[Volume], wide: bool) -> Table {
             text("backend").into(),
             Cell::status(&volume.status),
             attached_instances(volume).into(),
-            words::ago(volume.created_at, now).into(),
+            format::ago(volume.created_at, now).into(),
         ];
         if wide {
             let size = configuration["size"].as_f64().map(|size| format!("{size}GB")).unwrap_or_default();

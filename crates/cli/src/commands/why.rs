@@ -10,10 +10,10 @@ use super::{apply, jobs, stop::is_finished};
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context, run_name},
+    error::CliError,
     exit::Exit,
-    follow::{self, rollout},
-    output::{self, words},
-    problem::CliError,
+    follow::{self, deployment_status},
+    output::{self, format},
 };
 
 const EXAMPLES: &str = "\
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
             "termination_reason": run.termination_reason,
             "reason": run.reason,
             "reasons": follow::reasons(&run),
-            "asleep": rollout::is_scaled_to_zero(&run),
+            "asleep": deployment_status::is_scaled_to_zero(&run),
             "next_start_at": run.next_triggered_at,
             "deployment": run.deployment,
             "scaling": run.scaling,
@@ -79,7 +79,7 @@ async fn find_run(cx: &Context, name: &str) -> Result<Option<Run>, CliError> {
 
 /// Returns whether the run waits for its schedule or for a request, and so needs no capacity.
 fn needs_no_capacity(run: &Run) -> bool {
-    rollout::is_scaled_to_zero(run) || (run.status == "pending" && run.next_triggered_at.is_some())
+    deployment_status::is_scaled_to_zero(run) || (run.status == "pending" && run.next_triggered_at.is_some())
 }
 
 /// Returns whether the run waits for capacity; only then are offers requested.
@@ -126,7 +126,7 @@ async fn plan(cx: &Context, run: &Run) -> Result<RunPlan, CliError> {
 fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     let name = run_name(run);
     let status = if run.status_message.is_empty() { &run.status } else { &run.status_message };
-    let since = words::ago(run.last_processed_at, words::now());
+    let since = format::ago(run.last_processed_at, format::now());
     output::data(&output::printable(&format!("{name}: {status} (last looked at {since})")));
     let mut latest = run.jobs.iter().filter_map(|job| job.job_submissions.last());
     if let Some(reason) = latest.find_map(ended)
@@ -137,16 +137,18 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
     if let Some(reason) = &run.reason {
         output::data(&format!("  why:  {}", follow::indent_lines(&output::printable(reason))));
     }
-    if let Some(next) = rollout::next_start(run, words::now()) {
+    if let Some(next) = deployment_status::next_start(run, format::now()) {
         output::data(&format!("  next start: {next}"));
     }
-    if let Some(address) = rollout::format_address(run, server).filter(|_| !is_finished(&run.status)) {
+    if let Some(address) =
+        deployment_status::format_address(run, server).filter(|_| !is_finished(&run.status))
+    {
         output::data(&output::printable(&format!("  address: {address}")));
     }
-    if let Some(line) = rollout::words(run) {
+    if let Some(line) = deployment_status::words(run) {
         output::data(&output::printable(&format!("  {line}")));
     }
-    for line in rollout::format_scaling(run) {
+    for line in deployment_status::format_scaling(run) {
         output::data(&output::printable(&format!("  scaling: {line}")));
     }
     for why in follow::reasons(run).into_iter().filter(|_| run.reason.is_none()) {
@@ -167,7 +169,7 @@ fn tell(run: &Run, plan: Option<&RunPlan>, server: &str) {
                 Some(why) => print_refusals("no place for it now", &why.value().unwrap_or_default()),
                 None if noted.is_empty() => {
                     let count = usize::try_from(job.total_offers).unwrap_or(0);
-                    output::data(&format!("  fits now: {}", words::count(count, "offer")));
+                    output::data(&format!("  fits now: {}", format::count(count, "offer")));
                 }
                 None => {}
             }
@@ -201,7 +203,7 @@ fn print_jobs(run: &Run) {
             Some(0) => output::data("    next in line for a machine"),
             Some(ahead) => output::data(&format!(
                 "    {} in front of it",
-                words::count(usize::try_from(ahead).unwrap_or(0), "job")
+                format::count(usize::try_from(ahead).unwrap_or(0), "job")
             )),
             None => {}
         }

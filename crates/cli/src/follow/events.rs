@@ -6,14 +6,14 @@ use uuid::Uuid;
 use windlass_api::runs::{Deployment, Run, RunPlan};
 
 use super::{
+    deployment_status,
+    log_tail::LogChunk,
     progress::{JobProgress, job_progress},
-    rollout,
-    tail::LogChunk,
 };
 use crate::{
     context::run_name,
     exit::Exit,
-    output::{self, words},
+    output::{self, format},
 };
 
 /// Emits each change once.
@@ -40,7 +40,7 @@ impl EventWriter {
             emit("run", json!({ "status": status.0, "message": status.1 }));
             self.status = Some(status);
         }
-        if let Some(deployment) = rollout::deployment(run)
+        if let Some(deployment) = deployment_status::deployment(run)
             && self.deployment.as_ref() != Some(deployment)
         {
             emit("deployment", serde_json::to_value(deployment).unwrap_or_default());
@@ -87,7 +87,7 @@ impl EventWriter {
 fn emit(kind: &str, mut value: Value) {
     if let Some(fields) = value.as_object_mut() {
         fields.insert("type".to_owned(), kind.into());
-        fields.insert("time".to_owned(), words::now().to_string().into());
+        fields.insert("time".to_owned(), format::now().to_string().into());
     }
     // Serialisation of these values cannot fail.
     let _ = output::print_jsonl(&[value]);

@@ -17,7 +17,7 @@ use windlass_api::{client::ApiClient, runs::ConnectRequest};
 use windlass_model::config::ports::PortMapping;
 
 use super::{events::EventWriter, progress::JobProgress};
-use crate::{context::Context, output, problem::CliError};
+use crate::{context::Context, error::CliError, output};
 
 /// Maximum number of open connections.
 const CONNECTIONS_MAX: usize = 256;

@@ -3,17 +3,17 @@
 //! Progress goes to stderr, output to stdout. A server that restarts is waited for, and every log continues at the byte
 //! where it stopped.
 
-mod chorus;
+pub(crate) mod deployment_status;
 mod events;
+mod exit_summary;
 mod forward;
-mod outcome;
+mod interrupt;
+mod log_mux;
+mod log_printer;
+mod log_tail;
 mod progress;
-pub(crate) mod rollout;
+mod progress_tree;
 pub(crate) mod ssh;
-mod tail;
-mod tree;
-mod voices;
-mod wish;
 
 use std::time::Duration;
 
@@ -24,27 +24,27 @@ use windlass_api::{
 };
 use windlass_model::time::Timestamp;
 
-use self::wish::{InterruptListener, UserRequest};
+use self::interrupt::{InterruptListener, UserRequest};
 pub(crate) use self::{
-    chorus::{LogMux, OutputMode, PumpEnd},
     events::EventWriter,
+    exit_summary::{hint, indent_lines, reasons},
     forward::{ForwardSpec as Ports, PortForwards},
-    outcome::{hint, indent_lines, reasons},
+    log_mux::{LogMux, OutputMode, PumpEnd},
+    log_printer::LogPrinter,
+    log_tail::{LogChunk, LogPages, LogRange, LogTail, PollBackoff, find_last_lines},
     progress::{JobProgress, job_progress},
-    tail::{LogChunk, LogPages, LogRange, LogTail, PollBackoff, find_last_lines},
-    tree::ProgressTree,
-    voices::LogPrinter,
+    progress_tree::ProgressTree,
 };
 use crate::{
     cli::ServerArgs,
     commands::is_finished,
     context::{Context, run_name},
+    error::CliError,
     exit::Exit,
     output::{
         self,
         style::{Colour, Style},
     },
-    problem::CliError,
 };
 
 /// Frame interval of the progress tree.
@@ -121,7 +121,7 @@ pub(crate) async fn follow(cx: &Context, run: &Run, how: FollowOptions) -> Resul
         is_open: false,
         pace: PollBackoff::new(),
         seen: String::new(),
-        rollout: if rollout::is_complete(run) { rollout::words(run) } else { None },
+        rollout: if deployment_status::is_complete(run) { deployment_status::words(run) } else { None },
         wish: InterruptListener::listen()?,
         may_stop: how.may_stop,
     };
@@ -180,7 +180,7 @@ impl RunFollower<'_> {
 
     /// Prints each step of a deployment once, above the tree.
     fn print_deployment(&mut self, run: &Run) {
-        let words = rollout::words(run);
+        let words = deployment_status::words(run);
         if words.is_none() || words == self.rollout {
             return;
         }
@@ -302,11 +302,11 @@ impl RunFollower<'_> {
 
     fn end(&mut self, run: &Run) -> Exit {
         self.tree.erase();
-        let exit = outcome::exit_for(run);
+        let exit = exit_summary::exit_for(run);
         if let Some(login) = &self.login {
             ssh::remove_entry(&self.name, login.place);
         }
-        let reasons = outcome::reasons(run);
+        let reasons = exit_summary::reasons(run);
         if self.events.is_some() {
             EventWriter::end(run, &reasons, exit);
             return exit;
@@ -330,9 +330,12 @@ impl RunFollower<'_> {
                 } else {
                     why.trim_end()
                 };
-                text.push_str(&format!("\n  why:  {}", outcome::indent_lines(&output::printable(shown))));
+                text.push_str(&format!(
+                    "\n  why:  {}",
+                    exit_summary::indent_lines(&output::printable(shown))
+                ));
             }
-            if let Some(hint) = outcome::hint(run, &self.name) {
+            if let Some(hint) = exit_summary::hint(run, &self.name) {
                 text.push_str(&format!("\n  hint: {hint}"));
             }
         }

@@ -4,7 +4,7 @@ use serde::Serialize;
 use uuid::Uuid;
 use windlass_api::runs::{Job, JobSubmission, Run};
 
-use crate::{commands::apply::refusals, output::words};
+use crate::{commands::apply::refusals, output::format};
 
 /// Progress of an image pull.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -133,7 +133,7 @@ fn message(latest: &JobSubmission, pull: Option<&PullProgress>) -> String {
             Some(pull) if pull.is_done() => "starting".to_owned(),
             Some(pull) => {
                 let at_least = if pull.is_total_final { "" } else { "at least " };
-                let (done, total) = (words::bytes(pull.downloaded_bytes), words::bytes(pull.total_bytes));
+                let (done, total) = (format::bytes(pull.downloaded_bytes), format::bytes(pull.total_bytes));
                 format!("pulling the image, {done} of {at_least}{total}")
             }
             None => "preparing".to_owned(),

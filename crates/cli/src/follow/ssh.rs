@@ -14,8 +14,8 @@ use super::progress::JobProgress;
 use crate::{
     cli::ServerArgs,
     context::Context,
+    error::CliError,
     home::{Home, make_private_dir, read_if_exists, write_private},
-    problem::CliError,
 };
 
 /// Private key to use instead of the one that the server stores.
@@ -230,7 +230,7 @@ fn add_include(config: &Path) -> Result<(), CliError> {
 mod tests {
     use std::path::Path;
 
-    use super::{Place, SshConfigEntry, host, parse_job_name};
+    use super::{LoginTarget, SshConfigEntry, host, parse_job_name};
 
     #[test]
     fn a_job_is_called_by_its_rank_and_then_its_replica() {

@@ -5,8 +5,8 @@
 use serde::Serialize;
 use serde_json::Map;
 
-use super::{data, live, print_message, table::Table};
-use crate::{cli::Format, exit::Exit, problem::CliError};
+use super::{data, print_message, table::Table, watch};
+use crate::{cli::Format, error::CliError, exit::Exit};
 
 /// Increases when a field of any document is removed or changes its meaning. New fields do not increase it.
 pub(crate) const FORMAT_VERSION: u32 = 1;
@@ -51,7 +51,7 @@ impl<T: Serialize> ListView<'_, T> {
         table: fn(&[T], bool) -> Table,
     ) -> Result<Exit, CliError> {
         if watch {
-            return live::watch_table(format, async |wide| Ok(table(&fetch().await?, wide))).await;
+            return watch::watch_table(format, async |wide| Ok(table(&fetch().await?, wide))).await;
         }
         let rows = fetch().await?;
         self.print(&rows, format, |wide| table(&rows, wide))?;

@@ -2,22 +2,22 @@
 //!
 //! A closed stdout (`windlass … | head`) is not an error: the remaining output is dropped.
 
-mod ask;
-pub(crate) mod escape;
-pub(crate) mod facts;
+pub(crate) mod detail_view;
+pub(crate) mod format;
 mod list;
-pub(crate) mod live;
-pub(crate) mod spark;
+mod prompt;
+pub(crate) mod sparkline;
 pub(crate) mod style;
 pub(crate) mod table;
-pub(crate) mod words;
+pub(crate) mod terminal_filter;
+pub(crate) mod watch;
 
 use std::io::{IsTerminal as _, Write as _};
 
 pub(crate) use self::{
-    ask::{can_prompt, confirm, confirm_delete, delete, prompt_secret},
-    escape::printable,
     list::{ListView, print_json_array, print_jsonl, print_one},
+    prompt::{can_prompt, confirm, confirm_delete, delete, prompt_secret},
+    terminal_filter::printable,
 };
 
 /// Prints one line of data. On a terminal only colour sequences have an effect.
@@ -69,14 +69,14 @@ pub(crate) fn raw(bytes: &[u8]) -> bool {
 
 /// Writes the output of a job to stdout: filtered for a screen, unmodified elsewhere.
 pub(crate) struct UntrustedWriter {
-    filter: Option<escape::TerminalFilter>,
+    filter: Option<terminal_filter::TerminalFilter>,
 }
 
 impl UntrustedWriter {
     /// `raw` disables the filter.
     pub(crate) fn new(raw: bool) -> Self {
         let filter = is_for_a_screen() && !raw;
-        Self { filter: filter.then(escape::TerminalFilter::new) }
+        Self { filter: filter.then(terminal_filter::TerminalFilter::new) }
     }
 
     /// Returns false if stdout is closed.
@@ -121,7 +121,7 @@ pub(crate) fn print_message(text: &str) {
 }
 
 fn filter_line(text: &str) -> Vec<u8> {
-    let mut filter = escape::TerminalFilter::new();
+    let mut filter = terminal_filter::TerminalFilter::new();
     let mut bytes = filter.push(text.as_bytes());
     bytes.extend(filter.end());
     bytes.push(b'\n');

@@ -1,6 +1,6 @@
 //! `windlass apply`, `ps`, `stop`, `logs` and `fleet` against a server without instances.
 
-use crate::{TestHome, stage::CliEnv};
+use crate::{TestHome, cli_env::CliEnv};
 
 /// A schedule that keeps a run pending for the duration of a test.
 const WAITING: &str = "type: task\nname: later\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";

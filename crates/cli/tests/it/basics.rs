@@ -6,9 +6,10 @@ use std::{
 };
 
 use crate::{
-    TestHome, ran,
+    TestHome,
+    cli_env::{CliEnv, TOKEN},
+    ran,
     snapshot::CliSnapshot,
-    stage::{CliEnv, TOKEN},
 };
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{CommandOutput, TestHome, ran, snapshot::CliSnapshot, stage::CliEnv};
+use crate::{CommandOutput, TestHome, cli_env::CliEnv, ran, snapshot::CliSnapshot};
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 const WAITING: &str = "type: task\nname: NAME\ncommands: [echo hi]\nschedule:\n  cron: \"0 0 1 1 *\"\n";

@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
-use crate::{CommandOutput, TestHome, ran, snapshot::CliSnapshot, stage::CliEnv};
+use crate::{CommandOutput, TestHome, cli_env::CliEnv, ran, snapshot::CliSnapshot};
 
 fn check<'a>(checks: &'a Value, name: &str) -> &'a Value {
     checks["checks"].as_array().unwrap().iter().find(|check| check["name"] == name).unwrap()

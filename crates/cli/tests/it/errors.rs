@@ -1,6 +1,6 @@
 //! Errors: problem, reason, a hint that can be run, a code that can be explained, and an exit code.
 
-use crate::{TestHome, snapshot::CliSnapshot, stage::CliEnv};
+use crate::{TestHome, cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
 fn an_error_is_explained_by_its_code_and_without_a_server() {

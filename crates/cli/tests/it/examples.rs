@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{CommandOutput, TestHome, attached::require_agent, ran};
+use crate::{CommandOutput, TestHome, attach::require_agent, ran};
 
 fn examples_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../examples")

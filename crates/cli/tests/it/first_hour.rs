@@ -4,9 +4,9 @@ use windlass_testkit::wait::eventually;
 
 use crate::{
     TestHome,
-    attached::require_agent,
+    attach::require_agent,
+    cli_env::{CliEnv, TOKEN},
     ran, server,
-    stage::{CliEnv, TOKEN},
 };
 
 /// A schedule that keeps a run pending for the duration of a test.

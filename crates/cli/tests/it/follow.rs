@@ -11,7 +11,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::Value;
 use windlass_testkit::{ports, wait::eventually};
 
-use crate::{TestHome, attached::require_agent, ran};
+use crate::{TestHome, attach::require_agent, ran};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 

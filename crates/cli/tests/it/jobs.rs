@@ -1,6 +1,6 @@
 //! Managed jobs on the command line, against a server without instances.
 
-use crate::{snapshot::CliSnapshot, stage::CliEnv};
+use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
 fn a_job_is_asked_for_in_words_that_can_be_understood() {

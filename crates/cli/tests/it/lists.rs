@@ -1,6 +1,6 @@
 //! List commands, against a server with no resources and with one.
 
-use crate::{snapshot::CliSnapshot, stage::CliEnv};
+use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 #[test]
 fn an_empty_list_says_what_makes_one() {

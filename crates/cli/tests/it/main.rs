@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod apply;
-mod attached;
+mod attach;
 mod background;
+mod backup;
 mod basics;
 mod check;
+mod cli_env;
 mod completion;
-mod copies;
 mod dev;
 mod doctor;
 mod errors;
@@ -19,12 +20,11 @@ mod jobs;
 mod lists;
 mod login;
 mod relay;
+mod resources;
 mod runs;
 mod server;
 mod snapshot;
-mod stage;
 mod terminal;
-mod things;
 mod top;
 mod tree;
 
@@ -35,7 +35,7 @@ use std::{
 
 use windlass_testkit::{
     TempDir,
-    story::{CommandOutput, ran},
+    cli_snapshot::{CommandOutput, ran},
     temp_dir,
 };
 

@@ -2,7 +2,7 @@
 
 use windlass_testkit::wait::eventually_ok;
 
-use crate::{snapshot::CliSnapshot, stage::CliEnv};
+use crate::{cli_env::CliEnv, snapshot::CliSnapshot};
 
 const TASK: &str = "type: task\nname: job\ncommands: [echo hi]\nmax_duration: 2h\nresources: {cpu: 8.., memory: 16GB..}\n\
                     retry: {on_events: [no-capacity], duration: 1h}\n";

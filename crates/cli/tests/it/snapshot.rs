@@ -2,9 +2,9 @@
 
 use std::{path::Path, process::Command};
 
-pub(crate) use windlass_testkit::story::{CliSnapshot, SnapshotEnv};
+pub(crate) use windlass_testkit::cli_snapshot::{CliSnapshot, SnapshotEnv};
 
-use crate::{TestHome, stage::CliEnv};
+use crate::{TestHome, cli_env::CliEnv};
 
 const SNAPSHOTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots");
 

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use windlass_testkit::wait::eventually_ok;
 
-use crate::{TestHome, snapshot::SnapshotEnv, stage::CliEnv};
+use crate::{TestHome, cli_env::CliEnv, snapshot::SnapshotEnv};
 
 pub(crate) struct Terminal {
     socket: String,
@@ -118,9 +118,9 @@ fn a_token_that_is_typed_is_not_shown() {
     let url = stage.server.url();
     let terminal = Terminal::run(&stage.home, &["login", "--url", &url]);
     terminal.wait_for_text("Token:");
-    terminal.keys(&[crate::stage::TOKEN, "Enter"]);
+    terminal.keys(&[crate::cli_env::TOKEN, "Enter"]);
     let screen = terminal.wait_for_text("exit: 0");
-    assert!(screen.contains("as `admin`") && !screen.contains(crate::stage::TOKEN), "{screen}");
+    assert!(screen.contains("as `admin`") && !screen.contains(crate::cli_env::TOKEN), "{screen}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{TestHome, attached::require_agent, ran, terminal::Terminal};
+use crate::{TestHome, attach::require_agent, ran, terminal::Terminal};
 
 /// Jobs run as processes, on any machine.
 fn local(home: &TestHome, args: &[&str]) -> Command {

@@ -1,6 +1,6 @@
 //! Runs followed on a terminal: the tree, and Ctrl-C.
 
-use crate::{TestHome, attached::require_agent, stage::CliEnv, terminal::Terminal};
+use crate::{TestHome, attach::require_agent, cli_env::CliEnv, terminal::Terminal};
 
 /// The task waits: there is no instance.
 fn env_with_waiting_task() -> CliEnv {

@@ -4,7 +4,7 @@
 //! forgotten job. A command that fails means "unknown", never "empty".
 
 mod command;
-mod read;
+mod parse;
 mod rest;
 mod translate;
 
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use windlass_model::{
     dispatch::{
         Attempt, ContainerNeeds, SchedulerSnapshot,
-        room::{ClusterCapacity, ClusterNode},
+        capacity::{ClusterCapacity, ClusterNode},
     },
     time::Timestamp,
 };
@@ -101,12 +101,12 @@ impl Slurm {
     }
 
     async fn list_nodes(&self) -> Result<String, SchedulerError> {
-        self.commands.read("sinfo", &["-N", "-h", "-o", read::NODE_FORMAT]).await
+        self.commands.read("sinfo", &["-N", "-h", "-o", parse::NODE_FORMAT]).await
     }
 
     /// Returns this cluster's name for the requested GPUs.
     fn gpu_type(&self, needs: &ContainerNeeds) -> Option<String> {
-        let nodes = read::nodes(&self.nodes.lock()).unwrap_or_default();
+        let nodes = parse::nodes(&self.nodes.lock()).unwrap_or_default();
         let cluster = ClusterCapacity { nodes, open: 1 };
         cluster.gpu_type(needs).map(str::to_owned)
     }
@@ -114,7 +114,7 @@ impl Slurm {
     /// Changes a job. A job that has ended is not an error.
     async fn update_job(&self, program: &'static str, args: &[&str]) -> Result<(), SchedulerError> {
         match self.commands.read(program, args).await {
-            Err(SchedulerError::Failed { said, .. }) if read::is_already_finished(&said) => Ok(()),
+            Err(SchedulerError::Failed { said, .. }) if parse::is_already_finished(&said) => Ok(()),
             other => other.map(drop),
         }
     }
@@ -128,20 +128,20 @@ impl Scheduler for Slurm {
         self.commands.read("scontrol", &["ping"]).await?;
         let asked_at = self.now();
         let nodes = self.list_nodes().await?;
-        let listed = self.commands.read("squeue", &["-h", "-t", "all", "-o", read::JOB_FORMAT]).await?;
+        let listed = self.commands.read("squeue", &["-h", "-t", "all", "-o", parse::JOB_FORMAT]).await?;
         let mut ended = self.ended.lock();
-        let jobs = read::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
+        let jobs = parse::jobs(&listed, &self.settings.tag, self.settings.nice_step, |attempt| {
             *ended.entry(attempt.clone()).or_insert(asked_at)
         })?;
         ended.retain(|attempt, _| jobs.iter().any(|job| job.attempt == *attempt && job.life.is_over()));
-        let is_whole = read::have_all_reported(&nodes);
+        let is_whole = parse::have_all_reported(&nodes);
         *self.nodes.lock() = nodes;
         Ok(SchedulerSnapshot { jobs, asked_at, is_whole })
     }
 
     async fn room(&self, lower: &SchedulerSnapshot) -> Result<ClusterCapacity, SchedulerError> {
         let waiting = lower.jobs.iter().filter(|job| !job.life.is_over()).count();
-        let nodes = read::nodes(&self.nodes.lock())?;
+        let nodes = parse::nodes(&self.nodes.lock())?;
         Ok(ClusterCapacity { nodes, open: PENDING_JOBS_MAX.saturating_sub(waiting) })
     }
 
@@ -155,13 +155,13 @@ impl Scheduler for Slurm {
         let args = translate::sbatch_arguments(order, gpu_type.as_deref(), &self.settings);
         let script = translate::script(order, &self.settings);
         match self.commands.submit(&args, &order.environment, &script).await {
-            Ok(said) => match read::job_id(&said) {
+            Ok(said) => match parse::job_id(&said) {
                 Some(id) => Ok(id),
                 None => {
                     Err(SubmitError::Unclear(SchedulerError::InvalidOutput { program: "sbatch", line: said }))
                 }
             },
-            Err(SchedulerError::Failed { said, .. }) if read::is_refusal(&said) => {
+            Err(SchedulerError::Failed { said, .. }) if parse::is_refusal(&said) => {
                 Err(SubmitError::Refused { why: said })
             }
             Err(unclear) => Err(SubmitError::Unclear(unclear)),
@@ -182,7 +182,7 @@ impl Scheduler for Slurm {
     }
 
     async fn nodes(&self) -> Result<Vec<ClusterNode>, SchedulerError> {
-        read::nodes(&self.list_nodes().await?)
+        parse::nodes(&self.list_nodes().await?)
     }
 
     async fn renice(&self, job: &str, priority: u64) -> Result<(), SchedulerError> {

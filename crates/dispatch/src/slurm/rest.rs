@@ -9,9 +9,9 @@ use http_body_util::Full;
 use hyper::{Request, http::request::Builder};
 use serde_json::{Value, json};
 use tokio::{net::UnixStream, sync::OnceCell, time::timeout};
-use windlass_api::wire::send_once;
+use windlass_api::http_pool::send_once;
 
-use super::read::is_already_finished;
+use super::parse::is_already_finished;
 use crate::scheduler::{SchedulerError, SubmitError};
 
 const PROGRAM: &str = "slurmrestd";

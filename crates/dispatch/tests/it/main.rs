@@ -2,5 +2,5 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on stops here")]
 
-mod hook;
 mod slurm;
+mod wake_socket;

@@ -8,7 +8,7 @@ use windlass_dispatch::{
 };
 use windlass_model::dispatch::{
     Attempt, ContainerNeeds, SchedulerJob, SchedulerJobState, SchedulerSnapshot,
-    choose::{Capacity as _, Fit},
+    select::{Capacity as _, Fit},
 };
 use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 use windlass_testkit::wait::{TIMEOUT, eventually_ok_async};

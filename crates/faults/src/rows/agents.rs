@@ -10,12 +10,12 @@ use std::{
 use serde_json::{Value, json};
 use windlass_agent::shim::journal::JournalEvent;
 
-use super::ground::{
+use super::fixtures::{
     LabEnv, agent, assert_counted, assert_single_attempt, counting_command, end_detail, kill_agent, log_len,
     read_journal, running, set_pause_at, signal, start_agent, wait_for_log_growth,
 };
 use crate::{AgentSite, FaultRow, RowTest, Trial};
-use windlass_testenv::stage::{small_task_config, submission_of};
+use windlass_testenv::test_env::{small_task_config, submission_of};
 use windlass_testkit::lab::LabHost;
 use windlass_testkit::wait::eventually;
 
@@ -260,7 +260,7 @@ async fn escaped_process(trial: &mut Trial) {
 async fn damaged(trial: &mut Trial) {
     let mut ground = LabEnv::new(trial, 1).await;
     for (name, harm) in
-        [("torn", tear as DamageFn), ("flipped", flip_journal_byte), ("missing", remove_journal)]
+        [("torn", truncate_journal as DamageFn), ("flipped", flip_journal_byte), ("missing", remove_journal)]
     {
         let gate = format!("/var/tmp/{name}");
         ground.stage.apply(&small_task_config(name, &[&counting_command(&gate)])).await;

@@ -14,11 +14,11 @@ use std::{
 
 use serde_json::Value;
 
-use super::{load::SubmitLoad, servers::check_all_done};
+use super::{servers::check_all_done, submit_load::SubmitLoad};
 use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
-    hollow::{HostRuntime, empty_job},
     replicas::{ReplicaOptions, Replicas},
+    test_hosts::{HostRuntime, empty_job},
 };
 use windlass_testkit::postgres::Postgres;
 

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{POLL_INTERVAL, TIMEOUT, wait_until};
 use crate::{FaultRow, RowTest, Trial};
-use windlass_testenv::stage::{self, HostMode, TestEnv, task};
+use windlass_testenv::test_env::{self, HostMode, TestEnv, task};
 
 pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F27",
@@ -64,7 +64,7 @@ impl CloudState {
 /// A failed row leaves no machine behind.
 impl Drop for CloudState {
     fn drop(&mut self) {
-        stage::kill_processes_of(&self.0);
+        test_env::kill_processes_of(&self.0);
     }
 }
 
@@ -139,7 +139,7 @@ async fn preempt_until_done(trial: &mut Trial, books: &CloudState, written: &Pat
         assert!(began.elapsed() < DONE_BOUND, "{} of {JOBS} are done", names.len());
         if Instant::now() >= next && !seen.2.is_empty() && names.len() + REMAINING_MIN < JOBS {
             let machine = trial.rng.pick(&seen.2).clone();
-            stage::preempt_machine(&books.0, &machine).unwrap();
+            test_env::preempt_machine(&books.0, &machine).unwrap();
             dead += 1;
             next = Instant::now() + trial.rng.millis(700, 2_000);
         }

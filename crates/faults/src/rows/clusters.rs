@@ -16,7 +16,7 @@ use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 use super::{POLL_INTERVAL, wait_until};
 use crate::{FaultRow, RowTest, Trial};
-use windlass_testenv::queue::{QueueEnv, RequestedContainer};
+use windlass_testenv::queue_env::{QueueEnv, RequestedContainer};
 
 pub(super) const ROWS: &[FaultRow] = &[FaultRow {
     id: "F26",

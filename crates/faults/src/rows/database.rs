@@ -20,8 +20,8 @@ use tokio::{
 
 use super::{
     POLL_INTERVAL, TIMEOUT,
-    load::SubmitLoad,
     servers::{check_all_done, small_task, start_pair, stop_and_check},
+    submit_load::SubmitLoad,
     wait_until,
 };
 use crate::{FaultRow, RowTest, Trial};
@@ -31,7 +31,7 @@ use windlass_testenv::{
 };
 use windlass_testkit::rng::Rng;
 use windlass_testkit::{
-    chaos::{ConnectionFaults, FaultProxy},
+    fault_proxy::{ConnectionFaults, FaultProxy},
     postgres::{self, SOCKET, ShutdownMode},
 };
 

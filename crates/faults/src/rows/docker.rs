@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::ground::{assert_single_attempt, counting_command_until, end_detail};
+use super::fixtures::{assert_single_attempt, counting_command_until, end_detail};
 use crate::{AgentSite, FaultRow, RowTest, Trial};
-use windlass_testenv::stage::{HostMode, IMAGE, TestEnv, load_busybox_image, submission_of, task};
+use windlass_testenv::test_env::{HostMode, IMAGE, TestEnv, load_busybox_image, submission_of, task};
 use windlass_testkit::lab::{
     engine::{Engine, EngineKind},
     registry::{LayerDelivery, Registry},
@@ -93,7 +93,7 @@ async fn restarted(trial: &mut Trial) {
     if is_kept {
         let run = machine.stage.reaches("job", &["done"]).await;
         assert_single_attempt(&run);
-        super::ground::assert_counted(&machine.stage.log(&run).await);
+        super::fixtures::assert_counted(&machine.stage.log(&run).await);
     } else {
         let run = machine.stage.reaches("job", &["failed"]).await;
         trial.within("told", Duration::from_secs(30), up.elapsed());

@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::{
     docker::{EngineEnv, image_task, unique_layer},
-    ground::{LabEnv, SmallDisk, agent, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
+    fixtures::{LabEnv, SmallDisk, agent, end_detail, kill_agent, set_pause_at, start_agent, with_retry},
 };
 use crate::{AgentSite, FaultRow, RowTest, Trial};
-use windlass_testenv::stage::{HostMode, host_of, small_task_config, submission_of, task};
+use windlass_testenv::test_env::{HostMode, host_of, small_task_config, submission_of, task};
 use windlass_testkit::lab::{engine::EngineKind, registry::Registry};
 
 pub(super) const ROWS: &[FaultRow] = &[

@@ -1,19 +1,19 @@
 //! Rows of the matrix, by topic.
 
 mod agents;
+mod clients;
 mod clock;
 mod clouds;
 mod clusters;
-mod crowds;
 mod database;
 mod docker;
-mod ground;
+mod fixtures;
 mod hosts;
-mod load;
 mod network;
-mod people;
+mod overload;
 mod servers;
 mod services;
+mod submit_load;
 
 use std::time::{Duration, Instant};
 
@@ -29,12 +29,12 @@ pub fn all_rows() -> Vec<FaultRow> {
         clock::ROWS,
         clouds::ROWS,
         clusters::ROWS,
-        crowds::ROWS,
+        overload::ROWS,
         database::ROWS,
         docker::ROWS,
         hosts::ROWS,
         network::ROWS,
-        people::ROWS,
+        clients::ROWS,
         servers::ROWS,
         services::ROWS,
     ]

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::ground::{
+use super::fixtures::{
     LabEnv, assert_counted, assert_single_attempt, counting_command, is_reachable, log_len, running, signal,
     wait_for_log_growth, with_retry,
 };
 use crate::{FaultRow, RowTest, Trial};
-use windlass_testenv::stage::{host_of, small_task_config, submission_of};
+use windlass_testenv::test_env::{host_of, small_task_config, submission_of};
 use windlass_testkit::wait::{eventually, eventually_ok_async};
 
 pub(super) const ROWS: &[FaultRow] = &[

@@ -11,13 +11,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::load::{self, SubmitLoad};
+use super::submit_load::{self, SubmitLoad};
 use crate::{AgentSite, FaultRow, RowTest, Trial};
 use windlass_testenv::{
-    hollow::HostRuntime,
     replicas::{ReplicaOptions, Replicas},
     server::{TOKEN, binary},
-    stage::{HostMode, TestEnv, task},
+    test_env::{HostMode, TestEnv, task},
+    test_hosts::HostRuntime,
 };
 
 pub(super) const ROWS: &[FaultRow] = &[
@@ -177,9 +177,9 @@ async fn frozen(trial: &mut Trial) {
     replicas.freeze(0).unwrap();
     trial.fired("replica frozen in the middle of a pass");
     let froze = Instant::now();
-    let tokens = load::held_lock_tokens(&replicas.postgres).await;
+    let tokens = submit_load::held_lock_tokens(&replicas.postgres).await;
     replicas.thaw_hosts().unwrap();
-    while load::held_lock_tokens(&replicas.postgres).await.intersection(&tokens).count() > 0 {
+    while submit_load::held_lock_tokens(&replicas.postgres).await.intersection(&tokens).count() > 0 {
         assert!(froze.elapsed() < taken_over * 2, "the rows stay with the frozen server");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -242,7 +242,7 @@ async fn cycles(trial: &mut Trial) {
 }
 
 pub(super) async fn check_all_done(trial: &mut Trial, replicas: &Replicas, acknowledged: &BTreeSet<String>) {
-    let done = load::done(&replicas.postgres).await;
+    let done = submit_load::done(&replicas.postgres).await;
     let lost: Vec<_> = acknowledged.difference(&done).collect();
     if !lost.is_empty() {
         let ended = "SELECT concat_ws(' ', r.name, r.status, j.status, j.termination_reason, j.termination_message) \

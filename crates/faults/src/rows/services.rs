@@ -10,10 +10,10 @@ use crate::{FaultRow, RowTest, Trial};
 use windlass_testenv::{
     services::{
         ConstantTraffic, GatewayProcess, REPLICA_PROGRAM, ServiceCaller, TIMEOUT, free_port,
-        node::{create_gateway, wait_until_running},
+        gateway_process::{create_gateway, wait_until_running},
         probe_config, service_config, update_run, with_port,
     },
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 use windlass_testkit::lab::Lab;
 use windlass_testkit::wait::eventually_ok;

@@ -5,7 +5,7 @@
 
 mod der;
 mod jws;
-pub(crate) mod life;
+pub(crate) mod validity;
 
 pub use der::self_signed;
 

@@ -21,14 +21,14 @@ use tokio::{
     time::{Instant, timeout},
 };
 use windlass_dial::{Endpoint, TlsRoots};
-use windlass_model::causes::chain;
+use windlass_model::error_chain::chain;
 
 use super::NodeError;
 use crate::{
-    acme::{Account, AccountKey, AcmeError, Challenges, Dialer, life},
+    acme::{Account, AccountKey, AcmeError, Challenges, Dialer, validity},
     connect::Stream,
+    gateway_config::{CertificateSource, GatewayConfig},
     tls::{CertificatePem, Certificates},
-    way::{CertificateSource, GatewayConfig},
 };
 
 /// Interval at which certificates are checked for renewal.
@@ -225,7 +225,7 @@ impl CertificateManager {
     fn is_current(&self, name: &str) -> bool {
         let Ok(kept) = fs::read(self.file(name)) else { return false };
         let Some(Ok(first)) = CertificateDer::pem_slice_iter(&kept).next() else { return false };
-        let Some((from, until)) = life::period(&first) else { return false };
+        let Some((from, until)) = validity::period(&first) else { return false };
         if unix_now() > from + (until - from) / 3 * 2 {
             return false;
         }

@@ -11,7 +11,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::follow::RouteSync;
+use super::route_sync::RouteSync;
 use crate::{metrics, serve::ListenerLimits};
 
 /// Serves metrics until `stop`.

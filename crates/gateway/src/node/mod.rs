@@ -5,12 +5,12 @@
 //! valid up to their limit.
 
 mod certificates;
-mod follow;
-mod gate;
-mod handover;
 mod metrics;
+mod replica_connector;
+mod route_sync;
 mod server;
-mod sites;
+mod socket_handover;
+mod token_check;
 
 use std::{
     io,
@@ -27,14 +27,14 @@ pub use self::{
     certificates::AcmeSettings,
     server::{ServerClient, ServerError},
 };
-use self::{certificates::CertificateManager, follow::RouteSync, gate::ServerGatekeeper};
+use self::{certificates::CertificateManager, route_sync::RouteSync, token_check::ServerGatekeeper};
 use crate::{
     access::TracingAccessLog,
     auth::{CachingGatekeeper, TokenCacheConfig},
     proxy::{Proxy, ProxyLimits},
     route::RouteSnapshot,
+    route_cache_file::{self, RouteFileError},
     serve::{ListenerConfig, ListenerLimits, RequestRouting, serve},
-    state::{self, RouteFileError},
     tls::{self, TlsError},
 };
 
@@ -111,7 +111,7 @@ pub struct Node {
     plain: TcpListener,
     encrypted: Option<(TcpListener, Arc<CertificateManager>)>,
     metrics: Option<TcpListener>,
-    given: Option<handover::InheritedListeners>,
+    given: Option<socket_handover::InheritedListeners>,
     state: PathBuf,
 }
 
@@ -134,12 +134,12 @@ impl Node {
             routes: Arc::clone(follower.routes()),
             connector: follower.connector(),
             gatekeeper: Arc::new(CachingGatekeeper::new(ServerGatekeeper(server), trust)),
-            wake: Arc::clone(&follower) as Arc<dyn crate::hold::ServiceWaker>,
+            wake: Arc::clone(&follower) as Arc<dyn crate::scale_from_zero::ServiceWaker>,
             log: Some(Arc::new(TracingAccessLog)),
             certificates: keeper.as_ref().map(|keeper| keeper.certificates()),
             bounds: ProxyLimits { connect: CONNECT_TIMEOUT, ..ProxyLimits::USUAL },
         };
-        let mut given = handover::request_listeners(&state).map_err(NodeError::TakeOver)?;
+        let mut given = socket_handover::request_listeners(&state).map_err(NodeError::TakeOver)?;
         let plain = listener(listen, given.as_mut())?;
         let encrypted = match (tls_listen, keeper) {
             (Some(address), Some(keeper)) => Some((listener(address, given.as_mut())?, keeper)),
@@ -193,7 +193,7 @@ impl Node {
         if let Some(listener) = metrics {
             beside.spawn(metrics::serve(open(listener)?, Arc::clone(&follower), stop.clone()));
         }
-        let next = handover::bind(&state).map_err(NodeError::HandOver)?;
+        let next = socket_handover::bind(&state).map_err(NodeError::HandOver)?;
         if let Some(given) = given {
             // Both processes accept for a moment, so that no connection is refused.
             given.taken().map_err(NodeError::TakeOver)?;
@@ -234,7 +234,8 @@ async fn await_handover(
         let listeners = Arc::clone(&listeners);
         let given = match asked {
             Ok(stream) => {
-                tokio::task::spawn_blocking(move || handover::send_listeners(&stream, &listeners)).await
+                tokio::task::spawn_blocking(move || socket_handover::send_listeners(&stream, &listeners))
+                    .await
             }
             Err(error) => Ok(Err(error)),
         };
@@ -258,7 +259,7 @@ async fn await_handover(
 
 fn listener(
     address: SocketAddr,
-    given: Option<&mut handover::InheritedListeners>,
+    given: Option<&mut socket_handover::InheritedListeners>,
 ) -> Result<TcpListener, NodeError> {
     let failed = |source| NodeError::Listen { address, source };
     let listener = match given.and_then(|given| given.take(address)) {
@@ -282,12 +283,12 @@ fn make_private_dir(path: &Path) -> Result<(), NodeError> {
 struct SavedRoutes {
     generation: u64,
     version: String,
-    told: crate::way::GatewayConfig,
+    told: crate::gateway_config::GatewayConfig,
 }
 
 impl SavedRoutes {
     fn read(path: &Path) -> Result<Option<Self>, RouteFileError> {
-        state::load(path)
+        route_cache_file::load(path)
     }
 
     fn snapshot(&self) -> RouteSnapshot {

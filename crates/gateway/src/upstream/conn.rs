@@ -19,9 +19,9 @@ use super::{
     head::{self, Framing, ResponseHead},
 };
 use crate::{
-    alarm::LazyTimer,
     body::{BodyPart, RequestBody, RequestBodyError},
     connect::Stream,
+    lazy_timer::LazyTimer,
 };
 
 /// Size of a read: small at first, because thousands of connections may be idle, and larger for replicas that send

@@ -27,8 +27,8 @@ use windlass_gateway::{
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
-    kit::{self, TestProxy, TestSettings, Upstream, UpstreamResponse, service, setting, text},
     listener::tls_connect,
+    support::{self, TestProxy, TestSettings, Upstream, UpstreamResponse, service, setting, text},
 };
 
 /// Dialer for plain connections on this machine.
@@ -207,7 +207,7 @@ impl Authority {
         let request = format!(
             "GET /.well-known/acme-challenge/tok-1 HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n"
         );
-        let got = kit::TestResponse::parse(&kit::raw(self.gateway, request).await);
+        let got = support::TestResponse::parse(&support::raw(self.gateway, request).await);
         let canonical = format!(r#"{{"crv":"P-256","kty":"EC","x":{},"y":{}}}"#, key["x"], key["y"]);
         let expect = format!("tok-1.{}", URL_SAFE_NO_PAD.encode(Sha256::digest(canonical)));
         let mut book = self.book.lock();

@@ -14,7 +14,7 @@ use windlass_gateway::{
     route::{Balance, ReplicaRoute, ReplicaTarget, Service},
 };
 
-use crate::kit::{
+use crate::support::{
     TestProxy, TestSettings, Upstream, read_head, read_until, service, setting, text, unused_address,
     wait_until, with_timeout,
 };

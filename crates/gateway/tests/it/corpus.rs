@@ -15,7 +15,7 @@ use tokio::{
 use windlass_gateway::corpus::{LAST, corpus};
 use windlass_testkit::{TempDir, temp_dir};
 
-use crate::kit::{TestProxy, Upstream, service, text, wait_until};
+use crate::support::{TestProxy, Upstream, service, text, wait_until};
 
 /// Replica that records its requests.
 struct RecordingReplica {
@@ -96,7 +96,7 @@ struct Nginx {
 impl Nginx {
     async fn new(upstream: &Upstream) -> Self {
         let folder = temp_dir("nginx").unwrap();
-        let address = crate::kit::unused_address().await;
+        let address = crate::support::unused_address().await;
         let conf = format!(
             "daemon off; master_process off; pid {0}/pid; error_log {0}/error.log;\n\
              events {{ worker_connections 256; }}\n\

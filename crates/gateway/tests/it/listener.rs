@@ -23,7 +23,7 @@ use windlass_gateway::{
 };
 use windlass_testkit::temp_dir;
 
-use crate::kit::{
+use crate::support::{
     AbortOnDrop, TestProxy, TestResponse, TestSettings, Upstream, read_until, service, setting, text,
     with_timeout,
 };
@@ -81,7 +81,8 @@ async fn a_listener_that_stops_lets_requests_finish() {
     with_timeout(arrived.notified()).await;
     bed.stop.cancel();
     // New connections are refused at once, while the open request is still awaited.
-    crate::kit::wait_until("it does not listen", || std::net::TcpStream::connect(bed.address).is_err()).await;
+    crate::support::wait_until("it does not listen", || std::net::TcpStream::connect(bed.address).is_err())
+        .await;
     assert!(!bed.task.0.is_finished());
     go.notify_one();
     let answer = read_until(&mut stream, "done").await.to_ascii_lowercase();

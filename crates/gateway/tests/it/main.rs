@@ -2,14 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
+mod access;
 mod acme;
 mod balance;
 mod corpus;
-mod gate;
-mod kit;
 mod listener;
 mod models;
 mod node;
 mod proxying;
-mod state;
+mod route_cache_file;
 mod streams;
+mod support;

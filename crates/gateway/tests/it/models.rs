@@ -2,7 +2,7 @@
 
 use windlass_gateway::route::{ServedModel, Service};
 
-use crate::kit::{TestProxy, Upstream, path_settings, service};
+use crate::support::{TestProxy, Upstream, path_settings, service};
 
 fn model_service(model: &str, prefix: &str, created: i64, upstream: &Upstream) -> Service {
     let mut service = service(vec![upstream.replica("a")]);

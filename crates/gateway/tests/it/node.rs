@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use windlass_gateway::{
     node::{AcmeSettings, Node, ServerClient, Settings, TlsSettings},
     route::Service,
-    state,
+    route_cache_file,
     tls::CertificatePem,
 };
 use windlass_testkit::temp_dir;
@@ -20,8 +20,8 @@ use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
     acme::Authority,
-    kit::{TestResponse, raw, with_timeout},
     listener::tls_handshake,
+    support::{TestResponse, raw, with_timeout},
 };
 
 /// Gateway that ends with the test.
@@ -91,8 +91,11 @@ async fn a_gateway_orders_certificates_for_its_services_and_itself_and_keeps_the
     };
     let told =
         json!({"services": [service], "sites": {}, "own": "gateway.test", "certificate": {"type": "acme"}});
-    state::save(&folder.path().join("routes"), &json!({"generation": 1, "version": "1", "told": told}))
-        .unwrap();
+    route_cache_file::save(
+        &folder.path().join("routes"),
+        &json!({"generation": 1, "version": "1", "told": told}),
+    )
+    .unwrap();
 
     let listen = SocketAddr::from(([127, 0, 0, 1], windlass_testkit::ports::free()));
     let authority = Authority::new("node", listen);

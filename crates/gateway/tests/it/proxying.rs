@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use windlass_gateway::route::ReplicaTarget;
 use windlass_testkit::temp_dir;
 
-use crate::kit::{
+use crate::support::{
     TestProxy, TestResponse, Upstream, path_settings, read_head, read_until, service, text, unused_address,
     with_timeout,
 };
@@ -114,7 +114,7 @@ async fn a_replica_at_a_socket_is_reached() {
     let folder = temp_dir("proxying").unwrap();
     let path = folder.path().join("replica.sock");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
-    let task = crate::kit::AbortOnDrop(tokio::spawn(async move {
+    let task = crate::support::AbortOnDrop(tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut head = [0; 4096];
         let _ = stream.read(&mut head).await.unwrap();
@@ -214,7 +214,7 @@ async fn a_request_is_counted_and_written_down_when_it_is_over() {
     bed.ask("POST", "/x", &[], "abc").await;
     bed.get("/y?secret=1").await;
     let live = bed.routes.service("main/llm").unwrap();
-    crate::kit::wait_until("both are over", || bed.seen.records.lock().len() == 2).await;
+    crate::support::wait_until("both are over", || bed.seen.records.lock().len() == 2).await;
     let read = live.stats().read();
     assert_eq!((read.requests, read.in_flight, read.classes[1]), (2, 0, 2));
     assert_eq!((read.bytes_in, read.bytes_out, read.buckets.iter().sum::<u64>()), (3, 20, 2));
@@ -236,9 +236,9 @@ async fn a_caller_that_goes_away_is_written_down_as_such() {
     let mut stream = bed.connect().await;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: llm.test\r\n\r\n").await.unwrap();
     let live = bed.routes.service("main/llm").unwrap();
-    crate::kit::wait_until("it is under way", || live.replicas()[0].outstanding() == 1).await;
+    crate::support::wait_until("it is under way", || live.replicas()[0].outstanding() == 1).await;
     drop(stream);
-    crate::kit::wait_until("it is over", || live.stats().read().in_flight == 0).await;
+    crate::support::wait_until("it is over", || live.stats().read().in_flight == 0).await;
     assert_eq!(live.replicas()[0].outstanding(), 0);
     assert_eq!(bed.seen.records.lock()[0].status.as_u16(), 499);
     with_timeout(async {}).await;

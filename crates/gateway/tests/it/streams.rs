@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::kit::{
+use crate::support::{
     TestProxy, TestResponse, Upstream, read_head, read_until, service, text, wait_until, with_timeout,
 };
 
@@ -118,7 +118,7 @@ async fn large_bodies_pass_unchanged_in_both_directions() {
     for chunked in [false, true] {
         let (mut read, mut write) = bed.connect().await.into_split();
         let body = body.clone();
-        let writer = crate::kit::AbortOnDrop(tokio::spawn(async move {
+        let writer = crate::support::AbortOnDrop(tokio::spawn(async move {
             let framing = if chunked {
                 "Transfer-Encoding: chunked".to_owned()
             } else {
@@ -267,7 +267,7 @@ async fn http2_is_spoken_with_callers() {
     let bed = TestProxy::new(vec![service(vec![upstream.replica("a")])]).await;
     let stream = TokioIo::new(bed.connect().await);
     let (sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
-    let _connection = crate::kit::AbortOnDrop(tokio::spawn(async move { connection.await.unwrap() }));
+    let _connection = crate::support::AbortOnDrop(tokio::spawn(async move { connection.await.unwrap() }));
     let ask = |n: usize| {
         let mut sender = sender.clone();
         async move {

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     error::{Code, Diagnosis, SourceSpan, summary},
-    scalar::ScalarValue,
     yaml::{Node, Scalar, Value},
+    yaml_scalars::ScalarValue,
 };
 
 /// Treatment of unknown keys and nulls.
@@ -407,7 +407,7 @@ impl Decode for bool {
 /// Returns a whole number, also if written in quotes or as `2.0`.
 pub(crate) fn whole(scalar: &Scalar) -> Option<i64> {
     let meaning =
-        if scalar.plain { scalar.meaning() } else { super::scalar::resolve_scalar(scalar.text.trim()) };
+        if scalar.plain { scalar.meaning() } else { super::yaml_scalars::resolve_scalar(scalar.text.trim()) };
     match meaning {
         ScalarValue::Int(n) => Some(n),
         ScalarValue::Float(n) if n.fract() == 0.0 && n.abs() < 9e15 => Some(n as i64),
@@ -437,7 +437,7 @@ impl Decode for u32 {
 impl Decode for f64 {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let number =
-            scalar(node).and_then(|scalar| match super::scalar::resolve_scalar(scalar.text.trim()) {
+            scalar(node).and_then(|scalar| match super::yaml_scalars::resolve_scalar(scalar.text.trim()) {
                 ScalarValue::Int(n) => Some(n as Self),
                 ScalarValue::Float(n) => Some(n),
                 ScalarValue::Str => scalar.text.trim().parse().ok(),

@@ -1,12 +1,13 @@
 //! `type: dev-environment`: an instance to work on with an IDE or over SSH.
 
 use super::{
+    config_macros::{table, words},
     decode::Ctx,
     interpolate::{self, ReferenceScope},
     ports::PortMapping,
-    profile, run,
-    table::{table, words},
-    units::InactivityDuration,
+    profile,
+    quantities::InactivityDuration,
+    run,
     yaml::Node,
 };
 

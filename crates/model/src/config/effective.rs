@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{derive::infer_vendor, ports::PortMapping, units::parse_duration};
+use super::{job_spec_builder::infer_vendor, ports::PortMapping, quantities::parse_duration};
 
 /// Adds the defaults: a virtual repository, one node, no priority, the vendor of GPUs. The caller inserts the public
 /// key of the user.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal},
     decode::{Ctx, Decode, excerpt, text},
     error::{Code, Diagnosis},
-    table::{deserialize_by_decoding, schema_literal},
     yaml::{Node, Value},
 };
 

@@ -5,14 +5,14 @@ use std::net::IpAddr;
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{Ctx, Decode, Int, check_keys, excerpt, is_map, optional_field, text},
     env::Env,
     error::{Code, Diagnosis},
     name::Name,
     profile::{BackendType, Provisioning},
+    quantities::parse_range,
     schema::subschema,
-    table::{deserialize_by_decoding, schema_literal, table, words},
-    units::parse_range,
     yaml::{Node, Value},
 };
 use crate::resources::ResourcesSpec;

@@ -3,12 +3,12 @@
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{Ctx, Decode, Int, check_keys, expect_map, required_field, text, word},
     error::{Code, Diagnosis},
     interpolate::{self, ReferenceScope},
     name::{Name, Tags},
     profile::BackendType,
-    table::{deserialize_by_decoding, schema_literal, table, words},
     yaml::Node,
 };
 

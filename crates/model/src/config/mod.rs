@@ -4,41 +4,42 @@
 //! generates each type's reader, printer and schema from one list of fields, `error` renders problems. There is one
 //! file for each kind of configuration, and for each short syntax inside them.
 
+mod config_macros;
 pub mod decode;
-pub mod derive;
 pub mod dev_environment;
 pub mod effective;
 pub mod env;
 pub mod error;
 pub mod fleet;
+pub mod fleet_limits;
 pub mod gateway;
 pub mod interpolate;
 pub mod job_spec;
+pub mod job_spec_builder;
 pub mod mounts;
 pub mod name;
 pub mod ports;
 pub mod profile;
-pub mod resolve;
+pub mod quantities;
+pub mod references;
 pub mod resources;
 pub mod run;
-pub mod scalar;
 mod schema;
 pub mod service;
 pub mod serving;
 pub mod shell;
-mod table;
 pub mod task;
 pub mod traffic;
-pub mod units;
 pub mod unsupported;
 pub mod volume;
-pub mod within;
 pub mod yaml;
+pub mod yaml_scalars;
 
 use serde::{Serialize, Serializer};
 
 pub use self::schema::{profiles_schema, schema};
 use self::{
+    config_macros::deserialize_by_decoding,
     decode::{Ctx, Decode, DecodeMode, closest, scalar},
     dev_environment::DevEnvironment,
     error::{Code, Diagnosis},
@@ -46,7 +47,6 @@ use self::{
     gateway::Gateway,
     profile::Profiles,
     service::Service,
-    table::deserialize_by_decoding,
     task::Task,
     volume::Volume,
     yaml::{Node, Value},

@@ -3,10 +3,10 @@
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{Ctx, Decode, check_keys, excerpt, is_map, optional_field, required_field, text},
     error::{Code, Diagnosis},
-    table::{deserialize_by_decoding, schema_literal, table, words},
-    units::OneOrMany,
+    quantities::OneOrMany,
     yaml::Node,
 };
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal},
     decode::{Ctx, Decode, check_keys, excerpt, is_map, optional_field, required_field, scalar, text},
     error::{Code, Diagnosis},
-    table::{deserialize_by_decoding, schema_literal},
     yaml::{Node, Value},
 };
 

@@ -5,12 +5,12 @@
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{Ctx, Decode, Int, check_keys, closest, is_map, required_field, text},
     error::{Code, Diagnosis},
     name::{ResourceReference, Tags},
+    quantities::{IdleDuration, OffableDuration, OneOrMany, PositiveNumber, Seconds},
     schema::subschema,
-    table::{deserialize_by_decoding, schema_literal, table, words},
-    units::{IdleDuration, OffableDuration, OneOrMany, PositiveNumber, Seconds},
     yaml::{Node, Value},
 };
 

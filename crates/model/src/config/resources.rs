@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
 use super::{
+    config_macros::deserialize_by_decoding,
     decode::{Ctx, Decode, check_keys, excerpt, expect_map, is_map, optional_field, text, word},
+    quantities::{MemorySize, parse_range},
     schema::{any_of, default, describe, subschema},
-    table::deserialize_by_decoding,
-    units::{MemorySize, parse_range},
     yaml::{Node, Value},
 };
 use crate::resources::{CpuArch, CpuSpec, DiskSpec, Gb, GpuSpec, GpuVendor, Range, ResourcesSpec};

@@ -3,15 +3,15 @@
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table},
     decode::{Ctx, Decode, Int, excerpt, text},
     env::Env,
     error::{Code, Diagnosis},
     mounts::{FileMapping, Mount, Repo},
     name::{Name, PythonVersion, User},
-    table::{deserialize_by_decoding, schema_literal, table},
     yaml::Node,
 };
-use crate::{plan::runs_in::PLAIN_PROCESS_IMAGE, resources::ResourcesSpec};
+use crate::{plan::execution_mode::PLAIN_PROCESS_IMAGE, resources::ResourcesSpec};
 
 /// Home directory of the usual user of images: clients send it, and it is not passed to jobs.
 pub(crate) const HOME_DIR: &str = "/root";

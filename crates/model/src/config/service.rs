@@ -1,6 +1,7 @@
 //! `type: service`: replicas that answer requests, behind a gateway or the server's proxy.
 
 use super::{
+    config_macros::{deserialize_by_decoding, table, words},
     decode::{Ctx, Decode, Fields as _, Int, check_keys, expect_map},
     error::{Code, Diagnosis},
     interpolate::{self, ReferenceScope},
@@ -9,7 +10,6 @@ use super::{
     profile::{self, RetrySetting, SpotPolicy},
     run,
     serving::{Balance, Cors, Deployment},
-    table::{deserialize_by_decoding, table, words},
     task::{check_group_names, group_node},
     traffic::{GatewayChoice, Https, Metric, Model, Probe, RateLimit, Replicas, Scaling, check_scaling},
     yaml::{Node, Value},

@@ -1,11 +1,11 @@
 //! Serving of a service: replacement of replicas, load balancing and CORS.
 
 use super::{
+    config_macros::{table, words},
     decode::{Ctx, Int},
     error::{Code, Diagnosis},
-    table::{table, words},
+    quantities::Seconds,
     traffic::Text,
-    units::Seconds,
     yaml::Node,
 };
 

@@ -1,13 +1,13 @@
 //! `type: task`: commands that run until they end, on one node or on several.
 
 use super::{
+    config_macros::table,
     decode::{Ctx, Int},
     error::{Code, Diagnosis},
     interpolate::{self, ReferenceScope},
     name::GroupName,
     ports::PortMapping,
     profile, run,
-    table::table,
     yaml::{Node, Value},
 };
 use crate::resources::ResourcesSpec;

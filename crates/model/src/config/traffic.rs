@@ -3,14 +3,14 @@
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table, words},
     decode::{
         Ctx, Decode, Int, check_keys, excerpt, is_map, optional_field, required_field, scalar, text, word,
     },
     error::{Code, Diagnosis},
     name::ResourceReference,
+    quantities::{PositiveNumber, Seconds, parse_range},
     schema::subschema,
-    table::{deserialize_by_decoding, schema_literal, table, words},
-    units::{PositiveNumber, Seconds, parse_range},
     yaml::Node,
 };
 use crate::resources::Range;
@@ -27,11 +27,11 @@ pub enum GatewayChoice {
 impl Decode for GatewayChoice {
     fn decode(node: &Node, cx: &mut Ctx) -> Option<Self> {
         let flag = scalar(node).and_then(|scalar| match scalar.meaning() {
-            super::scalar::ScalarValue::Bool(flag) => Some(flag),
-            super::scalar::ScalarValue::Null
-            | super::scalar::ScalarValue::Int(_)
-            | super::scalar::ScalarValue::Float(_)
-            | super::scalar::ScalarValue::Str => None,
+            super::yaml_scalars::ScalarValue::Bool(flag) => Some(flag),
+            super::yaml_scalars::ScalarValue::Null
+            | super::yaml_scalars::ScalarValue::Int(_)
+            | super::yaml_scalars::ScalarValue::Float(_)
+            | super::yaml_scalars::ScalarValue::Str => None,
         });
         match flag {
             Some(flag) => Some(Self::Flag(flag)),

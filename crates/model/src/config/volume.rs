@@ -3,11 +3,11 @@
 use serde::Serialize;
 
 use super::{
+    config_macros::{deserialize_by_decoding, schema_literal, table},
     decode::{Ctx, Decode, scalar, word},
     error::{Code, Diagnosis},
     name::{Name, Tags},
-    table::{deserialize_by_decoding, schema_literal, table},
-    units::{IdleDuration, MemorySize},
+    quantities::{IdleDuration, MemorySize},
     yaml::Node,
 };
 

@@ -10,7 +10,7 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle};
 
 use super::{
     error::{Code, Diagnosis, SourcePos, SourceSpan},
-    scalar::{self, ScalarValue},
+    yaml_scalars::{self, ScalarValue},
 };
 
 /// Maximum size of a configuration, in bytes.
@@ -44,7 +44,7 @@ pub struct Scalar {
 
 impl Scalar {
     pub fn meaning(&self) -> ScalarValue {
-        if self.plain { scalar::resolve_scalar(&self.text) } else { ScalarValue::Str }
+        if self.plain { yaml_scalars::resolve_scalar(&self.text) } else { ScalarValue::Str }
     }
 }
 
@@ -368,7 +368,7 @@ impl Reader<'_> {
 
 fn scalar_node(text: String, style: ScalarStyle, span: SourceSpan) -> Node {
     let plain = style == ScalarStyle::Plain;
-    if plain && scalar::resolve_scalar(&text) == ScalarValue::Null {
+    if plain && yaml_scalars::resolve_scalar(&text) == ScalarValue::Null {
         return Node { value: Value::Null, span };
     }
     Node { value: Value::Scalar(Scalar { text, plain }), span }

@@ -2,7 +2,7 @@
 
 use crate::{
     event::{Actor, EventCause},
-    machine::StrEnum,
+    state_machine::StrEnum,
 };
 
 /// An event for the state machine, a reason for programs and a message for people.

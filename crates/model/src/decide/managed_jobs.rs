@@ -9,25 +9,25 @@
 //!
 //! Slots are not granted here: [`slots::grant`] is called in the transaction that counts them.
 
-pub mod emergency;
-pub mod judge;
+pub mod classify_end;
+pub mod internal_error;
 pub mod slots;
 mod task;
 
 use windlass_planted_bugs::{Bug, is_planted};
 
 use crate::{
+    deadline_policy::Market,
     managed_job::{
         Event, RecoverySource, Schedule, Status,
         plan::{self, ManagedJobPlan, Shape},
         record::{NodeLocation, TaskRecord, job_status},
     },
     money::Price,
-    spot::Market,
     time::{Span, Timestamp},
 };
 
-use self::{judge::NodeEnd, task::TaskPass};
+use self::{classify_end::NodeEnd, task::TaskPass};
 
 /// Intervals after which a job is evaluated again if no hint arrives before.
 const POLL_ACTIVE: Span = Span::secs(5);

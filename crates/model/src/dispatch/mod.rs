@@ -4,9 +4,9 @@
 //! Both can be old or incomplete, and the rules here define what may be concluded from them: a missing entry is never
 //! treated as an end, and an end only counts if the queue was read after it.
 
-pub mod choose;
-pub mod room;
-pub mod settle;
+pub mod capacity;
+pub mod reconcile;
+pub mod select;
 
 use std::{fmt, str::FromStr};
 

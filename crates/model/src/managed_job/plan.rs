@@ -12,7 +12,7 @@ use crate::{
         self,
         mounts::{FileMapping, Mount},
     },
-    machine::words,
+    state_machine::words,
 };
 
 /// Lowest and highest priority of a job.

@@ -9,8 +9,8 @@ use super::{
     Event, PendingKind, RecoveryEpisode, RecoverySource, Schedule, ScheduleEvent, Status, step, step_schedule,
 };
 use crate::{
-    machine::{Step, words},
-    spot::{Market, NodeTime},
+    deadline_policy::{Market, NodeTime},
+    state_machine::{Step, words},
     time::{Span, Timestamp},
 };
 

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     plan::{
+        inventory::Tightness,
         place::{NewOffer, OFFERS_MAX},
-        queue::{PlacementQuery, PlacementRound},
-        stock::Tightness,
+        placement_round::{PlacementQuery, PlacementRound},
     },
     time::Timestamp,
 };

@@ -2,10 +2,10 @@
 
 pub mod blocks;
 pub mod diff;
+pub mod execution_mode;
 mod gang;
+mod inventory;
 pub mod offers;
 pub mod place;
-mod queue;
-mod refuse;
-pub mod runs_in;
-mod stock;
+mod placement_round;
+mod rejections;

@@ -11,7 +11,7 @@ use crate::{
     money::Price,
     plan::{
         blocks::{self, HostShare},
-        runs_in::{ImageChoice, Runtimes},
+        execution_mode::{ImageChoice, Runtimes},
     },
     resources::{CpuArch, GpuSpec, GpuVendor, Range, ResourcesSpec},
 };

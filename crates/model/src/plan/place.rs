@@ -19,7 +19,7 @@ use crate::{
     plan::{
         blocks::Blocks,
         offers::{InstanceNeeds, Offer},
-        queue::PlacementRound,
+        placement_round::PlacementRound,
     },
     time::{Span, Timestamp},
 };

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use super::{Container, QueueCaller, QueueRefusal, apply_patch, refuse_invalid, request::initial_status};
 use crate::{
     container::{Actor, Event, LOCKS_MAX, Status, is_allowed, step},
-    machine::Step,
+    state_machine::Step,
     time::Timestamp,
 };
 

@@ -5,9 +5,9 @@
 //! updates everything that depends on them.
 
 pub mod change;
+pub mod propagate;
 pub mod request;
 pub mod reuse;
-pub mod settle;
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     container::{Actor, Status},
-    machine::words,
+    state_machine::words,
     time::Timestamp,
 };
 
@@ -317,7 +317,7 @@ fn apply_patch<T: Serialize + serde::de::DeserializeOwned>(
 mod word {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
-    use crate::machine::StrEnum;
+    use crate::state_machine::StrEnum;
 
     pub(super) fn serialize<T: StrEnum, S: Serializer>(word: &T, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(word.as_str())

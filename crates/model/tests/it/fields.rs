@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde_json::Value;
-use windlass_model::{config, queue, sky};
+use windlass_model::{config, queue, skypilot};
 
 struct Entry {
     fields: Vec<&'static str>,
@@ -118,7 +118,7 @@ fn compare(what: &str, known: &BTreeSet<String>, parts: &[Part]) {
 #[test]
 fn every_field_has_an_entry_and_every_entry_a_field() {
     compare("configuration", &fields_of_the_schema(), &configuration());
-    compare("task files", &sky::known_fields().into_iter().collect(), &tasks());
+    compare("task files", &skypilot::known_fields().into_iter().collect(), &tasks());
     compare("containers", &queue::request::known_fields().into_iter().collect(), &containers());
 }
 

@@ -13,7 +13,7 @@ use windlass_model::{
     fleet,
     id::InstanceId,
     instance::{Health, Status, TerminationReason},
-    machine,
+    state_machine,
     time::{Span, Timestamp},
     volume,
 };
@@ -441,7 +441,7 @@ proptest! {
         let plan = instances::decide(&row, &seen, NOW);
         if let Some(change) = plan.change {
             let step = windlass_model::instance::step(status, change.event);
-            prop_assert!(!matches!(step, machine::Step::Refuse), "{} in {}", change.event, status);
+            prop_assert!(!matches!(step, state_machine::Step::Refuse), "{} in {}", change.event, status);
         } else {
             prop_assert!(plan.action.is_some() || plan.due > NOW);
         }

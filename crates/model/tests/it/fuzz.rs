@@ -12,10 +12,9 @@ use windlass_model::{
         mounts::{FileMapping, Mount, RepoSpec},
         name::UnixUser,
         ports::PortMapping,
+        quantities::{parse_duration, parse_memory, parse_range},
         resources::{parse_cpu, parse_gpu},
-        scalar, shell,
-        units::{parse_duration, parse_memory, parse_range},
-        yaml,
+        shell, yaml, yaml_scalars,
     },
     plan::diff,
     schedule::CronSchedule,
@@ -185,7 +184,7 @@ const TASK_FILE: &[&str] = &[
 
 #[test]
 fn fuzz_of_task_files() {
-    use windlass_model::sky::{self, AttemptRunSpec, CommandLineValues, JobIdentity, ServerContext};
+    use windlass_model::skypilot::{self, AttemptRunSpec, CommandLineValues, JobIdentity, ServerContext};
     let given = CommandLineValues {
         envs: [("A".to_owned(), "$A".to_owned())].into(),
         ..CommandLineValues::default()
@@ -197,7 +196,7 @@ fn fuzz_of_task_files() {
         rank: 0,
         copies: 1,
     };
-    target(text(TASK_FILE), |text| match sky::parse_task_file(text, &given) {
+    target(text(TASK_FILE), |text| match skypilot::parse_task_file(text, &given) {
         Err(problems) => assert!(!problems.is_empty() && problems.len() <= 101),
         Ok(parsed) => {
             for task in 0..u32::try_from(parsed.plan.tasks.len()).unwrap() {
@@ -397,7 +396,7 @@ fn fuzz_of_ranges_durations_and_sizes() {
             assert!(size.is_finite() && size >= 0.0, "{size}");
         }
         let _ = (parse_range::<u32>(text), parse_duration(text), parse_cpu(text), parse_gpu(text));
-        let _ = (scalar::resolve_scalar(text), shell::split(text), Timestamp::parse(text));
+        let _ = (yaml_scalars::resolve_scalar(text), shell::split(text), Timestamp::parse(text));
     });
 }
 

@@ -9,7 +9,7 @@ use windlass_model::{
         next_in_pass, probe_targets, provisioning_max,
     },
     job::{self, Status, TerminationDetail, TerminationReason},
-    machine::Step,
+    state_machine::Step,
     time::{Span, Timestamp},
 };
 

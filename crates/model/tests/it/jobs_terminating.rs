@@ -11,7 +11,7 @@ use windlass_model::{
     id::VolumeId,
     instance,
     job::{self, Ending, Status, TerminationReason},
-    machine,
+    state_machine,
     time::{Span, Timestamp},
 };
 
@@ -346,7 +346,7 @@ proptest! {
         prop_assert!(did.is_sorted(), "{:?}", did);
         let Plan::End(end) = plan else { return Err(TestCaseError::fail(format!("never ended: {did:?}"))) };
         let fate = job::step(Status::Terminating, end.change().event);
-        prop_assert_eq!(fate, machine::Step::To(job.ending.reason().final_status().status()));
+        prop_assert_eq!(fate, state_machine::Step::To(job.ending.reason().final_status().status()));
         prop_assert!(at <= NOW + GIVE_UP_TIMEOUT + LOGS_GRACE + Span::secs(60), "took {:?}", at.since(NOW));
         let on_shim = job.place.is_some_and(|place| place.has_shim && place.status != instance::Status::Terminated);
         prop_assert_eq!(end.gave_up_host(), silent && on_shim, "given up without cause, or kept in spite of it");
@@ -356,7 +356,7 @@ proptest! {
         prop_assert_eq!(job.registered, did.contains(&ReleaseEvent::Unregistered));
         prop_assert_eq!(!job.volumes.is_empty(), did.contains(&ReleaseEvent::Detached));
         if let (Some(event), Some(place)) = (end.instance().event(), job.place) {
-            prop_assert!(!matches!(instance::step(place.status, event), machine::Step::Refuse));
+            prop_assert!(!matches!(instance::step(place.status, event), state_machine::Step::Refuse));
             prop_assert!(place.other_jobs == 0, "r8: others are still on it");
         }
     }

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop where it stands")]
 
 mod config;
+mod deadline_policy;
+mod device_allocator;
 mod diff;
 mod fields;
 mod fleets_and_instances;
@@ -11,14 +13,11 @@ mod gpus;
 mod jobs_running;
 mod jobs_submitted;
 mod jobs_terminating;
-mod ledger;
-mod machines;
-mod machines_words;
 mod managed_jobs;
 mod managed_jobs_cancel;
 mod managed_jobs_candidates;
+mod managed_jobs_fixture;
 mod managed_jobs_properties;
-mod managed_jobs_world;
 mod placement;
 mod placement_for_good;
 mod placement_offers;
@@ -29,5 +28,6 @@ mod runs_history;
 mod runs_properties;
 mod runs_retry;
 mod runs_schedule;
-mod sky;
-mod spot;
+mod skypilot;
+mod state_machine_words;
+mod state_machines;

@@ -1,19 +1,20 @@
 //! Managed jobs, scenario by scenario.
 
 use windlass_model::{
+    deadline_policy::Market,
     decide::managed_jobs::{
-        AttemptAction, AttemptObservation, emergency,
-        judge::{AttemptOutcome, NodeEnd, classify_end, is_lost},
+        AttemptAction, AttemptObservation,
+        classify_end::{AttemptOutcome, NodeEnd, classify_end, is_lost},
+        internal_error,
         slots::{SlotLimits, SlotRequest, SlotUsage, backoff, grant, shown},
     },
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{Event, RecoverySource, Schedule, Status, record::NodeLocation},
-    sky::Phase,
-    spot::Market,
+    skypilot::Phase,
     time::Span,
 };
 
-use crate::managed_jobs_world::{
+use crate::managed_jobs_fixture::{
     ManagedJobFixture, check_log, ended, ended_observation, failure, loss, no_capacity, place, success,
 };
 
@@ -419,10 +420,11 @@ fn m6_the_old_attempt_is_gone_before_the_next_is_made() {
 
 #[test]
 fn m1_internal_errors_are_forgiven_ten_times_with_growing_patience() {
-    let minutes: Vec<i64> = (1..8).map(|count| emergency::retry_delay(count, 0.5).as_secs() / 60).collect();
+    let minutes: Vec<i64> =
+        (1..8).map(|count| internal_error::retry_delay(count, 0.5).as_secs() / 60).collect();
     assert_eq!(minutes, [1, 2, 4, 8, 16, 30, 30]);
     assert_eq!(
-        (emergency::retry_delay(6, 0.0).as_secs(), emergency::retry_delay(6, 1.0).as_secs()),
+        (internal_error::retry_delay(6, 0.0).as_secs(), internal_error::retry_delay(6, 1.0).as_secs()),
         (900, 2700)
     );
     let mut world = started(ONE);
@@ -625,11 +627,11 @@ fn a_job_shows_the_busiest_of_its_tasks() {
 #[test]
 fn the_run_of_an_attempt_has_a_name_that_can_be_made_again() {
     use windlass_model::config::name::is_resource_name;
-    let plan = crate::managed_jobs_world::plan("name: 9 Lives_of a.Very-long name for a job\nrun: a\n");
+    let plan = crate::managed_jobs_fixture::plan("name: 9 Lives_of a.Very-long name for a job\nrun: a\n");
     let id = "0b9f0d3a-0000-4000-8000-000000000017";
     assert_eq!(plan.run_name(id, 0, 1), "j-9-lives-of-a-very-0b9f0d3a00004000-0-1");
     for text in ["run: a\n", "name: \"---\"\nrun: a\n", "name: Ünïcode\nrun: a\n"] {
-        let plan = crate::managed_jobs_world::plan(text);
+        let plan = crate::managed_jobs_fixture::plan(text);
         let (first, second) = (plan.run_name(id, 0, 1), plan.run_name(id, 999, u32::MAX));
         assert!(is_resource_name(&first) && is_resource_name(&second), "{first} {second}");
         assert_ne!(first, second);

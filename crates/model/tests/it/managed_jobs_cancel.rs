@@ -1,7 +1,7 @@
 //! Cancellation of managed jobs: from every state, and while they end by themselves.
 
 use windlass_model::{
-    decide::managed_jobs::{AttemptAction, AttemptObservation, CancelRequest, judge::NodeEnd},
+    decide::managed_jobs::{AttemptAction, AttemptObservation, CancelRequest, classify_end::NodeEnd},
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::Schedule,
     time::Span,
@@ -9,7 +9,7 @@ use windlass_model::{
 
 use crate::{
     managed_jobs::{ONE, started},
-    managed_jobs_world::{
+    managed_jobs_fixture::{
         ManagedJobFixture, check_log, ended, ended_observation, failure, loss, no_capacity, success,
     },
 };

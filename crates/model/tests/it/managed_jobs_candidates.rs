@@ -1,7 +1,7 @@
 //! Selection of the next candidate of a task, and the record of a failed launch.
 
 use windlass_model::{
-    decide::managed_jobs::{AttemptObservation, judge::NodeEnd},
+    decide::managed_jobs::{AttemptObservation, classify_end::NodeEnd},
     job::{TerminationDetail, TerminationReason as Reason},
     managed_job::{
         Schedule,
@@ -10,7 +10,7 @@ use windlass_model::{
     money::Price,
 };
 
-use crate::managed_jobs_world::{ManagedJobFixture, ended, ended_observation, no_capacity};
+use crate::managed_jobs_fixture::{ManagedJobFixture, ended, ended_observation, no_capacity};
 
 fn started(text: &str, prices: &[Option<f64>]) -> ManagedJobFixture {
     let mut world = ManagedJobFixture::new(text);

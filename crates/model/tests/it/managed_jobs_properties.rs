@@ -8,7 +8,7 @@ use windlass_model::{
     time::Span,
 };
 
-use crate::managed_jobs_world::{
+use crate::managed_jobs_fixture::{
     ManagedJobFixture, at, check_log, ended, ended_observation, failure, loss, no_capacity, place, success,
 };
 
@@ -187,7 +187,8 @@ const DIAGRAM: [(&str, &str); 26] = [
 #[test]
 fn every_edge_of_the_diagrams_is_walked_by_real_decisions() {
     use windlass_model::{
-        decide::managed_jobs::judge::NodeEnd, job::TerminationDetail, managed_job::Schedule, sky::Phase,
+        decide::managed_jobs::classify_end::NodeEnd, job::TerminationDetail, managed_job::Schedule,
+        skypilot::Phase,
     };
     let shapes = [
         "run: a\nresources: {job_recovery: {max_launch_tries: 2, max_restarts_on_errors: 1}}\n",

@@ -23,7 +23,7 @@ async fn resolve_for(
     Client::default().resolve_image(&name, &Platform::linux(architecture), credentials).await
 }
 
-fn test_credentials(password: &str) -> Credentials {
+fn demo_credentials(password: &str) -> Credentials {
     Credentials { username: "ada".to_owned(), password: password.to_owned() }
 }
 
@@ -67,9 +67,9 @@ async fn what_is_not_there_is_told_from_what_is_refused() {
     registry.set_password("ada", "right");
     let refused = resolve(&registry, "app:1").await.unwrap_err();
     assert!(refused.to_string().contains("without a user name and password"), "{refused}");
-    let refused = resolve_for(&registry, "app:1", AMD64, Some(&test_credentials("wrong"))).await.unwrap_err();
+    let refused = resolve_for(&registry, "app:1", AMD64, Some(&demo_credentials("wrong"))).await.unwrap_err();
     assert!(refused.to_string().contains("with a user name and password"), "{refused}");
-    assert!(resolve_for(&registry, "app:1", AMD64, Some(&test_credentials("right"))).await.is_ok());
+    assert!(resolve_for(&registry, "app:1", AMD64, Some(&demo_credentials("right"))).await.is_ok());
 }
 
 #[tokio::test]
@@ -80,16 +80,16 @@ async fn a_token_is_fetched_where_one_is_asked_for_and_kept() {
     registry.set_password("ada", "right");
     let name: ImageName = registry.name("team/app:1").parse().unwrap();
     let client = Client::default();
-    let credentials = test_credentials("right");
+    let credentials = demo_credentials("right");
     for _ in 0..2 {
         client.resolve_image(&name, &Platform::linux(AMD64), Some(&credentials)).await.unwrap();
     }
     assert_eq!(registry.issued_scopes(), ["repository:team/app:pull"]);
     let refused =
-        client.resolve_image(&name, &Platform::linux(AMD64), Some(&test_credentials("wrong"))).await;
+        client.resolve_image(&name, &Platform::linux(AMD64), Some(&demo_credentials("wrong"))).await;
     // The cached token belongs to the user, whatever password is passed now: a new client has none.
     assert!(refused.is_ok());
-    assert!(resolve_for(&registry, "team/app:1", AMD64, Some(&test_credentials("wrong"))).await.is_err());
+    assert!(resolve_for(&registry, "team/app:1", AMD64, Some(&demo_credentials("wrong"))).await.is_err());
 }
 
 #[tokio::test]

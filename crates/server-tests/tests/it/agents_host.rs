@@ -18,12 +18,12 @@ use windlass_model::{
     instance,
 };
 use windlass_server::{
-    agents::{AgentApi, AgentError, CallContext, HttpAgents, JobStart, discard, enrol},
+    agents::{AgentApi, AgentError, CallContext, HttpAgents, JobStart, discard, enrolment},
     app::App,
     config::{Settings, SettingsSource},
     db::{Db, Unit, Val, instances},
+    encryption::Keyring,
     params,
-    secrets::Keyring,
 };
 use windlass_testkit::wait::{TIMEOUT, eventually_async, eventually_ok_async};
 use windlass_testkit::{TempDir, temp_dir};
@@ -31,7 +31,7 @@ use windlass_tunnel::{Backoff, SshPool};
 
 use crate::{
     db::DbFixture,
-    db_rows::{self, TestOwner},
+    db_fixtures::{self, TestOwner},
 };
 
 /// A server without routes and pipelines: database, keys, and the agent client.
@@ -59,7 +59,7 @@ impl AgentTestEnv {
         let keys = Keyring::open(&dir.path().join("keys/master")).unwrap();
         let app = App::new(home.db().clone(), settings, keys).unwrap();
         windlass_server::services::secrets::claim_key(&app).await.unwrap();
-        let made = db_rows::made(home.db()).await;
+        let made = db_fixtures::made(home.db()).await;
         let wire = HttpAgents::new(&app, ssh_hosts());
         Self { home, dir, app, wire, made }
     }
@@ -108,7 +108,7 @@ impl AgentTestEnv {
     }
 
     pub(crate) async fn run(&self, name: &str) -> RunId {
-        db_rows::run(self.db(), &self.made, name).await
+        db_fixtures::run(self.db(), &self.made, name).await
     }
 
     /// Returns whether the row is due at once.
@@ -281,8 +281,8 @@ impl TestShim {
     }
 
     pub(crate) async fn of(kit: &AgentTestEnv, instance: InstanceId, home: PathBuf, args: &[&str]) -> Self {
-        let told = enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
-        let credential = enrol::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
+        let told = enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
+        let credential = enrolment::credential(kit.db(), kit.app.keys(), instance).await.unwrap();
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
         let mut shim = Self { instance, home, args, credential, child: None };
         shim.enrol(&told.credential_sha256, &told.server_key);

@@ -25,7 +25,7 @@ use tokio::{net::UnixListener, sync::Notify};
 use windlass_api::agent::LOG_END_HEADER;
 use windlass_backend::AgentEndpoint;
 use windlass_model::id::{InstanceId, SubmissionId};
-use windlass_server::agents::{AgentApi, AgentError, CALL_TIMEOUT, enrol};
+use windlass_server::agents::{AgentApi, AgentError, CALL_TIMEOUT, enrolment};
 use windlass_testkit::wait::eventually_async;
 
 use crate::agents_host::{AgentTestEnv, call};
@@ -153,7 +153,7 @@ async fn liar(
     let own = SubmissionId(uuid::Uuid::from_u128(0x1234_5678_0000_4000_8000_0000_0000_0001));
     let liar = Arc::new(HostileAgent { own, events, lines_sent: Arc::default(), asked: Mutex::default() });
     let instance = kit.instance(instance_num, liar.serve(kit)).await;
-    enrol::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
+    enrolment::enrolment(kit.db(), kit.app.keys(), instance).await.unwrap();
     (liar, instance)
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use windlass_backend::AgentEndpoint;
 use windlass_model::id::InstanceId;
 use windlass_server::{
-    agents::{AgentApi, enrol},
+    agents::{AgentApi, enrolment},
     db::{Unit, instances},
 };
 
@@ -58,13 +58,13 @@ async fn insert_instances(
             }
         };
         let machine = machine(reach);
-        unit = unit.and([insert_instances::insert(new_instance(kit, id, n as i64, Some(&machine), sealed))]);
+        unit = unit.and([instances::insert(new_instance(kit, id, n as i64, Some(&machine), sealed))]);
         ids.push(id);
     }
     kit.write(unit).await;
     // Concurrently, so that many of them share one commit.
     let told = stream::iter(ids.clone())
-        .map(|id| async move { enrol::enrolment(kit.db(), kit.app.keys(), id).await.unwrap() });
+        .map(|id| async move { enrolment::enrolment(kit.db(), kit.app.keys(), id).await.unwrap() });
     let told: Vec<_> = told.buffered(CALLS_MAX).collect().await;
     for (n, (id, told)) in (1..).zip(ids.iter().zip(told)) {
         let dir = home.join(format!("host-{n:04}"));

@@ -7,7 +7,7 @@ use windlass_model::id::{InstanceId, SubmissionId};
 use windlass_server::{
     agents::{AgentApi, AgentError},
     db::{Unit, instances},
-    secrets::AssociatedData,
+    encryption::AssociatedData,
 };
 use windlass_testkit::wait::eventually_async;
 

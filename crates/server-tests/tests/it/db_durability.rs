@@ -22,7 +22,7 @@ use windlass_testkit::temp_dir;
 
 use crate::{
     db::DbFixture,
-    db_rows::{TestOwner, made, run_values},
+    db_fixtures::{TestOwner, made, run_values},
     postgres::{Cluster, TestDb},
 };
 

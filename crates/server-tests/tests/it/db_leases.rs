@@ -18,7 +18,7 @@ use windlass_server::{
 
 use crate::{
     db::DbFixture,
-    db_rows::{TestOwner, made},
+    db_fixtures::{TestOwner, made},
 };
 
 /// The harnesses differ only in the location of the database.

@@ -23,7 +23,7 @@ use windlass_testkit::wait::{eventually_async, listens};
 
 use crate::{
     db::on_both,
-    db_rows::{made, run},
+    db_fixtures::{made, run},
     postgres::TestDb,
 };
 
@@ -285,7 +285,8 @@ async fn postgres_lost_during_the_commit_leaves_the_outcome_unknown() {
     for (next, kept) in [(LOSE_THE_ANSWER, 1), (LOSE_THE_COMMIT, 1), (LOSE_THE_ANSWER, 2)] {
         mood.store(next, Ordering::SeqCst);
         let id = db.new_id().unwrap();
-        let unit = Unit::new().insert("runs", crate::db_rows::run_values(&made, id, &format!("run-{id}")));
+        let unit =
+            Unit::new().insert("runs", crate::db_fixtures::run_values(&made, id, &format!("run-{id}")));
         let error = db.write(unit).await.unwrap_err();
         assert!(matches!(error, DbError::Unknown { .. }), "{error:?}");
         // A direct query: what was committed is stored, and nothing was written twice.

@@ -16,7 +16,7 @@ use windlass_server::{
 
 use crate::{
     db::on_both,
-    db_rows::{TestOwner, made, project},
+    db_fixtures::{TestOwner, made, project},
 };
 
 on_both! {

@@ -5,11 +5,11 @@ use windlass_model::{
     id::{GatewayId, InstanceId, RunId, SubmissionId},
     time::Span,
 };
-use windlass_server::db::{Db, Dialect, Unit, Val, gateways, replicas};
+use windlass_server::db::{Db, Dialect, Unit, Val, gateways, service_replicas};
 
 use crate::{
     db::on_both,
-    db_rows::{TestOwner, made, run_values},
+    db_fixtures::{TestOwner, made, run_values},
 };
 
 on_both! {
@@ -63,7 +63,7 @@ async fn insert_replica(db: &Db, made: &TestOwner, run: RunId) -> SubmissionId {
 
 /// A server has many jobs and few services, and this query runs with every change of a job.
 async fn replicas_are_looked_for_from_the_services_on(db: &Db) {
-    for plan in replicas::explain(db).await.unwrap() {
+    for plan in service_replicas::explain(db).await.unwrap() {
         // Postgres plans by the size of its tables, which are empty here.
         if db.dialect() == Dialect::Sqlite {
             assert!(plan.starts_with("SCAN r USING INDEX runs_services"), "{plan}");
@@ -80,72 +80,73 @@ async fn s2_a_replica_is_ready_only_while_it_runs_and_over_what_was_read(db: &Db
     let made = made(db).await;
     let run = insert_service(db, &made).await;
     let job = insert_replica(db, &made, run).await;
-    let watched = replicas::running_replicas(db).await.unwrap();
+    let watched = service_replicas::running_replicas(db).await.unwrap();
     assert_eq!((watched.len(), watched[0].id, watched[0].registered), (1, job, false));
-    assert!(replicas::ready_replicas(db).await.unwrap().is_empty());
-    assert!(replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
+    assert!(service_replicas::ready_replicas(db).await.unwrap().is_empty());
+    assert!(service_replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
     // A second writer that read the same state is too late.
-    assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
-    assert_eq!(replicas::ready_replicas(db).await.unwrap()[0].id, job);
+    assert!(!service_replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
+    assert_eq!(service_replicas::ready_replicas(db).await.unwrap()[0].id, job);
     // Without probes there is nothing more to observe.
-    assert!(replicas::running_replicas(db).await.unwrap().is_empty());
+    assert!(service_replicas::running_replicas(db).await.unwrap().is_empty());
 
     // A replica that was requested to end receives no requests, and is not made ready again.
     let asked =
         "UPDATE jobs SET end_asked = 'scaled_down', replica_registered = FALSE, probes = NULL WHERE id = $1";
     write(db, Unit::new().exec(asked, vec![job.into()])).await;
-    assert!(!replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
-    assert!(replicas::ready_replicas(db).await.unwrap().is_empty());
-    assert_eq!(replicas::services(db).await.unwrap()[0].run, run);
+    assert!(!service_replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap());
+    assert!(service_replicas::ready_replicas(db).await.unwrap().is_empty());
+    assert_eq!(service_replicas::services(db).await.unwrap()[0].run, run);
 }
 
 async fn seats_are_for_ready_replicas_and_go_with_their_proxy(db: &Db) {
     let made = made(db).await;
     let run = insert_service(db, &made).await;
     let job = insert_replica(db, &made, run).await;
-    replicas::record_proxy(db, "a", &[job]).await.unwrap();
+    service_replicas::record_proxy(db, "a", &[job]).await.unwrap();
     assert!(!has_proxy_seat(db, job).await, "it is not ready");
-    let watched = replicas::running_replicas(db).await.unwrap();
-    replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap();
+    let watched = service_replicas::running_replicas(db).await.unwrap();
+    service_replicas::set_ready(db, &watched[0], "[]", true, vec![]).await.unwrap();
     for proxy in ["a", "b", "b"] {
-        replicas::record_proxy(db, proxy, &[job]).await.unwrap();
+        service_replicas::record_proxy(db, proxy, &[job]).await.unwrap();
     }
-    replicas::release_seat(db, "a", job).await.unwrap();
+    service_replicas::release_seat(db, "a", job).await.unwrap();
     assert!(has_proxy_seat(db, job).await, "the other one is there");
-    replicas::remove_proxy(db, "b").await.unwrap();
+    service_replicas::remove_proxy(db, "b").await.unwrap();
     assert!(!has_proxy_seat(db, job).await);
 
     // A proxy that did not report for long has no registrations either.
-    replicas::record_proxy(db, "c", &[job]).await.unwrap();
-    replicas::sweep(db).await.unwrap();
+    service_replicas::record_proxy(db, "c", &[job]).await.unwrap();
+    service_replicas::sweep(db).await.unwrap();
     assert!(has_proxy_seat(db, job).await);
     write(db, Unit::new().exec("UPDATE proxies SET seen_at = seen_at - 60000000", vec![])).await;
-    replicas::sweep(db).await.unwrap();
+    service_replicas::sweep(db).await.unwrap();
     assert!(!has_proxy_seat(db, job).await);
 }
 
 async fn requests_are_summed_over_proxies(db: &Db) {
     let made = made(db).await;
     let run = insert_service(db, &made).await;
-    let none = replicas::traffic(db, run, None, Span::secs(60)).await.unwrap();
+    let none = service_replicas::traffic(db, run, None, Span::secs(60)).await.unwrap();
     assert_eq!(none, None, "nobody is there who would say");
     for (proxy, requests) in [("a", 3), ("b", 4), ("a", 5)] {
         let came = Traffic { requests, in_flight_us: 10 * requests, waiting_us: requests };
-        replicas::record_proxy(db, proxy, &[]).await.unwrap();
+        service_replicas::record_proxy(db, proxy, &[]).await.unwrap();
         let answers = Some(format!("{{\"latency_us\": {requests}}}"));
-        let came = replicas::ServiceTraffic { run, traffic: came, answers };
-        replicas::record_traffic(db, proxy, &[came], &[run]).await.unwrap();
+        let came = service_replicas::ServiceTraffic { run, traffic: came, answers };
+        service_replicas::record_traffic(db, proxy, &[came], &[run]).await.unwrap();
     }
     let all = Some(Traffic { requests: 12, in_flight_us: 120, waiting_us: 12 });
-    let read =
-        async |run, gateway, secs| replicas::traffic(db, run, gateway, Span::secs(secs)).await.unwrap();
+    let read = async |run, gateway, secs| {
+        service_replicas::traffic(db, run, gateway, Span::secs(secs)).await.unwrap()
+    };
     assert_eq!(read(run, None, 60).await, all);
-    assert_eq!(replicas::answers(db, run, Span::secs(60)).await.unwrap().len(), 3);
+    assert_eq!(service_replicas::answers(db, run, Span::secs(60)).await.unwrap().len(), 3);
     assert_eq!(read(RunId(db.new_id().unwrap()), None, 60).await, Some(Traffic::default()));
     // Counts of a service that a gateway publishes are unknown while the gateway is silent.
     let gateway = GatewayId(db.new_id().unwrap());
     assert_eq!(read(run, Some(gateway), 60).await, None);
-    replicas::record_gateway_node(db, gateways::record_node("node", gateway, None), "node", &[])
+    service_replicas::record_gateway_node(db, gateways::record_node("node", gateway, None), "node", &[])
         .await
         .unwrap();
     assert_eq!(read(run, Some(gateway), 60).await, all);

@@ -11,15 +11,15 @@ use windlass_model::{
 };
 use windlass_server::{
     db::{
-        Db, Page, TieOrder, Unit, WriteOutcome, backends, events, fleets, gateways, instances, jobs,
-        projects, repos, runs, sealed, secrets, tokens, users, volumes,
+        Db, Page, TieOrder, Unit, WriteOutcome, backends, encrypted_columns, events, fleets, gateways,
+        instances, jobs, projects, repos, runs, secrets, tokens, users, volumes,
     },
     params,
 };
 
 use crate::{
     db::on_both,
-    db_rows::{TestOwner, made, run},
+    db_fixtures::{TestOwner, made, run},
 };
 
 on_both! {
@@ -78,11 +78,20 @@ async fn users_live_and_leave(db: &Db) {
     users::delete_public_keys(db, id, &[key.id]).await.unwrap();
     assert!(users::public_keys(db, id).await.unwrap().is_empty());
     assert_eq!(
-        sealed::column_values(db, "users", "ssh_private_key_sealed").await.unwrap(),
+        encrypted_columns::column_values(db, "users", "ssh_private_key_sealed").await.unwrap(),
         [(id.0, vec![8])]
     );
-    write(db, Unit::new().and([sealed::replace("users", "ssh_private_key_sealed", id.0, vec![8], vec![7])]))
-        .await;
+    write(
+        db,
+        Unit::new().and([encrypted_columns::replace(
+            "users",
+            "ssh_private_key_sealed",
+            id.0,
+            vec![8],
+            vec![7],
+        )]),
+    )
+    .await;
     assert_eq!(users::ssh_private_key(db, id).await.unwrap().unwrap(), [7]);
     write(db, Unit::new().and(users::delete(id))).await;
     assert!(users::by_name(db, "mira").await.unwrap().is_none());
@@ -255,8 +264,8 @@ async fn a4_a_secret_is_replaced_over_the_version_that_was_read(db: &Db) {
     assert_eq!(found.users, "managers");
     assert_eq!(secrets::find_named(db, project, ["token", "none"]).await.unwrap().len(), 1);
     assert_eq!(secrets::list(db, project).await.unwrap().len(), 1);
-    assert_eq!(sealed::secrets(db).await.unwrap().len(), 1);
-    write(db, Unit::new().and([sealed::replace_secret(id, 2, "k3", vec![3])])).await;
+    assert_eq!(encrypted_columns::secrets(db).await.unwrap().len(), 1);
+    write(db, Unit::new().and([encrypted_columns::replace_secret(id, 2, "k3", vec![3])])).await;
     assert_eq!(secrets::find(db, project, "token").await.unwrap().unwrap().key_id, "k3");
     write(db, Unit::new().and([secrets::delete(project, "token")])).await;
     assert!(secrets::find(db, project, "token").await.unwrap().is_none());
@@ -284,7 +293,7 @@ async fn repos_keep_creds_and_code(db: &Db) {
     }
     assert_eq!(repos::code(db, repo.id, "hash").await.unwrap().unwrap().len(), 1000);
     assert!(repos::code(db, repo.id, "other").await.unwrap().is_none());
-    assert_eq!(sealed::repo_creds(db).await.unwrap().len(), 1);
+    assert_eq!(encrypted_columns::repo_creds(db).await.unwrap().len(), 1);
     assert_eq!(repos::list(db, project).await.unwrap().len(), 1);
     write(db, Unit::new().and([repos::delete(project, "repo")])).await;
     assert!(repos::find(db, project, "repo").await.unwrap().is_none());

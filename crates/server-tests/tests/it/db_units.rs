@@ -12,7 +12,7 @@ use windlass_server::{
 
 use crate::{
     db::on_both,
-    db_rows::{TestOwner, made, project, run, run_values},
+    db_fixtures::{TestOwner, made, project, run, run_values},
 };
 
 on_both! {

@@ -12,7 +12,7 @@ use windlass_server::{
     auth::caller,
     config::{Settings, SettingsSource},
     db::{Change, Db, Expect, FaultHook, HookFuture, Unit},
-    secrets::Keyring,
+    encryption::Keyring,
     services,
 };
 
@@ -89,8 +89,8 @@ async fn a_list_of_runs_costs_the_same_few_queries_however_long_it_is(ground: &S
     let db = Db::open(&settings.database_url).await.unwrap();
     let app =
         App::new(db.with_fault_hook(Arc::clone(&counter) as Arc<dyn FaultHook>), settings, keys).unwrap();
-    services::boot::ensure(&app).await.unwrap();
-    let me = caller(&app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
+    services::bootstrap::ensure(&app).await.unwrap();
+    let me = caller(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     let mut costs = Vec::new();
     for round in 0..3 {
         for n in 0..5 {
@@ -115,7 +115,7 @@ async fn two_replicas_that_start_together_make_one_admin(ground: &ServerFixture)
     let starts: Vec<_> = apps
         .iter()
         .cloned()
-        .map(|app| tokio::spawn(async move { services::boot::ensure(&app).await }))
+        .map(|app| tokio::spawn(async move { services::bootstrap::ensure(&app).await }))
         .collect();
     for start in starts {
         start.await.unwrap().unwrap();
@@ -126,7 +126,7 @@ async fn two_replicas_that_start_together_make_one_admin(ground: &ServerFixture)
         .unwrap();
     assert_eq!((rows[0].int(0).unwrap(), rows[0].int(1).unwrap()), (1, 1));
     for app in &apps {
-        caller(app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
+        caller(app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     }
     db.close().await;
 }
@@ -135,8 +135,8 @@ async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_sta
     let settings = Settings::new(SettingsSource { port: Some(0), ..ground.given() }, None).unwrap();
     let keys = Keyring::open(&settings.key_file).unwrap();
     let app = App::new(Db::open(&settings.database_url).await.unwrap(), settings, keys).unwrap();
-    services::boot::ensure(&app).await.unwrap();
-    let me = caller(&app, Some(&format!("Bearer {ADMIN}"))).await.unwrap();
+    services::bootstrap::ensure(&app).await.unwrap();
+    let me = caller(&app, Some(&format!("Bearer {ADMIN_TOKEN}"))).await.unwrap();
     services::projects::add(&app, me.user.id, "other", false, None).await.unwrap();
     let look = async || {
         let sql = "SELECT id, ssh_public_key FROM projects ORDER BY name";
@@ -154,7 +154,7 @@ async fn a_project_has_a_key_of_its_own_and_an_older_one_gets_it_at_the_next_sta
     let sql = "UPDATE projects SET ssh_public_key = NULL, ssh_private_key_sealed = NULL WHERE name = 'other'";
     let change = Change::Exec { sql: sql.into(), params: vec![], expect: Expect::One };
     app.db().write(Unit::new().and([change])).await.unwrap();
-    services::boot::ensure(&app).await.unwrap();
+    services::bootstrap::ensure(&app).await.unwrap();
     let again = look().await;
     assert_eq!(again[0], drawn[0], "a key in use is never replaced");
     assert_ne!(again[1], drawn[1]);

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use windlass_server::{config::SettingsSource, params};
 
 use crate::{
+    dstack_wire,
     http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
-    wire,
 };
 
 on_both! {
@@ -50,7 +50,7 @@ async fn an_ssh_fleet_has_an_instance_for_each_host_and_shows_no_key(ground: &Se
     assert_eq!(plan["spec"], spec);
     assert!(!plan["effective_spec"].to_string().contains("PRIVATE KEY"));
     let fleet = server.admin(APPLY, apply_request(&spec, &Value::Null)).await;
-    wire::assert_fleet(&fleet);
+    dstack_wire::assert_fleet(&fleet);
     assert!(!fleet.to_string().contains("PRIVATE KEY"));
     assert_eq!(fleet["status"], "active");
     let instances = fleet["instances"].as_array().unwrap();
@@ -201,7 +201,7 @@ async fn who_may_not_manage_ssh_fleets_is_refused(ground: &ServerFixture) {
     let rented = json!({ "plan": { "spec": { "configuration": { "type": "fleet", "nodes": { "min": 0, "max": 2 } },
         "profile": { "name": "default" } } } });
     let fleet = server.ok(&mira, APPLY, rented).await;
-    wire::assert_fleet(&fleet);
+    dstack_wire::assert_fleet(&fleet);
     assert_eq!(fleet["name"].as_str().unwrap().split('-').count(), 3);
     server.stop().await;
 }
@@ -211,7 +211,7 @@ async fn volumes_are_created_read_and_asked_to_end(ground: &ServerFixture) {
     let base = "/api/project/main/volumes";
     let body = json!({ "configuration": { "type": "volume", "name": "data", "backend": "local" } });
     let volume = server.admin(&format!("{base}/create"), body.clone()).await;
-    wire::assert_volume(&volume);
+    dstack_wire::assert_volume(&volume);
     assert_eq!(
         (&volume["status"], &volume["external"], &volume["user"]),
         (&json!("submitted"), &json!(false), &json!("admin"))
@@ -246,7 +246,7 @@ async fn gateways_are_created_updated_and_made_default(ground: &ServerFixture) {
     let edge = server
         .admin(&format!("{base}/apply"), json!({ "plan": { "spec": spec("edge", "a.example") } }))
         .await;
-    wire::assert_gateway(&edge);
+    dstack_wire::assert_gateway(&edge);
     assert_eq!((&edge["default"], &edge["wildcard_domain"]), (&json!(true), &json!("a.example")));
     let other = server
         .admin(&format!("{base}/create"), json!({ "configuration": configuration("other", "b.example") }))
@@ -304,7 +304,7 @@ async fn answers_about_nothing_are_empty_and_well_formed(ground: &ServerFixture)
         .await;
     assert_eq!((status, body.as_slice()), (200, br#"{"metrics":[]}"#.as_slice()));
     assert_eq!(server.get(ADMIN_TOKEN, "/api/project/main/metrics/job/none").await.0, 400);
-    wire::assert_user(&server.admin("/api/users/get_my_user", json!({})).await);
-    wire::assert_project(&server.admin("/api/projects/main/get", json!({})).await);
+    dstack_wire::assert_user(&server.admin("/api/users/get_my_user", json!({})).await);
+    dstack_wire::assert_project(&server.admin("/api/projects/main/get", json!({})).await);
     server.stop().await;
 }

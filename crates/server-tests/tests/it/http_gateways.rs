@@ -116,7 +116,7 @@ async fn a_caller_may_speak_http2(ground: &ServerFixture) {
     let connection = tokio::spawn(connection);
     for _ in 0..2 {
         let request = Request::post(format!("http://{}/api/users/get_my_user", server.authority))
-            .header("authorization", format!("Bearer {ADMIN}"))
+            .header("authorization", format!("Bearer {ADMIN_TOKEN}"))
             .body(Full::new(Bytes::from("{}")))
             .unwrap();
         let answer = sender.send_request(request).await.unwrap();

@@ -11,7 +11,7 @@ use tokio::{
 };
 use windlass_server::{
     config::{Settings, SettingsSource},
-    pace::{Rate, RateLimits},
+    rate_limit::{Rate, RateLimits},
 };
 
 use crate::http::{ADMIN_TOKEN, ServerFixture, TestServer};
@@ -103,7 +103,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     settings.body_timeout = Duration::from_millis(100);
     let server = TestServer::start_with_settings(settings).await;
     let head = format!(
-        "POST /api/users/list HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN}\r\nContent-Length: 100\r\n\r\n{{"
+        "POST /api/users/list HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\nContent-Length: 100\r\n\r\n{{"
     );
     assert!(read_until_closed(&server, head.as_bytes()).await.starts_with("HTTP/1.1 408 "));
     server.stop().await;
@@ -374,7 +374,7 @@ async fn half_heads_from_one_address_keep_nobody_out() {
     settings.connections_max = Some(40);
     let server = TestServer::start_with_settings(settings).await;
     let known_asks = format!(
-        "POST /api/users/get_my_user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN}\r\nContent-Length: 2\r\n\r\n{{}}"
+        "POST /api/users/get_my_user HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {ADMIN_TOKEN}\r\nContent-Length: 2\r\n\r\n{{}}"
     );
     let mut known = connect_from("127.0.0.1", &server).await;
     assert_eq!(read_status_line(&mut known, &known_asks).await, "HTTP/1.1 200 OK");

@@ -9,7 +9,7 @@ use windlass_model::time::{Span, Timestamp};
 use windlass_server::{
     config::{Settings, SettingsSource},
     db::{Unit, Val},
-    pace::{Rate, RateLimits},
+    rate_limit::{Rate, RateLimits},
 };
 
 use crate::{
@@ -273,8 +273,8 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
     // A name belongs to one token. With another name, or an unknown one, the token is not found.
     let own = queue.ok(ADMIN_TOKEN, "GET", "api_client_authorizations/current", Value::Null).await;
     assert_eq!(look(full_token(&own)).await, 200);
-    assert_eq!(look(format!("v2/x/{ADMIN}")).await, 401);
-    assert_eq!(look(format!("v2/{}/{ADMIN}", text(&made, "uuid"))).await, 401);
+    assert_eq!(look(format!("v2/x/{ADMIN_TOKEN}")).await, 401);
+    assert_eq!(look(format!("v2/{}/{ADMIN_TOKEN}", text(&made, "uuid"))).await, 401);
     assert_eq!(look(format!("v2/{}/{}", text(&own, "uuid"), text(&made, "api_token"))).await, 401);
     assert_eq!(look(format!("{}/wlass-dz642-000000000000000", full_token(&own))).await, 401);
     server.stop().await;
@@ -294,7 +294,8 @@ async fn guesses_of_every_form_count_and_owners_of_drawn_tokens_pass() {
             statuses.push(queue.call(&form(n), "GET", "users/current", Value::Null).await.0);
         }
         assert_eq!(statuses, [401, 401, 401, 401, 401, 429, 429, 429], "{}", form(0));
-        let (status, _) = queue.call(&format!("v2/x/{ADMIN}"), "GET", "users/current", Value::Null).await;
+        let (status, _) =
+            queue.call(&format!("v2/x/{ADMIN_TOKEN}"), "GET", "users/current", Value::Null).await;
         assert_eq!(status, 429, "the right one of those that can be guessed is not told from a wrong one");
         for good in [&ann, &full_token(&made)] {
             queue.ok(good, "GET", "users/current", Value::Null).await;

@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use windlass_server::params;
 
 use crate::{
+    dstack_wire,
     http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
-    wire,
 };
 
 on_both! {
@@ -75,7 +75,7 @@ async fn a_plan_returns_what_was_sent_and_completes_a_copy(ground: &ServerFixtur
     let spec = task_spec(json!("train-1"));
     let plan =
         server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec, "max_offers": 3 })).await;
-    wire::assert_run_plan(&plan);
+    dstack_wire::assert_run_plan(&plan);
     assert_eq!(plan["run_spec"], spec);
     let effective = &plan["effective_run_spec"];
     let me = server.admin("/api/users/get_my_user", json!({})).await;
@@ -106,7 +106,7 @@ async fn a_submitted_run_is_read_back_as_it_was_planned(ground: &ServerFixture) 
     let spec = task_spec(json!("train-1"));
     let plan = server.admin("/api/project/main/runs/get_plan", json!({ "run_spec": spec })).await;
     let run = submit_run(&server, &spec).await;
-    wire::assert_run(&run);
+    dstack_wire::assert_run(&run);
     assert_eq!(run["run_spec"], plan["effective_run_spec"]);
     assert_eq!((&run["status"], &run["status_message"]), (&json!("submitted"), &json!("submitted")));
     assert_eq!(
@@ -261,7 +261,7 @@ async fn send_with_key(server: &TestServer, key: &str, body: &Value) -> (u16, Va
     use hyper::{Request, body::Bytes};
     let request = Request::post(APPLY)
         .header("host", &server.authority)
-        .header("authorization", format!("Bearer {ADMIN}"))
+        .header("authorization", format!("Bearer {ADMIN_TOKEN}"))
         .header("idempotency-key", key)
         .body(Full::new(Bytes::from(body.to_string())))
         .unwrap();
@@ -303,7 +303,7 @@ async fn a_scheduled_run_waits_without_jobs(ground: &ServerFixture) {
     let mut spec = task_spec(json!("nightly"));
     spec["configuration"]["schedule"] = json!({ "cron": ["0 3 * * *"] });
     let run = submit_run(&server, &spec).await;
-    wire::assert_run(&run);
+    dstack_wire::assert_run(&run);
     assert_eq!((&run["status"], &run["jobs"]), (&json!("pending"), &json!([])));
     assert!(
         run["next_triggered_at"].as_str().unwrap().ends_with("T03:00:00Z"),
@@ -321,7 +321,7 @@ async fn a_service_has_an_address_and_its_replicas(ground: &ServerFixture) {
         "commands": ["serve"], "port": { "local_port": 80, "container_port": 8000 }, "replicas": { "min": 2, "max": 2 },
         "model": { "type": "chat", "name": "m", "format": "openai", "prefix": "/v1" } } });
     let run = submit_run(&server, &spec).await;
-    wire::assert_run(&run);
+    dstack_wire::assert_run(&run);
     assert_eq!(run["service"]["url"], "/proxy/services/main/llm/");
     assert_eq!(run["service"]["model"]["name"], "m");
     let replicas: Vec<_> = run["jobs"]

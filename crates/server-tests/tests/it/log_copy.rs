@@ -10,12 +10,12 @@ use windlass_server::{
     db::Db,
     logs::{
         Log, LogRange, LogStore,
-        archive::NotifyingLogStore,
-        copy::{
+        copier::{
             self, CHUNK_BYTES_MAX, CopyError, CopyLimits, CopyProgress, LogCopier, TRUNCATION_NOTICE,
             catch_up,
         },
         files::FileLogStore,
+        notifying_store::NotifyingLogStore,
     },
 };
 use windlass_testkit::{TempDir, temp_dir};
@@ -263,6 +263,7 @@ async fn one_process_reads_a_log_once_however_often_it_hears_of_it() {
 #[test]
 fn what_one_call_takes_fits_what_one_log_may_have() {
     assert!(
-        (copy::CHUNK_BYTES_MAX as u64) < copy::CALL_BYTES_MAX && copy::CALL_BYTES_MAX < copy::LOG_BYTES_MAX
+        (copier::CHUNK_BYTES_MAX as u64) < copier::CALL_BYTES_MAX
+            && copier::CALL_BYTES_MAX < copier::LOG_BYTES_MAX
     );
 }

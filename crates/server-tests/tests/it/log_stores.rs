@@ -21,8 +21,8 @@ use crate::{
 
 /// Location of the stores of one test; each store acts as a separate process.
 enum StoreFixture {
-    FileLogStore(TempDir),
-    DirBucket(TempDir),
+    Files(TempDir),
+    Dir(TempDir),
     S3(FakeS3),
     /// An independent implementation of S3, over TLS.
     RealS3(Box<RealS3>),

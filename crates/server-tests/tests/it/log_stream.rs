@@ -148,7 +148,7 @@ async fn read_raw_stream(scene: &LogTestEnv, last: Option<&str>, enough: &str) -
         format!("/api/project/main/logs/stream?run_name=train-1&job_submission_id={}", scene.log.submission);
     let mut request = Request::get(path)
         .header("host", &scene.server.authority)
-        .header("authorization", format!("Bearer {ADMIN}"));
+        .header("authorization", format!("Bearer {ADMIN_TOKEN}"));
     if let Some(last) = last {
         request = request.header("last-event-id", last);
     }

@@ -4,13 +4,13 @@ use serde_json::{Value, json};
 use windlass_model::decide::managed_jobs::slots::{SlotLimits, SlotRequest};
 use windlass_server::{
     config::{Settings, SettingsSource},
-    db::passes::managed_jobs as rows,
+    db::pipeline_rows::managed_jobs as rows,
 };
 use windlass_testkit::wait::eventually_ok_async;
 
 use crate::{
     http::{ADMIN_TOKEN, ServerFixture, TestServer, on_both},
-    jobs_stage::JobTestEnv,
+    job_test_env::JobTestEnv,
 };
 
 on_both! {

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use windlass_model::causes::chain;
+use windlass_model::error_chain::chain;
 use windlass_server::db::{Db, DbError};
 use windlass_testkit::{TempDir, postgres::Postgres, temp_dir};
 

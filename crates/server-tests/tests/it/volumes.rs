@@ -24,19 +24,19 @@ use windlass_model::{
 use windlass_server::{
     agents::NoAgents,
     attachments::{self, AttachProgress},
-    db::{Db, Unit, Val, instances, jobs, passes, volumes},
-    logs::{archive::NotifyingLogStore, files::FileLogStore},
+    db::{Db, Unit, Val, instances, jobs, pipeline_rows, volumes},
+    encryption::Keyring,
+    logs::{files::FileLogStore, notifying_store::NotifyingLogStore},
     params,
+    parsed_run_spec::RunSpecCache,
     pipelines::{self, PipelineContext, PipelineRegistry},
-    run_shape::RunSpecCache,
-    secrets::Keyring,
 };
 use windlass_testkit::wait::eventually_ok_async;
 use windlass_testkit::{TempDir, temp_dir};
 
 use crate::{
     db::on_both,
-    db_rows::{self, TestOwner},
+    db_fixtures::{self, TestOwner},
 };
 
 on_both! {
@@ -287,7 +287,7 @@ struct LeasedJob {
 const JOBS_QUEUE: Queue = Queue { pipeline: "test", table: "jobs", statuses: &["provisioning"] };
 
 async fn work(db: &Db, made: &TestOwner, name: &str, at: InstanceId, mounts: serde_json::Value) -> LeasedJob {
-    let run = db_rows::run(db, made, name).await;
+    let run = db_fixtures::run(db, made, name).await;
     let id = SubmissionId(db.new_id().unwrap());
     let values = vec![
         ("id", id.into()),
@@ -306,7 +306,7 @@ async fn work(db: &Db, made: &TestOwner, name: &str, at: InstanceId, mounts: ser
     write(db, Unit::new().insert("jobs", values)).await;
     let claim = db.claim(&JOBS_QUEUE, 10, Duration::from_secs(60)).await.unwrap();
     let lease = claim.leases.into_iter().find(|lease| lease.id == id.0).unwrap();
-    let loaded = passes::jobs::load(db, &lease).await.unwrap().unwrap();
+    let loaded = pipeline_rows::jobs::load(db, &lease).await.unwrap().unwrap();
     LeasedJob { job: loaded.job, instance: loaded.instance.unwrap(), lease }
 }
 
@@ -355,7 +355,7 @@ async fn list_events(db: &Db, id: VolumeId) -> Vec<(String, Option<String>)> {
 }
 
 async fn a_volume_is_made_and_becomes_active(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let turning = turning(db, &shelf);
     let id = volume(db, &made, "data", ten_gb()).await;
     turning.engine.hints().hint("volumes");
@@ -368,7 +368,7 @@ async fn a_volume_is_made_and_becomes_active(db: &Db) {
 }
 
 async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     shelf.0.lock().script.refuses_to_make = true;
     let turning = turning(db, &shelf);
     let id = volume(db, &made, "data", ten_gb()).await;
@@ -383,7 +383,7 @@ async fn a_volume_that_its_backend_refuses_fails_and_says_why(db: &Db) {
 }
 
 async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_made(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let turning = turning(db, &shelf);
     let elsewhere = || json!({"size": "10GB", "backend": "aws"});
     let ids = [volume(db, &made, "never", elsewhere()).await, volume(db, &made, "once", elsewhere()).await];
@@ -407,7 +407,7 @@ async fn a_volume_of_an_unknown_backend_fails_and_can_be_deleted_unless_it_was_m
 }
 
 async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["data"])).await;
@@ -428,7 +428,7 @@ async fn g4_a_volume_in_use_is_deleted_only_when_it_is_free(db: &Db) {
 }
 
 async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let brief = json!({"size": "10GB", "auto_cleanup_duration": "1s"});
     let (used, unused) =
         (volume(db, &made, "used", brief.clone()).await, volume(db, &made, "unused", brief).await);
@@ -451,7 +451,7 @@ async fn an_unused_volume_is_cleaned_up_and_a_used_one_is_not(db: &Db) {
 }
 
 async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let turning = turning(db, &shelf);
     let id = volume(db, &made, "data", json!({"volume_id": "vol-7"})).await;
     turning.engine.hints().hint("volumes");
@@ -464,7 +464,7 @@ async fn an_external_volume_is_forgotten_and_left_alone(db: &Db) {
 }
 
 async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     // The first of the names does not exist: the second is used.
@@ -490,7 +490,7 @@ async fn a_job_gets_its_volumes_before_its_task(db: &Db) {
 }
 
 async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let host = instance(db, &made, "one").await;
     let mounts = json!([{"instance_path": "/mnt", "path": "/data", "optional": false}]);
     let work = work(db, &made, "train", host, mounts).await;
@@ -499,7 +499,7 @@ async fn a_job_without_network_volumes_needs_nothing(db: &Db) {
 }
 
 async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let refused = work(db, &made, "refused", host, at("/data", &["data"])).await;
@@ -522,7 +522,7 @@ async fn a_volume_that_cannot_be_attached_fails_its_job_and_says_why(db: &Db) {
 }
 
 async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let (one, two) = (instance(db, &made, "one").await, instance(db, &made, "two").await);
     let first = work(db, &made, "first", one, at("/data", &["data"])).await;
@@ -544,7 +544,7 @@ async fn g4_a_volume_is_with_one_instance_at_a_time(db: &Db) {
 }
 
 async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let first = work(db, &made, "first", host, at("/data", &["data"])).await;
@@ -559,7 +559,7 @@ async fn two_jobs_of_an_instance_share_an_attachment_and_the_last_one_ends_it(db
 }
 
 async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     shelf.0.lock().script.never_attaches = true;
@@ -581,7 +581,7 @@ async fn r24_an_attachment_that_hangs_ends_before_anybody_takes_it_again(db: &Db
 }
 
 async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let work = work(db, &made, "train", host, at("/data", &["data"])).await;
@@ -598,7 +598,7 @@ async fn a_detach_that_hangs_is_asked_again_and_forced(db: &Db) {
 }
 
 async fn a_stale_holder_of_the_job_takes_nothing(db: &Db) {
-    let (made, shelf) = (db_rows::made(db).await, ScriptedVolumeBackend::default());
+    let (made, shelf) = (db_fixtures::made(db).await, ScriptedVolumeBackend::default());
     let id = insert_active_volume(db, &made, &shelf, "data").await;
     let host = instance(db, &made, "one").await;
     let mut work = work(db, &made, "train", host, at("/data", &["data"])).await;

@@ -3,15 +3,15 @@
 //! Every call names the submission and carries the epoch of the lock under which it is made; the agent rejects an epoch
 //! lower than the highest it has seen, so a stale holder cannot change the host. All calls are idempotent.
 
-mod crew;
-mod ear;
-pub mod enrol;
-mod fit;
-mod lines;
+mod connection_pool;
+pub mod enrolment;
+mod event_listener;
+mod http_agents;
 mod ports;
-mod queue;
-pub mod site;
-mod wire;
+mod queue_agents;
+mod router;
+mod sanitize;
+pub mod ssh_target;
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ use windlass_api::agent::{
 };
 use windlass_model::id::{InstanceId, SubmissionId};
 
-use crate::job_orders::queued::QueueRequest;
+use crate::job_payload::container_request::QueueRequest;
 
 pub use self::{
-    crew::AgentRouter,
+    http_agents::{CALL_TIMEOUT, HttpAgents},
     ports::PortStream,
-    wire::{CALL_TIMEOUT, HttpAgents},
+    router::AgentRouter,
 };
 
 /// Instance, submission and lock epoch of a call.

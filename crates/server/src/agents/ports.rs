@@ -14,16 +14,16 @@ use tokio::{
 use windlass_api::{agent::ports, unix};
 use windlass_backend::AgentEndpoint;
 use windlass_model::{
-    causes::chain,
+    error_chain::chain,
     id::{InstanceId, SubmissionId},
 };
 use windlass_tunnel::Connection;
 
 use super::{
     CALL_TIMEOUT,
-    lines::{ConnectError, ConnectFailure, astray, failed, queue_failure, ssh_failure},
-    site,
-    wire::{CallError, Inner},
+    connection_pool::{ConnectError, ConnectFailure, astray, failed, queue_failure, ssh_failure},
+    http_agents::{CallError, Inner},
+    ssh_target,
 };
 
 /// An open stream to a port of a job.
@@ -81,9 +81,10 @@ impl Inner {
 
     async fn traffic(&self, instance: InstanceId) -> Result<Arc<Connection>, ConnectFailure> {
         let hosts = self.lines.hosts();
-        let site = site::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
+        let site =
+            ssh_target::load_target(&self.db, &self.keys, instance).await.map_err(|error| astray(&error))?;
         let (below, _) = hosts.traffic_connection(&instance, &site.target).await.map_err(ssh_failure)?;
-        if let Err(error) = site::pin(&self.db, instance, &below.host_keys()).await {
+        if let Err(error) = ssh_target::pin(&self.db, instance, &below.host_keys()).await {
             // As for the control connection: a connection is not used before the key of its host is pinned.
             hosts.forget(&instance);
             return Err(astray(&error));

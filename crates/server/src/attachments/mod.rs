@@ -29,7 +29,7 @@ use crate::{
         Db, Val, WriteOutcome,
         instances::{self, Instance},
         jobs::Job,
-        passes::volumes::{self as rows, VolumeClaim, VolumeHold},
+        pipeline_rows::volumes::{self as rows, VolumeClaim, VolumeHold},
         volumes::{self, Volume, VolumeAttachment as Fastening},
     },
     pass_error::PassError,

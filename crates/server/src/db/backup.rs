@@ -70,7 +70,7 @@ pub fn backup(database: &Path, to: &Path) -> Result<BackupSummary, BackupError> 
     // The database file is open read-only; only the copy is written.
     source.query("PRAGMA query_only = OFF", &[])?;
     let target = fresh.0.to_string_lossy().into_owned();
-    source.query(super::checks::VACUUM_INTO, &[Val::Text(target)])?;
+    source.query(super::invariant_queries::VACUUM_INTO, &[Val::Text(target)])?;
     let copied = check(&fresh.0, to)?;
     fresh.publish(to)?;
     Ok(copied)

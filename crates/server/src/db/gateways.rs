@@ -9,7 +9,7 @@ use windlass_model::{
 use super::{
     Change, Db, DbError, Expect, Val,
     record::{record, statements},
-    replicas::PROXY_LOST_AFTER,
+    service_replicas::PROXY_LOST_AFTER,
 };
 use crate::params;
 

@@ -15,44 +15,44 @@
 pub mod agents;
 pub mod backends;
 pub mod backup;
-pub mod checks;
 mod clock;
 pub mod containers;
 pub mod costs;
 pub mod dispatchers;
+pub mod encrypted_columns;
 mod error;
 pub mod events;
+#[cfg(feature = "testing")]
+mod fault_hook;
 mod filter;
 pub mod fleets;
 pub mod gateways;
 mod ids;
 pub mod instances;
+pub mod invariant_queries;
 pub mod job_metrics;
 pub mod jobs;
 mod leases;
 pub mod managed_jobs;
 mod migrate;
-pub mod passes;
+pub mod pipeline_rows;
 mod postgres;
 pub mod projects;
 pub mod queue_list;
 pub mod queue_tokens;
 mod record;
 pub mod registry_passwords;
-pub mod replicas;
 pub mod repos;
 pub mod retention;
 pub mod runs;
-pub mod sealed;
 pub mod secrets;
+pub mod service_replicas;
 mod sqlite;
 pub mod tokens;
 pub mod unit;
 pub mod users;
 pub mod value;
 pub mod volumes;
-#[cfg(feature = "testing")]
-mod weather;
 
 use std::{
     borrow::Cow,
@@ -62,9 +62,9 @@ use std::{
 
 use uuid::Uuid;
 
-use self::ids::Ids;
 #[cfg(feature = "testing")]
-pub use self::weather::{FaultHook, HookFuture};
+pub use self::fault_hook::{FaultHook, HookFuture};
+use self::ids::Ids;
 pub use self::{
     error::DbError,
     filter::{Page, TieOrder},
@@ -342,8 +342,8 @@ pub fn statements() -> Vec<&'static str> {
         job_metrics::statements(),
         jobs::statements(),
         managed_jobs::statements(),
-        passes::statements(),
-        replicas::statements(),
+        pipeline_rows::statements(),
+        service_replicas::statements(),
         queue_tokens::statements(),
         repos::statements(),
         retention::statements(),

@@ -14,7 +14,7 @@ use std::{
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
 use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
-use crate::secrets::create_private_dirs;
+use crate::encryption::create_private_dirs;
 
 const RECORD_BYTES: u64 = 24;
 /// Number of records per read of the index.

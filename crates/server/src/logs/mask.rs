@@ -14,7 +14,7 @@ use windlass_model::id::ProjectId;
 use super::{Log, LogChunk, LogError, LogRange, LogStore};
 use crate::{
     db::{Db, secrets},
-    secrets::{AssociatedData, Keyring},
+    encryption::{AssociatedData, Keyring},
 };
 
 /// Shorter values are common words: masking them would make the log unreadable.

@@ -4,15 +4,15 @@
 //! so a copy from an agent may restart from [`Store::end`] at any time and from any replica. Times are stored beside
 //! the bytes, because dstack's clients query by time.
 
-pub mod archive;
-pub mod copy;
+pub mod copier;
 pub mod files;
+pub mod location;
 pub mod mask;
+pub mod notifying_store;
 pub mod objects;
 pub mod page;
-pub mod place;
+pub mod readers;
 pub mod retention;
-pub mod tail;
 
 use std::{io, time::Duration};
 

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use windlass_model::time::{Span, Timestamp};
 
-use super::{LogStore, archive::NotifyingLogStore};
+use super::{LogStore, notifying_store::NotifyingLogStore};
 use crate::db::{Db, DbError, Unit, containers, runs};
 
 /// Default retention of logs after the end of their run.

@@ -27,11 +27,11 @@ use crate::{
         Change, Val, WriteOutcome, backends,
         events::{self, EventContext, EventTarget},
         instances::{self, Instance, NewInstance},
-        passes::fleets::{self as rows, FleetInputs, FleetUpdate},
+        pipeline_rows::fleets::{self as rows, FleetInputs, FleetUpdate},
     },
-    fleet_shape::{self, ParsedFleetSpec},
-    instance_facts::{OfferAttempts, OrderProfile, type_of_offer},
-    market::{OfferCache, OfferSnapshot},
+    instance_documents::{OfferAttempts, OrderProfile, type_of_offer},
+    offer_cache::{OfferCache, OfferSnapshot},
+    parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
 };
 
@@ -68,7 +68,7 @@ impl Pipeline for FleetsPipeline {
 
     async fn load(&self, lease: &Lease) -> Result<Option<Row>, PassError> {
         let Some(loaded) = rows::load(&self.hands.db, lease).await? else { return Ok(None) };
-        let shape = fleet_shape::of(&loaded.fleet);
+        let shape = parsed_fleet_spec::of(&loaded.fleet);
         Ok(Some(Row { loaded, shape }))
     }
 

@@ -36,12 +36,12 @@ use crate::{
     db::{
         Val, Values, WriteOutcome,
         instances::{self, Instance},
-        passes::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
+        pipeline_rows::instances::{self as rows, FleetSummary, InstanceUpdate, OrphanTask},
     },
-    fleet_shape::{self, ParsedFleetSpec},
-    instance_facts::{
+    instance_documents::{
         OfferAttempts, engine_away, has_of, host_health, host_instance_type, merge_host_report, type_of_offer,
     },
+    parsed_fleet_spec::{self, ParsedFleetSpec},
     pass_error::PassError,
 };
 
@@ -125,7 +125,7 @@ impl Pipeline for InstancesPipeline {
         let Some(instance) = rows::load(&self.0.db, lease).await? else { return Ok(None) };
         let fleet = match instance.fleet_id.filter(|_| asks_fleet(&instance)) {
             Some(id) => rows::fleet_summary(&self.0.db, id).await?.map(|FleetSummary { spec, members }| {
-                FleetContext { shape: fleet_shape::for_spec(id, &spec), members }
+                FleetContext { shape: parsed_fleet_spec::for_spec(id, &spec), members }
             }),
             None => None,
         };

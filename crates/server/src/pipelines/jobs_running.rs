@@ -9,7 +9,7 @@
 //! Why not  push from the agent alone? The server must survive the loss of its memory; polling is the one path
 //!          that is exercised every day. Events of agents only make the row due.
 
-mod look;
+mod inputs;
 mod record;
 
 use std::sync::Arc;
@@ -36,18 +36,18 @@ use crate::{
         Val, Values,
         instances::Instance,
         jobs::Job,
-        passes::jobs::{self as rows, JobInputs, JobUpdate},
+        pipeline_rows::jobs::{self as rows, JobInputs, JobUpdate},
     },
-    job_facts::{JobSpecView, Utilization},
     job_metrics,
-    job_orders::{self, PayloadError, UnstartableReason, names},
+    job_payload::{self, PayloadError, UnstartableReason, peer_hosts},
+    job_spec_view::{JobSpecView, Utilization},
     logs::{
         Log, LogSource,
-        copy::{self, CopyLimits},
+        copier::{self, CopyLimits},
     },
+    parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     queue_backend,
-    run_shape::ParsedRunSpec,
 };
 
 pub(super) struct JobsRunningPipeline(pub(super) PipelineContext);
@@ -96,10 +96,10 @@ impl Pipeline for JobsRunningPipeline {
         let facts = JobSpecView::of(&loaded.job)?;
         let shape = self.0.shapes.of(&loaded.run)?;
         let is_new = loaded.job.status == job::Status::Provisioning;
-        let known = !is_new || job_orders::are_addresses_known(&self.0, &loaded).await?;
+        let known = !is_new || job_payload::are_addresses_known(&self.0, &loaded).await?;
         let job = brain::RunningJobView {
             lost_after: self.0.lost_after,
-            ..look::view(&loaded, &facts, &shape, known)
+            ..inputs::view(&loaded, &facts, &shape, known)
         };
         Ok(Some(Row { loaded, utilization: facts.utilization, shape, job }))
     }
@@ -176,7 +176,8 @@ impl Pipeline for JobsRunningPipeline {
             status = moved.status;
         }
         let came_to = Some(status).filter(|status| *status != job.status);
-        let pokes_group = came_to.filter(|to| *to == job::Status::Running && names::are_wanted(&row.loaded));
+        let pokes_group =
+            came_to.filter(|to| *to == job::Status::Running && peer_hosts::are_wanted(&row.loaded));
         let pokes_group = pokes_group.and(row.loaded.run.managed_job_id);
         if let JobPassPlan::Continue(way) = &next {
             set.extend(record::columns(&row.loaded, &row.shape, &way.learned, came_to)?);
@@ -221,13 +222,13 @@ impl JobsRunningPipeline {
         learned: &mut JobFindings,
     ) -> Result<RunningJobObservation, PassError> {
         let mut seen = RunningJobObservation {
-            host: look::host_state(&row.loaded),
+            host: inputs::host_state(&row.loaded),
             shim: brain::ShimState::NotAsked,
             runner: brain::RunnerState::NotAsked,
             gpu_idle: self.is_gpu_idle(lease, row).await?,
             is_told: self.is_told(row),
         };
-        let answers = row.loaded.instance.as_ref().is_some_and(look::may_have_agent);
+        let answers = row.loaded.instance.as_ref().is_some_and(inputs::may_have_agent);
         let Some(call) = call(lease, &row.loaded).filter(|_| answers && seen.host == brain::HostState::Fine)
         else {
             return Ok(seen);
@@ -241,7 +242,7 @@ impl JobsRunningPipeline {
         if ask.runner && runner_may_be_there {
             let pulled = self.0.agents.pull(call).await;
             learned.answered |= pulled.is_ok();
-            seen.runner = look::runner_state(pulled);
+            seen.runner = inputs::runner_state(pulled);
         }
         if let brain::RunnerState::Pulled(pulled) = &seen.runner {
             learned.no_connections = pulled.no_connections;
@@ -305,7 +306,7 @@ impl JobsRunningPipeline {
         if !(begins || runs && learned.answered) {
             return Ok(());
         }
-        let Some(hosts) = names::for_job(&self.0, &row.loaded).await? else { return Ok(()) };
+        let Some(hosts) = peer_hosts::for_job(&self.0, &row.loaded).await? else { return Ok(()) };
         if let Err(error) = self.0.agents.tell_hosts(call, &hosts).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "failed to send the hosts of a group");
         }
@@ -332,7 +333,7 @@ impl JobsRunningPipeline {
 
     async fn shim(&self, call: CallContext, learned: &mut JobFindings) -> brain::ShimState {
         let answer = self.0.agents.task(call).await;
-        let seen = look::shim_state(&answer);
+        let seen = inputs::shim_state(&answer);
         learned.answered |= seen != brain::ShimState::Silent;
         match answer {
             Ok(task) => {
@@ -356,12 +357,12 @@ impl JobsRunningPipeline {
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
         if row.loaded.instance.as_ref().is_some_and(is_queue_instance) {
-            return match job_orders::container_request(&self.0, &row.loaded).await {
+            return match job_payload::container_request(&self.0, &row.loaded).await {
                 Ok(order) => Ok(call_outcome(self.0.agents.enqueue(call, &order).await, now)),
                 Err(error) => order_outcome(error, now),
             };
         }
-        match job_orders::task(&self.0, lease, &row.loaded).await {
+        match job_payload::task(&self.0, lease, &row.loaded).await {
             Ok((task, runs_in)) => {
                 learned.runs_in = runs_in;
                 Ok(call_outcome(self.0.agents.submit_task(call, &task).await, now))
@@ -378,7 +379,7 @@ impl JobsRunningPipeline {
         learned: &mut JobFindings,
     ) -> Result<ActionOutcome, PassError> {
         let now = Timestamp(lease.now());
-        match job_orders::start(&self.0, &row.loaded).await {
+        match job_payload::start(&self.0, &row.loaded).await {
             Ok(start) => {
                 let started = self.0.agents.start_job(call, &start).await;
                 Ok(call_outcome(started.map(|started| learned.started = started), now))
@@ -391,7 +392,7 @@ impl JobsRunningPipeline {
     async fn pull_logs(&self, lease: &Lease, row: &Row, call: CallContext) {
         let log = job_log(&row.loaded.job, LogSource::Job);
         let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
-        if let Err(error) = copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
+        if let Err(error) = copier::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await {
             tracing::debug!(job = %row.loaded.job.id, %error, "failed to copy log");
         }
     }

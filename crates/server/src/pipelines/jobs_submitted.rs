@@ -34,25 +34,25 @@ use windlass_model::{
 use super::{PipelineContext, applied, due_in, pipeline_cause};
 use crate::{
     attachments::mounts::{self, VolumeCatalog},
-    attempts::PlacementPreferences,
+    attempt_specs::PlacementPreferences,
     db::{
         Val, WriteOutcome,
         fleets::Fleet,
         instances::{Instance, NewInstance},
         jobs::Job,
-        passes::{
+        pipeline_rows::{
             jobs::{self as rows, JobUpdate},
-            placing::{self, NodeAssignment, SeatTarget, TargetFleet},
+            placement::{self, NodeAssignment, SeatTarget, TargetFleet},
         },
         runs::Run,
     },
-    fleet_shape,
-    instance_facts::OfferAttempts,
+    instance_documents::OfferAttempts,
     inventory,
-    market::OfferCache,
+    offer_cache::OfferCache,
+    parsed_fleet_spec,
+    parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     plain_processes::ProcessRights,
-    run_shape::ParsedRunSpec,
 };
 
 pub(super) struct JobsSubmittedPipeline {
@@ -91,10 +91,10 @@ impl BatchPipeline for JobsSubmittedPipeline {
     async fn process(&self, leases: Vec<Lease>) -> Result<Outcomes, PassError> {
         let mut outcomes: BTreeMap<Uuid, ApplyOutcome> =
             leases.iter().map(|lease| (lease.id, ApplyOutcome::LeaseLost)).collect();
-        let (jobs, runs) = placing::leased_jobs(&self.hands.db, &leases).await?;
+        let (jobs, runs) = placement::leased_jobs(&self.hands.db, &leases).await?;
         let leases: BTreeMap<Uuid, Lease> = leases.into_iter().map(|lease| (lease.id, lease)).collect();
         let mut waiting = Vec::new();
-        let places = placing::assigned_instances(&self.hands.db, &jobs).await?;
+        let places = placement::assigned_instances(&self.hands.db, &jobs).await?;
         for job in jobs {
             let Some(lease) = leases.get(&job.id.0) else { continue };
             if let Some(ending) = job.end_asked() {
@@ -156,7 +156,7 @@ impl JobsSubmittedPipeline {
     ) -> Result<(), PassError> {
         let Some(first) = replicas.first() else { return Ok(()) };
         let now = first.leases.values().map(Lease::now).max().unwrap_or_default();
-        let stock = placing::load_inventory(&self.hands.db, first.project).await?;
+        let stock = placement::load_inventory(&self.hands.db, first.project).await?;
         let allowed = ProcessRights::now(&self.hands.db, self.hands.local_processes).await?;
         let inventory = inventory::build_inventory(&stock, &self.market.seen().await.offers, allowed)?;
         let volumes = self.volumes(first.project, &replicas).await?;
@@ -197,7 +197,7 @@ impl JobsSubmittedPipeline {
         let again = replicas.iter().filter(|one| one.nodes.len() > 1 && one.nodes[0].submission_num > 0);
         let runs: Vec<RunId> = again.map(|one| one.run).collect();
         let mut full: BTreeMap<(RunId, i64), Vec<Location>> = BTreeMap::new();
-        for (replica, tries) in placing::failed_offers(&self.hands.db, &runs).await? {
+        for (replica, tries) in placement::failed_offers(&self.hands.db, &runs).await? {
             let tries: Option<OfferAttempts> = serde_json::from_str(&tries).ok();
             let Some(offer) = tries.and_then(|tries| tries.offers.into_iter().next()) else { continue };
             let place = Location { backend: offer.backend, region: offer.region, zone: None };
@@ -315,7 +315,7 @@ impl JobsSubmittedPipeline {
             chooses: site.run.fleet_id.is_none(),
             nodes_max: room.and_then(|room| room.nodes_max),
         };
-        let written = match placing::place_replica(&self.hands.db, &into, seated).await {
+        let written = match placement::place_replica(&self.hands.db, &into, seated).await {
             Ok(written) => written,
             // Another writer used the number of the new instance: repeat the pass.
             Err(error) if error.is_conflict_on("instances_num_key") => return Ok(ApplyOutcome::RelatedBusy),
@@ -345,7 +345,7 @@ impl JobsSubmittedPipeline {
     ) -> Result<Option<SeatTarget<'a>>, PassError> {
         let NodePlacement::New { instance_num, offers, .. } = seat else { return Ok(None) };
         let (Some(fleet), Some(first)) = (site.fleet(fleet), offers.first()) else { return Ok(None) };
-        let (shape, run) = (fleet_shape::of(fleet), self.hands.shapes.of(site.run)?);
+        let (shape, run) = (parsed_fleet_spec::of(fleet), self.hands.shapes.of(site.run)?);
         // The job already holds its blocks, so every offer must provide the same number.
         let alike = offers.iter().filter(|new| new.blocks == first.blocks);
         let offers: Vec<Offer> = alike
@@ -514,7 +514,7 @@ fn placeholder_observation(instance: Option<&Instance>) -> SubmittedJobObservati
 /// Context of the placement of a replica.
 struct PlacementContext<'a> {
     run: &'a Run,
-    stock: &'a placing::ProjectInventory,
+    stock: &'a placement::ProjectInventory,
     inventory: &'a Inventory,
     now: Timestamp,
 }
@@ -529,7 +529,7 @@ fn waiting(
     replica: &LeasedReplica,
     run: &Run,
     shape: &ParsedRunSpec,
-    stock: &placing::ProjectInventory,
+    stock: &placement::ProjectInventory,
     volumes: &VolumeCatalog,
 ) -> Result<WaitingReplica, PassError> {
     let first = &replica.nodes[0];

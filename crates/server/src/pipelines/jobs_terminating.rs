@@ -25,12 +25,12 @@ use super::{
 use crate::{
     agents::{self, AgentError, CallContext},
     attachments,
-    db::passes::jobs::{self as rows, JobEnd, JobInputs, JobUpdate},
-    job_facts::JobSpecView,
-    job_orders::STOP_MAX_SECS,
+    db::pipeline_rows::jobs::{self as rows, JobEnd, JobInputs, JobUpdate},
+    job_payload::STOP_MAX_SECS,
+    job_spec_view::JobSpecView,
     logs::{
         LogSource,
-        copy::{self, CopyError, CopyLimits},
+        copier::{self, CopyError, CopyLimits},
     },
     pass_error::PassError,
     proxy,
@@ -184,7 +184,7 @@ impl JobsTerminatingPipeline {
         let (now, limits) = (Timestamp(lease.now()), CopyLimits::default());
         let copy = async |stream| {
             let log = job_log(&row.loaded.job, stream);
-            copy::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await
+            copier::catch_up(&self.0.logs, &*self.0.agents, call, &log, now, limits).await
         };
         let drained = match copy(LogSource::Job).await {
             Ok(progress) if progress.complete => brain::LogDrain::Drained,

@@ -11,36 +11,36 @@
 //! Why not  create the run of an attempt in a separate step? A run is rows of the same database: it is created, or
 //!          requested to stop, in the unit that writes the record, under the lease. So no attempt is created twice.
 
+mod inputs;
 mod launch;
-mod look;
 
 use std::collections::BTreeMap;
 
 use windlass_engine::{ApplyOutcome, DbTime, Lease, Pipeline, Queue};
 use windlass_model::{
-    config::derive::DefaultImages,
+    config::job_spec_builder::DefaultImages,
     decide::jobs_terminating::LOGS_GRACE,
     decide::managed_jobs::{
         self as brain, AttemptAction, AttemptObservation, CancelRequest, Decision, ManagedJobView,
-        TaskTransition, TaskView, emergency, slots,
+        TaskTransition, TaskView, internal_error, slots,
     },
     event::{self, Event},
     managed_job::{self, Schedule, ScheduleEvent, plan::ManagedJobPlan, record::TaskRecord},
     money::Price,
-    sky::ServerContext,
+    skypilot::ServerContext,
     time::{Span, Timestamp},
 };
 
 use super::{PipelineContext, due_in, pipeline_cause};
 use crate::{
-    attempts::{self, TaskArchives},
+    attempt_specs::{self, TaskArchives},
     db::{
         Unit, Val, Values, WriteOutcome,
-        passes::managed_jobs::{
+        pipeline_rows::managed_jobs::{
             self as rows, AttemptRun, ManagedJobInputs, ManagedJobUpdate, StopRun, TaskUpdate,
         },
     },
-    market::OfferCache,
+    offer_cache::OfferCache,
     pass_error::PassError,
     services::offers::OfferSupply,
 };
@@ -116,7 +116,7 @@ impl Pipeline for ManagedJobsPipeline {
         let records = loaded.tasks.iter().map(|task| serde_json::from_str(&task.record));
         let records = records.collect::<Result<_, _>>().map_err(PassError::document)?;
         let project = loaded.job.project_id;
-        let site = attempts::allowed_infra(&self.hands.db, &self.hands.backends, project, &plan).await?;
+        let site = attempt_specs::allowed_infra(&self.hands.db, &self.hands.backends, project, &plan).await?;
         let images = self.hands.images.clone();
         Ok(Some(Row { loaded, plan, records, files, site, images }))
     }
@@ -203,7 +203,7 @@ impl Pipeline for ManagedJobsPipeline {
                         Ok(unit) => runs.push(unit),
                         Err(why) => {
                             let (record, moved) =
-                                emergency::apply_internal_error(&decided.record, &why, next.dice, now);
+                                internal_error::apply_internal_error(&decided.record, &why, next.dice, now);
                             decided.record = record;
                             decided.moves.extend(moved);
                         }
@@ -338,7 +338,7 @@ fn is_grace_expired(row: &Row, graceful: Option<Span>, now: Timestamp) -> bool {
 
 fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Option<Timestamp>) -> TaskView {
     let seen =
-        if record.attempt == 0 { AttemptObservation::Nothing } else { look::attempt_observation(attempt) };
+        if record.attempt == 0 { AttemptObservation::Nothing } else { inputs::attempt_observation(attempt) };
     // A wait begins with the last attempt, at most one back-off before the next.
     let since = record.next_retry_at.map(|at| at - slots::backoff(record.launch_tries, 1.0));
     TaskView {
@@ -347,7 +347,7 @@ fn task_view(record: &TaskRecord, attempt: Option<&AttemptRun>, newest_idle: Opt
         spot_capacity: false,
         new_capacity: newest_idle.zip(since).is_some_and(|(idle, since)| idle > since),
         progress: None,
-        releasing_since: attempt.and_then(look::releasing_since),
+        releasing_since: attempt.and_then(inputs::releasing_since),
         prices: Vec::new(),
     }
 }

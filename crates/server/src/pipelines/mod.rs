@@ -16,7 +16,7 @@ use windlass_api::agent::shim::ProcessMode;
 use windlass_backend::Backends;
 use windlass_engine::{ApplyOutcome, BatchPipeline, Engine, Hints, Lease, Pipeline, Settings};
 use windlass_model::{
-    config::derive::DefaultImages,
+    config::job_spec_builder::DefaultImages,
     decide::managed_jobs::slots::SlotLimits,
     event::{self, Actor, EventCause},
     time::{Span, Timestamp},
@@ -26,12 +26,12 @@ use crate::{
     agents::AgentApi,
     app::App,
     db::{Db, WriteOutcome},
+    encryption::Keyring,
     job_metrics::sampler,
-    logs::{archive::NotifyingLogStore, retention as log_retention},
-    market::OfferCache,
+    logs::{notifying_store::NotifyingLogStore, retention as log_retention},
+    offer_cache::OfferCache,
+    parsed_run_spec::RunSpecCache,
     retention,
-    run_shape::RunSpecCache,
-    secrets::Keyring,
 };
 
 /// Dependencies of all pipelines.

@@ -38,14 +38,14 @@ use crate::{
     db::{
         WriteOutcome,
         jobs::{Job, NewJob},
-        passes::runs::{self as rows, EndRequest, RunUpdate},
-        replicas as traffic,
+        pipeline_rows::runs::{self as rows, EndRequest, RunUpdate},
         runs::Run,
+        service_replicas as traffic,
     },
-    job_orders::node_key::NodeKey,
+    job_payload::node_key::NodeKey,
+    parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     proxy,
-    run_shape::ParsedRunSpec,
     run_tracking::{RetryWait, RunTracking},
 };
 

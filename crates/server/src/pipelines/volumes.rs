@@ -27,7 +27,7 @@ use crate::{
     attachments::mounts::configuration,
     db::{
         Val, Values, WriteOutcome,
-        passes::volumes::{self as rows, VolumeInputs, VolumeUpdate},
+        pipeline_rows::volumes::{self as rows, VolumeInputs, VolumeUpdate},
         volumes::Volume,
     },
     pass_error::PassError,

@@ -4,10 +4,10 @@
 //! (`keep`), streams to replicas (`AgentConnector`), authentication (`TokenGatekeeper`), and a destination for records.
 //! Which replicas are ready is determined separately (`readiness`).
 
-mod keep;
+mod gateway_config;
 mod readiness;
-mod table;
-mod told;
+mod route_builder;
+mod route_sync;
 
 use std::{
     io,
@@ -38,8 +38,8 @@ use windlass_gateway::{
 
 pub use windlass_gateway::metrics::text as metrics;
 
-use self::keep::RouteSync;
-pub(crate) use self::told::told;
+pub(crate) use self::gateway_config::told;
+use self::route_sync::RouteSync;
 use crate::{
     agents::{CallContext, PortStream},
     app::App,

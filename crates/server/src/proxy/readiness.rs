@@ -30,7 +30,7 @@ use super::ROUTES_HINT;
 use crate::{
     agents::CallContext,
     app::App,
-    db::{DbError, replicas as rows},
+    db::{DbError, service_replicas as rows},
     events::{EventSubject, note},
 };
 

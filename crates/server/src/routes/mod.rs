@@ -7,6 +7,7 @@ mod fleets;
 mod gateways;
 mod instances;
 mod managed_jobs;
+mod observability;
 mod projects;
 mod repos;
 mod runs;
@@ -14,7 +15,6 @@ mod secrets;
 mod server;
 mod users;
 mod volumes;
-mod watch;
 
 use crate::http::ApiRoutes;
 
@@ -34,7 +34,7 @@ pub fn all_routes() -> ApiRoutes {
         server::mount,
         users::mount,
         volumes::mount,
-        watch::mount,
+        observability::mount,
     ]
     .into_iter()
     .fold(ApiRoutes::new(), |routes, mount| mount(routes))

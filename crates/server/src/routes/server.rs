@@ -9,7 +9,7 @@ use windlass_api::{
 
 use windlass_engine::status::Snapshot;
 
-use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::watch};
+use crate::{app::App, auth::Caller, error::Result, http::ApiRoutes, services::observability};
 
 /// API version, which clients compare with their own.
 const API_VERSION: &str = "0.22.5";
@@ -30,7 +30,7 @@ async fn health(_: App, _: EmptyRequest) -> Result<Health> {
 }
 
 async fn metrics(app: App, _: Caller, _: EmptyRequest) -> Result<String> {
-    Ok(watch::prometheus(&app).await)
+    Ok(observability::prometheus(&app).await)
 }
 
 async fn pipelines(app: App, _: Caller, _: EmptyRequest) -> Result<Vec<Pipeline>> {

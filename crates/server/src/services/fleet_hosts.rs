@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 use windlass_model::{
-    causes::chain,
     config::fleet::{Host, ProxyJump, SshConfig, SshKey},
+    error_chain::chain,
     id::{FleetId, ProjectId},
 };
 use windlass_tunnel::LoginKey;
@@ -12,7 +12,7 @@ use crate::{
     app::App,
     db::{fleets, instances},
     error::{Error, Result},
-    job_orders::shown::HostLogin,
+    job_payload::connection_info::HostLogin,
 };
 
 const SSH_PORT: i64 = 22;

@@ -36,11 +36,11 @@ use crate::{
         instances::{self, NewInstance},
         projects,
     },
+    encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, actor, note, record},
-    fleet_shape::ParsedFleetSpec,
     limits::{self, setting},
-    secrets::AssociatedData,
+    parsed_fleet_spec::ParsedFleetSpec,
 };
 
 const LIST_MAX: i64 = 100;

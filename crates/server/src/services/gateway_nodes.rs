@@ -21,7 +21,7 @@ use crate::{
     db::{
         Unit, WriteOutcome,
         gateways::{self, Gateway},
-        replicas as rows,
+        service_replicas as rows,
     },
     error::{Error, Result},
     events::{EventSubject, actor, record},

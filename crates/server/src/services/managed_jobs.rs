@@ -3,8 +3,8 @@
 //! The API never changes the status of a job: it inserts rows, stores requests in columns that no pipeline writes, and
 //! hints the pipeline that reads them.
 
-mod make;
-mod show;
+mod new_jobs;
+mod render;
 
 use std::collections::BTreeMap;
 
@@ -18,17 +18,17 @@ use windlass_model::{
         Status,
         plan::{COPIES_MAX, Candidate, ManagedJobPlan, PRIORITY, TaskBody, WORKDIR, Workdir},
     },
-    sky::{
+    skypilot::{
         self, CommandLineValues, Infra, JobIdentity, LaunchableJob, SecretValue, ServerContext, TaskSecrets,
     },
     time::{Span, Timestamp},
 };
 
-pub use self::make::NewJobs;
+pub use self::new_jobs::NewJobs;
 use super::{names, runs::refused};
 use crate::{
     app::App,
-    attempts::{self, Attempt, AttemptSpecBuilder, AttemptSpecError, FileArchive, TaskArchives},
+    attempt_specs::{self, Attempt, AttemptSpecBuilder, AttemptSpecError, FileArchive, TaskArchives},
     auth::ProjectScope,
     db::{
         Unit, WriteOutcome,
@@ -62,7 +62,7 @@ struct LaunchPlan {
 async fn prepare_launch(app: &App, scope: &ProjectScope, asked: wire::LaunchRequest) -> Result<LaunchPlan> {
     let LaunchableJob { mut plan, secrets, warnings } = read(&asked)?;
     let mut warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-    let site = attempts::allowed_infra(app.db(), app.backends(), scope.project.id, &plan).await?;
+    let site = attempt_specs::allowed_infra(app.db(), app.backends(), scope.project.id, &plan).await?;
     map_infra(&mut plan, &site, &mut warnings)?;
     let name = match asked.name.or(plan.name.take()) {
         Some(name) => job_name(name)?,
@@ -171,7 +171,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
     }
     let secrets = asked.secrets.iter().map(|(name, value)| (name.clone(), SecretValue(value.clone())));
     let given = CommandLineValues { envs: asked.envs.clone(), secrets: secrets.collect() };
-    let parsed = sky::parse_task_file(&asked.text, &given).map_err(|problems| refused(&problems))?;
+    let parsed = skypilot::parse_task_file(&asked.text, &given).map_err(|problems| refused(&problems))?;
     let mut job = parsed.into_launchable().map_err(|problems| {
         let told = problems.iter().map(|one| match &one.hint {
             Some(hint) => format!("{one}; hint: {hint}"),
@@ -179,7 +179,7 @@ fn read(asked: &wire::LaunchRequest) -> Result<LaunchableJob> {
         });
         Error::refused(told.collect::<Vec<_>>().join("; "))
     })?;
-    let overrides = sky::Overrides::from(asked.overrides.clone());
+    let overrides = skypilot::Overrides::from(asked.overrides.clone());
     overrides.apply(&mut job.plan).map_err(|problems| refused(&problems))?;
     for (task, secrets) in job.plan.tasks.iter().zip(&job.secrets) {
         if let TaskBody::Script(script) = &task.body
@@ -337,13 +337,13 @@ pub async fn list(
         before: asked.prev_job_id,
         limit,
     };
-    show::jobs(app, rows::list(app.db(), &query).await?, false).await
+    render::jobs(app, rows::list(app.db(), &query).await?, false).await
 }
 
 pub async fn read_one(app: &App, scope: &ProjectScope, number: i64) -> Result<wire::ManagedJob> {
     let found = rows::find(app.db(), scope.project.id, number).await?;
     let found = found.ok_or_else(|| Error::absent("Managed job"))?;
-    show::jobs(app, vec![found], true).await?.pop().ok_or_else(|| Error::absent("Managed job"))
+    render::jobs(app, vec![found], true).await?.pop().ok_or_else(|| Error::absent("Managed job"))
 }
 
 /// Stores the request to cancel for all selected jobs, in one statement.

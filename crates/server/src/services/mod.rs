@@ -1,6 +1,6 @@
 //! Operations of the server, independent of HTTP. All stored data is accessed through `db`.
 
-pub mod boot;
+pub mod bootstrap;
 pub mod costs;
 pub mod events;
 mod fleet_hosts;
@@ -11,17 +11,17 @@ pub mod grants;
 pub mod instances;
 pub mod managed_jobs;
 pub mod names;
+pub mod observability;
 pub(crate) mod offers;
 pub mod project_keys;
 pub mod projects;
-pub(crate) mod publishing;
 pub mod queue;
 pub mod repos;
 pub mod runs;
 pub mod secrets;
+pub(crate) mod service_domains;
 pub mod users;
 pub mod volumes;
-pub mod watch;
 
 /// An uploaded file. Its name is chosen by the client.
 #[derive(Debug)]

@@ -92,7 +92,7 @@ pub fn generate(attempt: u8) -> Result<String, getrandom::Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{generate, hash, project, resource, secret, user};
+    use super::{check_hash, check_project, check_resource, check_secret, check_user, generate};
 
     const HOSTILE: &[&str] = &[
         "",

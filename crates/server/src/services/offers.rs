@@ -15,12 +15,12 @@ use windlass_model::{
     money::Price,
     plan::{
         blocks,
+        execution_mode::{ExecutionMode, ImageChoice},
         offers::{Availability, InstanceNeeds, LOCAL_BACKEND, Offer, fit, is_instance_selected},
         place::{
             FleetChoice, FleetSnapshot, InstanceCreation, InstanceSnapshot, Inventory, PlacementOutcome,
             REFUSALS_MAX, Readiness, RefusalReport, WaitingNode, WaitingReplica, place,
         },
-        runs_in::{ExecutionMode, ImageChoice},
     },
     resources::CpuArch,
     time::Timestamp,
@@ -28,13 +28,13 @@ use windlass_model::{
 
 use crate::{
     app::App,
-    db::{Db, passes::placing},
+    db::{Db, pipeline_rows::placement},
     error::{Error, Result},
     inventory,
-    market::OfferCache,
+    offer_cache::OfferCache,
+    parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
     plain_processes::ProcessRights,
-    run_shape::ParsedRunSpec,
 };
 
 /// Everything on which a job of a project may be placed, as placement sees it.
@@ -56,7 +56,7 @@ impl OfferSupply {
         local_processes: ProcessMode,
         project: ProjectId,
     ) -> std::result::Result<Self, PassError> {
-        let stock = placing::load_inventory(db, project).await?;
+        let stock = placement::load_inventory(db, project).await?;
         let allowed = ProcessRights::now(db, local_processes).await?;
         let inventory = inventory::build_inventory(&stock, &market.seen().await.offers, allowed)?;
         Ok(Self { project, inventory })

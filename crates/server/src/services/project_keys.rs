@@ -5,8 +5,8 @@ use windlass_model::id::ProjectId;
 use crate::{
     app::App,
     db::{Change, Unit, projects},
+    encryption::AssociatedData,
     error::Result,
-    secrets::AssociatedData,
     ssh_keys::generate_key_pair,
 };
 

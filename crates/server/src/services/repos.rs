@@ -9,8 +9,8 @@ use crate::{
     app::App,
     auth::{Caller, ProjectScope},
     db::{Change, Unit, WriteOutcome, repos},
+    encryption::AssociatedData,
     error::{Error, Result},
-    secrets::AssociatedData,
 };
 
 const ID_CHARS_MAX: usize = 200;

@@ -13,14 +13,14 @@ use crate::{
     app::App,
     auth::ProjectScope,
     db::{
-        Db, DbError, Unit, WriteOutcome, projects, sealed,
+        Db, DbError, Unit, WriteOutcome, encrypted_columns, projects,
         secrets::{self, Secret},
         users,
     },
+    encryption::{AssociatedData, KeyError},
     error::{Error, Result},
     events::{EventSubject, note},
     limits::{self, setting},
-    secrets::{AssociatedData, KeyError},
 };
 
 /// Stored values for the users whose runs may use a secret.
@@ -226,7 +226,7 @@ pub async fn rotate_keys(app: &App) -> Result<()> {
     reseal(app).await?;
     // A second time, for values that were written with the old key in the meantime.
     reseal(app).await?;
-    let change = sealed::retire_other_keys(&app.keys().sealing_key_id());
+    let change = encrypted_columns::retire_other_keys(&app.keys().sealing_key_id());
     app.db().write(Unit::new().and([change])).await?.done()?;
     app.keys().retire_old_keys()?;
     Ok(())
@@ -235,10 +235,11 @@ pub async fn rotate_keys(app: &App) -> Result<()> {
 /// Records the id of the key with which this server seals. A server that lacks one of the keys in use must not start:
 /// it could not open the values of other servers, and they could not open its values.
 pub async fn claim_key(app: &App) -> Result<()> {
-    if let Some(id) = sealed::key_ids(app.db()).await?.into_iter().find(|id| !app.keys().holds(id)) {
+    if let Some(id) = encrypted_columns::key_ids(app.db()).await?.into_iter().find(|id| !app.keys().holds(id))
+    {
         return Err(KeyError::UnknownKey { id }.into());
     }
-    let change = sealed::add_key(&app.keys().sealing_key_id());
+    let change = encrypted_columns::add_key(&app.keys().sealing_key_id());
     app.db().write(Unit::new().and([change])).await?.done()?;
     Ok(())
 }
@@ -246,23 +247,26 @@ pub async fn claim_key(app: &App) -> Result<()> {
 /// Seals everything with the newest key.
 pub async fn reseal(app: &App) -> Result<()> {
     let (db, keys) = (app.db(), app.keys());
-    for (table, column) in sealed::ROW_COLUMNS {
-        for (id, old) in sealed::column_values(db, table, column).await? {
+    for (table, column) in encrypted_columns::ROW_COLUMNS {
+        for (id, old) in encrypted_columns::column_values(db, table, column).await? {
             if let Some(new) = keys.rewrap(&AssociatedData::row(table, column, id), &old)? {
-                db.write(Unit::new().and([sealed::replace(table, column, id, old, new)])).await?.done()?;
+                db.write(Unit::new().and([encrypted_columns::replace(table, column, id, old, new)]))
+                    .await?
+                    .done()?;
             }
         }
     }
-    for secret in sealed::secrets(db).await? {
+    for secret in encrypted_columns::secrets(db).await? {
         let belongs = belongs(secret.project, &secret.name, secret.version);
         if let Some(new) = keys.rewrap(&belongs, &secret.sealed)? {
-            let change = sealed::replace_secret(secret.id, secret.version, &keys.sealing_key_id(), new);
+            let change =
+                encrypted_columns::replace_secret(secret.id, secret.version, &keys.sealing_key_id(), new);
             db.write(Unit::new().and([change])).await?.done()?;
         }
     }
-    for (repo, user, old) in sealed::repo_creds(db).await? {
+    for (repo, user, old) in encrypted_columns::repo_creds(db).await? {
         if let Some(new) = keys.rewrap(&super::repos::creds_aad(repo, &user.to_string()), &old)? {
-            let change = sealed::replace_repo_creds(repo, user, old, new);
+            let change = encrypted_columns::replace_repo_creds(repo, user, old, new);
             db.write(Unit::new().and([change])).await?.done()?;
         }
     }

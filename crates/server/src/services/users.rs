@@ -15,9 +15,9 @@ use crate::{
         Page, Unit, WriteOutcome, tokens,
         users::{self, NewUser, User},
     },
+    encryption::AssociatedData,
     error::{Error, Result},
     events::{EventSubject, note},
-    secrets::AssociatedData,
     ssh_keys::generate_key_pair,
 };
 

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use windlass_sim::{
-    fortune,
+    queue_sim,
     runs::{self, Report},
 };
 
@@ -63,7 +63,8 @@ fn main() -> Result<ExitCode> {
                     if seed >= end {
                         return;
                     }
-                    let report = if queue { fortune::play(seed) } else { runs::simulate_keeping(seed, keep) };
+                    let report =
+                        if queue { queue_sim::play(seed) } else { runs::simulate_keeping(seed, keep) };
                     total.lock().add(seed, report, queue);
                 }
             });

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::Value;
 use uuid::Uuid;
 use windlass_server::{
-    db::{Db, checks},
+    db::{Db, invariant_queries},
     params,
 };
 
@@ -18,7 +18,7 @@ use super::{
 /// Updates the history: appends new events, and replaces the rows with the current ones.
 pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
     let seen = history.events.last().map_or(0, |event| event.seq);
-    for row in db.query(checks::EVENTS, params![seen]).await? {
+    for row in db.query(invariant_queries::EVENTS, params![seen]).await? {
         history.events.push(Event {
             seq: row.int(0)?,
             entity: row.text(1)?,
@@ -35,7 +35,7 @@ pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
     }
     history.jobs.clear();
     history.runs.clear();
-    for row in db.query(checks::JOBS, Vec::new()).await? {
+    for row in db.query(invariant_queries::JOBS, Vec::new()).await? {
         history.jobs.push(JobRow {
             id: row.uuid(0)?,
             run_id: row.uuid(1)?,
@@ -50,7 +50,7 @@ pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
             host_lost: row.bool(10)?,
         });
     }
-    for row in db.query(checks::RUNS, Vec::new()).await? {
+    for row in db.query(invariant_queries::RUNS, Vec::new()).await? {
         let id: Uuid = row.uuid(0)?;
         let attempt = match row.opt_uuid(2)? {
             Some(job) => Some(RunAttempt::read(job, &row.text(3)?, row.int(4)?)?),
@@ -64,7 +64,7 @@ pub async fn read_history(history: &mut History, db: &Db) -> Result<()> {
 
 async fn read_managed(history: &mut History, db: &Db) -> Result<()> {
     let mut tasks: BTreeMap<Uuid, Vec<TaskRow>> = BTreeMap::new();
-    for row in db.query(checks::MANAGED_TASKS, Vec::new()).await? {
+    for row in db.query(invariant_queries::MANAGED_TASKS, Vec::new()).await? {
         tasks.entry(row.uuid(1)?).or_default().push(TaskRow {
             id: row.uuid(0)?,
             status: row.text(2)?,
@@ -73,9 +73,9 @@ async fn read_managed(history: &mut History, db: &Db) -> Result<()> {
         });
     }
     history.managed.clear();
-    for row in db.query(checks::MANAGED_JOBS, Vec::new()).await? {
+    for row in db.query(invariant_queries::MANAGED_JOBS, Vec::new()).await? {
         let id: Uuid = row.uuid(0)?;
-        history.managed.push(read_managed::ManagedJobRow {
+        history.managed.push(managed::ManagedJobRow {
             id,
             number: row.int(1)?,
             plan: serde_json::from_str(&row.text(2)?)?,
@@ -97,7 +97,7 @@ async fn read_resources(history: &mut History, db: &Db) -> Result<()> {
     history.volumes.clear();
     history.attachments.clear();
     history.holders.clear();
-    for row in db.query(checks::INSTANCES, Vec::new()).await? {
+    for row in db.query(invariant_queries::INSTANCES, Vec::new()).await? {
         history.instances.push(InstanceRow {
             id: row.uuid(0)?,
             busy_blocks: row.int(1)?,
@@ -108,7 +108,7 @@ async fn read_resources(history: &mut History, db: &Db) -> Result<()> {
             reason: row.opt_text(6)?,
         });
     }
-    for row in db.query(checks::FLEETS, Vec::new()).await? {
+    for row in db.query(invariant_queries::FLEETS, Vec::new()).await? {
         let (id, spec): (Uuid, Value) = (row.uuid(0)?, row.json(3)?);
         let nodes = &spec["configuration"]["nodes"];
         history.fleets.push(FleetRow {
@@ -120,14 +120,14 @@ async fn read_resources(history: &mut History, db: &Db) -> Result<()> {
             nodes_max_ever: nodes["max"].as_i64(),
         });
     }
-    for row in db.query(checks::VOLUMES, Vec::new()).await? {
+    for row in db.query(invariant_queries::VOLUMES, Vec::new()).await? {
         let delete_asked = row.opt_int(2)?.is_some();
         history.volumes.push(VolumeRow { id: row.uuid(0)?, deleted: row.bool(1)?, delete_asked });
     }
-    for row in db.query(checks::ATTACHMENTS, Vec::new()).await? {
+    for row in db.query(invariant_queries::ATTACHMENTS, Vec::new()).await? {
         history.attachments.push((row.uuid(0)?, row.uuid(1)?));
     }
-    for row in db.query(checks::HELD_BY_FINISHED, Vec::new()).await? {
+    for row in db.query(invariant_queries::HELD_BY_FINISHED, Vec::new()).await? {
         history.holders.push(row.uuid(0)?);
     }
     Ok(())

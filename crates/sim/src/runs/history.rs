@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use uuid::Uuid;
-use windlass_server::db::{Db, checks};
+use windlass_server::db::{Db, invariant_queries};
 
-use super::{cast::Workload, shelf::MemoryLogs};
+use super::{memory_logs::MemoryLogs, workload::Workload};
 use crate::{
     host::log_bytes,
     invariants::{History, LogRow, rows},
-    net::SharedWorld,
+    network::SharedWorld,
 };
 
 /// Updates the history: appends new events, and replaces the rows with the current ones.
@@ -23,7 +23,7 @@ pub(super) async fn read_history(
 ) -> Result<()> {
     rows::read_history(history, db).await?;
     history.watched.clear();
-    for row in db.query(checks::watch::VIOLATIONS, Vec::new()).await? {
+    for row in db.query(invariant_queries::slot_watch::VIOLATIONS, Vec::new()).await? {
         let id = if row.text(0)? == "M5" { "M5" } else { "M6" };
         history.watched.push((id, row.text(1)?));
     }

@@ -8,14 +8,14 @@
 //! must end; finally everything is deleted, and nothing may remain. Checkers read the events, the journals of hosts and
 //! cloud, the rows and the stored logs of jobs; never the server's own logs.
 
-mod cast;
+mod db_faults;
 mod history;
+mod memory_logs;
+mod pass_monitor;
 mod replica;
 #[cfg(test)]
 mod schedules;
-mod shelf;
-mod watch;
-mod weather;
+mod workload;
 
 use std::{
     collections::BTreeMap,
@@ -32,23 +32,23 @@ use anyhow::Result;
 use tokio::time::{Instant, sleep};
 use windlass_model::id::InstanceId;
 use windlass_server::{
-    db::{Db, checks},
+    db::{Db, invariant_queries},
+    encryption::Keyring,
     params,
-    secrets::Keyring,
 };
 
 use self::{
-    cast::Workload,
+    memory_logs::MemoryLogs,
+    pass_monitor::PassMonitor,
     replica::{Replica, SharedState},
-    shelf::MemoryLogs,
-    watch::PassMonitor,
+    workload::Workload,
 };
 use crate::{
     cloud,
     invariants::{self, History, Violation},
-    net::{NetworkFaultRates, SharedWorld, World},
+    network::{NetworkFaultRates, SharedWorld, World},
     rng::Rng,
-    runs::weather::DbFaultRates,
+    runs::db_faults::DbFaultRates,
 };
 
 /// 2026-01-01, the start of every simulated history.
@@ -116,7 +116,7 @@ pub fn simulate_keeping(seed: u64, folder: Option<&Path>) -> Result<Report> {
         if let Some(folder) = folder.filter(|_| !report.violations.is_empty()) {
             std::fs::create_dir_all(folder)?;
             let file = folder.join(format!("seed-{seed}.db"));
-            db.query(checks::VACUUM_INTO, params![file.display().to_string()]).await?;
+            db.query(invariant_queries::VACUUM_INTO, params![file.display().to_string()]).await?;
         }
         Ok(report)
     })
@@ -189,7 +189,7 @@ impl RunSim {
     /// Creates everything that exists before the replicas start.
     async fn prepare(&mut self) -> Result<()> {
         let limits = replica::JOB_LIMITS;
-        for statement in checks::watch::statements(limits.max_launching, limits.max_alive) {
+        for statement in invariant_queries::slot_watch::statements(limits.max_launching, limits.max_alive) {
             self.db.query(statement, Vec::new()).await?;
         }
         self.cast.set_the_stage(&mut self.rng, &self.db, &self.world).await

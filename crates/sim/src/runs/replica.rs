@@ -16,19 +16,19 @@ use windlass_model::{
 };
 use windlass_server::{
     db::Db,
-    logs::{LogStore, archive::NotifyingLogStore},
+    encryption::Keyring,
+    logs::{LogStore, notifying_store::NotifyingLogStore},
+    parsed_run_spec::RunSpecCache,
     pipelines::{self, PipelineContext},
-    run_shape::RunSpecCache,
-    secrets::Keyring,
 };
 
 use super::{
-    watch::{MonitoredInstaller, PassMonitor, PipelineProbe},
-    weather::{DbFaultRates, FaultyDbLink},
+    db_faults::{DbFaultRates, FaultyDbLink},
+    pass_monitor::{MonitoredInstaller, PassMonitor, PipelineProbe},
 };
 use crate::{
     cloud::{SimBackend, SimRemoteBackend},
-    net::{ReplicaFreeze, SharedWorld, SimNetwork},
+    network::{ReplicaFreeze, SharedWorld, SimNetwork},
     rng::Rng,
 };
 

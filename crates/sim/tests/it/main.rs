@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod checkers;
-mod fortune;
 mod managed_checkers;
 mod planted_bugs;
+mod queue_sim;
 mod runs;

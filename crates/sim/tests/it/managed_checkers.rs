@@ -8,7 +8,7 @@ use windlass_model::{
         plan::{ManagedJobPlan, RecoveryStrategy},
         record::TaskRecord,
     },
-    sky::{self, CommandLineValues},
+    skypilot::{self, CommandLineValues},
 };
 use windlass_sim::{
     host::{HostEffect, HostEntry},
@@ -21,7 +21,7 @@ use windlass_sim::{
 const JOB: Uuid = Uuid::from_u128(1);
 
 fn plan(text: &str) -> ManagedJobPlan {
-    sky::parse_task_file(text, &CommandLineValues::default()).unwrap().plan
+    skypilot::parse_task_file(text, &CommandLineValues::default()).unwrap().plan
 }
 
 /// A job whose tasks are in these states.

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, io::Write as _};
 
 use windlass_planted_bugs::{Bug, plant};
 use windlass_sim::{
-    fortune,
+    queue_sim,
     runs::{FaultBias, Report, play, play_with},
 };
 
@@ -60,13 +60,13 @@ fn g1_a_release_that_frees_another_owners_gpu_is_caught() {
 #[test]
 fn r15_a_dispatcher_that_takes_a_hole_for_an_end_is_caught() {
     plant(Some(Bug::MissingJobsTreatedAsEnded));
-    assert_caught(fortune::play, &["R15"]);
+    assert_caught(queue_sim::play, &["R15"]);
 }
 
 #[test]
 fn c8_a_dispatcher_that_forgets_priorities_is_caught() {
     plant(Some(Bug::IgnorePriority));
-    assert_caught(fortune::play, &["C8"]);
+    assert_caught(queue_sim::play, &["C8"]);
 }
 
 #[test]

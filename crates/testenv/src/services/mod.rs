@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 pub mod caller;
-pub mod node;
+pub mod gateway_process;
 mod traffic;
 
 use std::time::Duration;
@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 pub use self::{
     caller::{HttpResponse, ServiceCaller, read, read_until},
-    node::GatewayProcess,
+    gateway_process::GatewayProcess,
     traffic::ConstantTraffic,
 };
-use crate::{server::submission, stage::TestEnv};
+use crate::{server::submission, test_env::TestEnv};
 
 pub const TIMEOUT: Duration = Duration::from_secs(90);
 /// Program of a replica.

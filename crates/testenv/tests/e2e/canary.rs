@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     containers::{IMAGE, image},
-    stage::{HostMode, TestEnv, engine, task},
+    test_env::{HostMode, TestEnv, engine, task},
 };
 
 const SECRET: &str = "canary-of-a-secret-7c1d9b";

@@ -14,7 +14,7 @@ use windlass_testkit::lab::Lab;
 
 use crate::{
     hosts::fleet,
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -131,7 +131,7 @@ fn starts_from_the_remote(stage: &TestEnv, resources: &str) {
     Git { dir: &served, ssh: String::new() }.run(&["init", "--quiet", "--bare", "app.git"]);
     let daemon = GitDaemon::start(&served);
     let commit = work_tree(&here, &format!("git://127.0.0.1:{}/app.git", daemon.port), "");
-    let file = format!("type: task\nname: look\nrepos: [.]\n{LOOK}{resources}");
+    let file = format!("type: task\nname: look\nrepos: [.]\n{INSPECT_COMMANDS}{resources}");
     // The file itself is one of the changes.
     fs::write(here.join("look.yml"), file).unwrap();
     let output = apply(stage, &here, &["-f", "look.yml"]);
@@ -164,7 +164,7 @@ async fn a_private_repository_comes_over_ssh_to_a_host_that_keeps_no_key() {
     let here = stage.home().join("here");
     let url = format!("ssh://root@{}/var/lib/app.git", lab.host(2).addr());
     let commit = work_tree(&here, &url, &ssh);
-    let file = format!("type: task\nname: private\nrepos: [.]\n{LOOK}{RESOURCES}");
+    let file = format!("type: task\nname: private\nrepos: [.]\n{INSPECT_COMMANDS}{RESOURCES}");
     fs::write(stage.home().join("private.yml"), file.replace("[.]", "[here]")).unwrap();
 
     let refused = apply(&stage, stage.home(), &["-f", "private.yml", "-n", "keyless"]);

@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-pub(crate) use crate::stage::IMAGE;
-use crate::stage::{HostMode, TestEnv, engine, load_busybox_image, submission_of, task};
+pub(crate) use crate::test_env::IMAGE;
+use crate::test_env::{HostMode, TestEnv, engine, load_busybox_image, submission_of, task};
 use windlass_testenv::server::submission;
 
 pub(crate) fn image() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::stage::{HostMode, TestEnv, submission_of, task};
+use crate::test_env::{HostMode, TestEnv, submission_of, task};
 
 /// Shortens the delay before the first retry, which is 15 s by default.
 const SHORT_RETRY_SETTINGS: [(&str, &str); 1] = [("WINDLASS_SERVER_RETRY_DELAY", "1s")];

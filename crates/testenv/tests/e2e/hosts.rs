@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use windlass_testkit::lab::{Lab, LabHost};
 
-use crate::stage::{HostMode, TestEnv, host_of, small_task_config, submission_of};
+use crate::test_env::{HostMode, TestEnv, host_of, small_task_config, submission_of};
 
 /// Shortens the time after which a silent agent's jobs are lost, and the delay before the first retry. The defaults are
 /// two minutes, which row F4 of the fault matrix waits for with `--long`, and 15 s.

@@ -14,12 +14,12 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    hollow::{HostOptions, HostRuntime, RunningHosts},
     server::binary,
+    test_hosts::{HostOptions, HostRuntime, RunningHosts},
 };
 use windlass_testkit::lab::Lab;
 
-use crate::stage::{HostMode, TestEnv};
+use crate::test_env::{HostMode, TestEnv};
 
 /// Longer than any step takes.
 const TIMEOUT: Duration = Duration::from_secs(60);

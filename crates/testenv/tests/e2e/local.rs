@@ -6,7 +6,7 @@ use serde_json::json;
 
 use windlass_testenv::server::submission;
 
-use crate::stage::{HostMode, TestEnv, submission_of, task};
+use crate::test_env::{HostMode, TestEnv, submission_of, task};
 
 #[tokio::test]
 async fn a_first_job_runs_on_this_machine_and_its_log_is_kept_to_the_byte() {

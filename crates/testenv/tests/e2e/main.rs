@@ -5,20 +5,20 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod arvados;
+mod attach;
 mod canary;
 mod code;
-mod confined;
 mod containers;
 mod dstack;
 mod endings;
+mod escape_attempts;
 mod hosts;
 mod jobs;
 mod local;
-mod own;
-mod reach;
+mod process_isolation;
 mod regions;
 mod replicas;
+mod self_hosted;
 mod services;
-mod ways_out;
 
-use windlass_testenv::stage;
+use windlass_testenv::test_env;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::stage::{HostMode, TestEnv, small_task_config};
+use crate::test_env::{HostMode, TestEnv, small_task_config};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -11,9 +11,9 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    hollow::{HostRuntime, empty_job},
     replicas::{ReplicaOptions, Replicas},
     server::{call_api_idempotent, submission},
+    test_hosts::{HostRuntime, empty_job},
 };
 
 /// Maximum number of open connections of all servers.

@@ -2,4 +2,4 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-mod chaos;
+mod fault_proxy;

@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 
 use super::{Gpu, GpuUsage, Inventory, Vendor, read, tool_problems};
-use crate::host::tool;
+use crate::host::vendor_cli;
 
 const TOOL: &str = "amd-smi";
 const VENDOR_ID: &str = "0x1002";
@@ -32,7 +32,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
         return Inventory::default();
     }
     let mut problems = Vec::new();
-    let known = match tool::run(TOOL, &["static", "--asic", "--bus", "--driver", "--json"]).await {
+    let known = match vendor_cli::run(TOOL, &["static", "--asic", "--bus", "--driver", "--json"]).await {
         Ok(text) => parse_static(&text),
         Err(error) => {
             problems.extend(tool_problems(&error));

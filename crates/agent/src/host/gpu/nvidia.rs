@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use windlass_model::gpu::compute_capability;
 
 use super::{Gpu, GpuUsage, Inventory, Vendor, read, tool_problems};
-use crate::host::tool::{self, ToolError};
+use crate::host::vendor_cli::{self, ToolError};
 
 const TOOL: &str = "nvidia-smi";
 const FORMAT: &str = "--format=csv,noheader,nounits";
@@ -21,7 +21,7 @@ const USE_QUERY: &str = "--query-gpu=uuid,memory.used,utilization.gpu";
 pub(super) async fn discover(root: &Path) -> Inventory {
     let mut listed = Ok(String::new());
     for (query, missing) in QUERIES {
-        listed = tool::run(TOOL, &[query, FORMAT]).await.map(|text| with_columns(&text, missing));
+        listed = vendor_cli::run(TOOL, &[query, FORMAT]).await.map(|text| with_columns(&text, missing));
         let is_unknown = |error: &ToolError| matches!(error, ToolError::Failed { said, .. } if said.contains("not a valid field"));
         if !listed.as_ref().is_err_and(is_unknown) {
             break;
@@ -40,7 +40,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
     let instances = if split.is_empty() {
         Vec::new()
     } else {
-        match tool::run(TOOL, &["-L"]).await {
+        match vendor_cli::run(TOOL, &["-L"]).await {
             Ok(text) => parse_mig(&text),
             Err(error) => {
                 parsed.problems.extend(tool_problems(&error));
@@ -52,7 +52,7 @@ pub(super) async fn discover(root: &Path) -> Inventory {
 }
 
 pub(super) async fn usage() -> Vec<GpuUsage> {
-    match tool::run(TOOL, &[USE_QUERY, FORMAT]).await {
+    match vendor_cli::run(TOOL, &[USE_QUERY, FORMAT]).await {
         Ok(text) => parse_usage(&text),
         Err(_) => Vec::new(),
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{Gpu, Inventory, Vendor, read, tool_problems};
-use crate::host::tool;
+use crate::host::vendor_cli;
 
 const GAUDI_TOOL: &str = "hl-smi";
 const GAUDI_QUERY: &str = "index,uuid,name,memory.total,driver_version";
@@ -13,7 +13,7 @@ const TENSTORRENT_MEMORY: [(&str, u64); 5] =
 
 pub(super) async fn gaudi(root: &Path) -> Inventory {
     let arguments = ["-Q", GAUDI_QUERY, "-f", "csv,noheader,nounits"];
-    match tool::run(GAUDI_TOOL, &arguments).await {
+    match vendor_cli::run(GAUDI_TOOL, &arguments).await {
         Ok(text) => parse_gaudi(&text, &root.join("dev/accel")),
         Err(error) => Inventory { problems: tool_problems(&error), ..Inventory::default() },
     }

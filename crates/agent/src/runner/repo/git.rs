@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{LogFn, RepoError, credential};
-use crate::runner::{child, site::UserContext};
+use crate::runner::{helper_process, user_context::UserContext};
 
 /// Time limit for all git commands of one job. A stalled transfer ends much earlier.
 const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
@@ -80,7 +80,7 @@ impl<'a> Git<'a> {
         arguments: &[&str],
         input: Option<std::fs::File>,
     ) -> Result<(), RepoError> {
-        let mut command = child::command(&self.program, &self.site.account);
+        let mut command = helper_process::command(&self.program, &self.site.account);
         command.args(self.settings()).args(arguments).current_dir(dir);
         command.envs(self.environment()).stdout(Stdio::null()).stderr(Stdio::piped());
         if let Some(input) = input {
@@ -95,8 +95,8 @@ impl<'a> Git<'a> {
                 command.pre_exec(move || credential::keep_across_exec(number));
             }
         }
-        let mut group =
-            child::ProcessGroup::spawn(&mut command).map_err(|source| RepoError::Start { step, source })?;
+        let mut group = helper_process::ProcessGroup::spawn(&mut command)
+            .map_err(|source| RepoError::Start { step, source })?;
         let stderr = group.child().stderr.take();
         let left = self.until.saturating_duration_since(Instant::now());
         let mut lines = LineLogger { say: self.say, kept: Vec::new(), said: 0, progress_at: None };

@@ -22,11 +22,11 @@ use self::{
     url::{RemoteUrl, Scheme},
 };
 use super::{
-    site::{self, StagingDir, UserContext},
     unpack::{
         CONTENT, TopLevel,
-        child::{self, ChildError},
+        subprocess::{self, ChildError},
     },
+    user_context::{self, StagingDir, UserContext},
 };
 
 /// Directory that some file systems create themselves.
@@ -167,7 +167,7 @@ pub async fn prepare(site: &UserContext, wanted: &RepoRequest<'_>, say: LogFn<'_
         (Some(remote), code) => clone_repository(site, wanted, data, &remote, &stage, code, say).await?,
         (None, Some(code)) => {
             let unpacked =
-                child::run(stage.path(), code, TopLevel::Keep, site).await.map_err(RepoError::Unpack)?;
+                subprocess::run(stage.path(), code, TopLevel::Keep, site).await.map_err(RepoError::Unpack)?;
             say(&format!(
                 "unpacked {} entries of code, fenced in: {:?}",
                 unpacked.summary.entries, unpacked.landlock
@@ -228,7 +228,7 @@ fn is_empty(dir: &Path) -> io::Result<bool> {
     };
     for entry in entries {
         let entry = entry?;
-        if entry.file_name() != LOST_AND_FOUND && !site::is_staging_dir(&entry) {
+        if entry.file_name() != LOST_AND_FOUND && !user_context::is_staging_dir(&entry) {
             return Ok(false);
         }
     }

@@ -21,7 +21,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
-use windlass_model::causes::chain;
+use windlass_model::error_chain::chain;
 
 use super::credential::{Credential, Secret};
 

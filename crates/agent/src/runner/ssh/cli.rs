@@ -7,7 +7,7 @@ use windlass_api::agent::runner::User;
 
 use super::{AuthorizedKeys, Config, ConnectionTracker, HostKey};
 use crate::runner::{
-    session::Session,
+    login_session::Session,
     user::{Account, UserDatabase},
 };
 

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use crate::runner::{session::Session, user::Account};
+use crate::runner::{login_session::Session, user::Account};
 
 /// Search path for programs if the image sets none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -17,18 +17,18 @@ use windlass_api::agent::runner::User;
 
 use super::{
     Config,
-    channel::{Channels, SessionRequest, TerminalRequest},
+    channel_io::{Channels, SessionRequest, TerminalRequest},
     command,
-    connections::TrackedConnection,
-    forward::{self, ClientEnd, OpenRequest, ReverseForward},
+    connection_tracker::TrackedConnection,
     keys,
+    port_forward::{self, ClientEnd, OpenRequest, ReverseForward},
     program::{self, ProgramChannel, ProgramControl, ProgramKind, ProgramStart},
     terminal::{Terminal, TerminalSize},
 };
 use crate::{
     isolation::restrict::Restrictions,
     runner::{
-        session::Session,
+        login_session::Session,
         user::{Account, UserDatabase},
     },
 };
@@ -242,7 +242,7 @@ impl server::Handler for Connection {
         reply: ChannelOpenHandle,
         _session: &mut server::Session,
     ) -> Result<(), Error> {
-        let is_runner = self.config.runner.is_some() && forward::is_runner_port(host, port);
+        let is_runner = self.config.runner.is_some() && port_forward::is_runner_port(host, port);
         if self.config.sessions.is_none() && !is_runner {
             reply.reject(ChannelOpenFailure::AdministrativelyProhibited).await;
             return Ok(());
@@ -250,10 +250,10 @@ impl server::Handler for Connection {
         let Some(opening) = self.opening(channel, reply) else { return Ok(()) };
         match &self.config.runner {
             Some(router) if is_runner => {
-                tokio::spawn(forward::forward_to_runner(opening, router.clone()));
+                tokio::spawn(port_forward::forward_to_runner(opening, router.clone()));
             }
             Some(_) | None => {
-                tokio::spawn(forward::forward_to_port(opening, host.to_owned(), port));
+                tokio::spawn(port_forward::forward_to_port(opening, host.to_owned(), port));
             }
         }
         Ok(())
@@ -271,7 +271,7 @@ impl server::Handler for Connection {
             return Ok(());
         };
         if let Some(opening) = self.opening(channel, reply) {
-            tokio::spawn(forward::forward_to_socket(opening, path.to_owned(), account));
+            tokio::spawn(port_forward::forward_to_socket(opening, path.to_owned(), account));
         }
         Ok(())
     }
@@ -419,11 +419,11 @@ impl server::Handler for Connection {
         if self.agent.is_none() {
             let Some(account) = self.account() else { return Ok(false) };
             // One socket for the connection, as with sshd.
-            let Ok((named, path)) = forward::listen_agent(&account).await else {
+            let Ok((named, path)) = port_forward::listen_agent(&account).await else {
                 return Ok(false);
             };
             let backward = self.backward(session, self.over.child_token());
-            tokio::spawn(forward::serve_socket(named, ClientEnd::Agent, backward));
+            tokio::spawn(port_forward::serve_socket(named, ClientEnd::Agent, backward));
             self.agent = Some(path);
         }
         Ok(self.channels.update_request(id, |asked| asked.agent = true))
@@ -439,12 +439,12 @@ impl server::Handler for Connection {
         let Some(account) = self.account().filter(|_| self.listeners.len() < LISTENERS_MAX) else {
             return Ok(false);
         };
-        let Ok((listeners, bound)) = forward::listen(wanted, &account).await else { return Ok(false) };
+        let Ok((listeners, bound)) = port_forward::listen(wanted, &account).await else { return Ok(false) };
         *port = u32::from(bound);
         let until = self.over.child_token();
         for listener in listeners {
             let backward = self.backward(session, until.clone());
-            tokio::spawn(forward::serve_port(listener, address.to_owned(), *port, backward));
+            tokio::spawn(port_forward::serve_port(listener, address.to_owned(), *port, backward));
         }
         self.listeners.insert(ListenerKey::Port(address.to_owned(), *port), until);
         Ok(true)
@@ -468,10 +468,12 @@ impl server::Handler for Connection {
         let Some(account) = self.account().filter(|_| self.listeners.len() < LISTENERS_MAX) else {
             return Ok(false);
         };
-        let Ok(named) = forward::listen_socket(PathBuf::from(path), &account).await else { return Ok(false) };
+        let Ok(named) = port_forward::listen_socket(PathBuf::from(path), &account).await else {
+            return Ok(false);
+        };
         let until = self.over.child_token();
         let backward = self.backward(session, until.clone());
-        tokio::spawn(forward::serve_socket(named, ClientEnd::Socket(path.to_owned()), backward));
+        tokio::spawn(port_forward::serve_socket(named, ClientEnd::Socket(path.to_owned()), backward));
         self.listeners.insert(ListenerKey::Socket(path.to_owned()), until);
         Ok(true)
     }

@@ -6,19 +6,19 @@
 //!          reader is slow gets a tiny window, so it can neither fill memory nor stop other channels.
 //! Why not  the image's own sshd? Most images have none, and installing one at start costs seconds and a network.
 
-mod channel;
+mod channel_io;
 pub mod cli;
 mod command;
 mod connection;
-mod connections;
-mod forward;
-mod inflow;
+mod connection_tracker;
 mod keys;
+mod port_forward;
 mod program;
-mod rights;
+mod receive_buffer;
+mod run_as_user;
 mod sftp;
 mod terminal;
-mod wire;
+mod throttled_socket;
 
 use std::{borrow::Cow, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,12 +31,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use self::{channel::Channels, connection::Connection, inflow::ConnectionBacklog, wire::ThrottledSocket};
+use self::{
+    channel_io::Channels, connection::Connection, receive_buffer::ConnectionBacklog,
+    throttled_socket::ThrottledSocket,
+};
 pub use self::{
-    connections::ConnectionTracker,
+    connection_tracker::ConnectionTracker,
     keys::{AuthorizedKeys, HostKey, KeyError},
 };
-use super::session::SessionProvider;
+use super::login_session::SessionProvider;
 
 /// Maximum number of connections; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 256;
@@ -160,7 +163,7 @@ fn protocol(host_key: &HostKey) -> server::Config {
         auth_rejection_time: Duration::from_millis(20),
         auth_rejection_time_initial: Some(Duration::ZERO),
         keys: vec![host_key.0.clone()],
-        window_size: inflow::WINDOW,
+        window_size: receive_buffer::WINDOW,
         max_auth_attempts: AUTH_ATTEMPTS_MAX,
         // A tunnel may be idle for days.
         inactivity_timeout: None,

@@ -26,11 +26,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    channel::{ChannelInput, read_chunk},
-    command, rights,
+    channel_io::{ChannelInput, read_chunk},
+    command, run_as_user,
     terminal::{Terminal, TerminalSize},
 };
-use crate::{isolation::restrict::Restrictions, runner::session::Session};
+use crate::{isolation::restrict::Restrictions, runner::login_session::Session};
 
 /// Exit status that a shell returns for a command that cannot be run.
 const EXIT_NOT_FOUND: u32 = 127;
@@ -340,7 +340,7 @@ fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         }
     }
-    let account = rights::needs_switch(&start.session.account).then(|| start.session.account.clone());
+    let account = run_as_user::needs_switch(&start.session.account).then(|| start.session.account.clone());
     let places: Vec<CString> =
         [start.session.dir.as_path(), start.session.account.home.as_path(), Path::new("/")]
             .into_iter()
@@ -363,7 +363,7 @@ fn spawn(mut command: Command, start: &ProgramStart) -> io::Result<Child> {
         reset_signals()?;
         if let Some(account) = &account {
             restrictions.drop_capabilities()?;
-            rights::become_account(account)?;
+            run_as_user::become_account(account)?;
         }
         // The first directory that this user can enter.
         let _ = places.iter().any(|place| rustix::process::chdir(place).is_ok());

@@ -18,7 +18,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{ArchiveError, CONTENT, TopLevel, UnpackError, name::PathParts};
+use super::{ArchiveError, CONTENT, TopLevel, UnpackError, entry_name::PathParts};
 
 /// Maximum number of directories that are read-only for their owner; their mode is set at the end.
 const PENDING_MODES_MAX: usize = 10_000;

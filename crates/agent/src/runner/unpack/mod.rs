@@ -8,10 +8,10 @@
 //! The tar reader is our own and strict: the size in the header is the size, a record that could be read in two ways is
 //! refused, and the end must be marked. Archives hide things where two parsers could read them differently.
 
-pub mod child;
+mod archive_reader;
+mod entry_name;
 mod extract;
-mod name;
-mod walk;
+pub mod subprocess;
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +20,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-pub use walk::unpack;
+pub use archive_reader::unpack;
 
 /// Name of the unpacked contents below the directory that the archive is unpacked in.
 pub const CONTENT: &str = "content";

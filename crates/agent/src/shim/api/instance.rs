@@ -6,7 +6,7 @@ use windlass_api::agent::{
     Health,
     shim::{self as wire, Component, Components, HostInfo, InstanceHealth, InstanceInfo},
 };
-use windlass_model::causes::chain;
+use windlass_model::error_chain::chain;
 
 use super::{ApiState, COMPAT_VERSION, Transport};
 use crate::{

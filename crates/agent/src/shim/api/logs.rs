@@ -9,13 +9,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use windlass_api::agent::runner::JobRecord;
-use windlass_model::{causes::chain, id::SubmissionId};
+use windlass_model::{error_chain::chain, id::SubmissionId};
 
 use super::{ApiState, Shim, no_task, parse_task_id};
 use crate::{
-    confine::DirHandle,
     http::ErrorResponse,
-    shim::{growth, runtime::JOB_RECORD_PATH},
+    safe_open::DirHandle,
+    shim::{output_watcher, runtime::JOB_RECORD_PATH},
     spool::{Reader, Stream, StreamSource, http as spool},
 };
 
@@ -49,7 +49,7 @@ pub(super) async fn job_record(
     let failed =
         |error: std::io::Error| ErrorResponse::internal(format!("read task {id}: {}", chain(&error)));
     let position = source.position().await.map_err(failed)?;
-    let states = match growth::states(source.reader().dir(), 0) {
+    let states = match output_watcher::states(source.reader().dir(), 0) {
         Ok((states, _)) => states,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
         Err(error) => return Err(failed(error)),

@@ -22,14 +22,14 @@ use axum::{
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-use windlass_api::agent::{EPOCH_HEADER, EPOCH_SEEN_HEADER, pass::PortPass, shim::ProcessesInfo};
-use windlass_model::{causes::chain, id::SubmissionId};
+use windlass_api::agent::{EPOCH_HEADER, EPOCH_SEEN_HEADER, port_pass::PortPass, shim::ProcessesInfo};
+use windlass_model::{error_chain::chain, id::SubmissionId};
 
 use super::{
     enrolment::{Enrolment, EnrolmentFile},
     events::EventLog,
-    growth::OutputWatcher,
-    premises::HostResources,
+    host_resources::HostResources,
+    output_watcher::OutputWatcher,
     runtime::Runtime,
     tasks::{TaskError, Tasks},
 };

@@ -18,13 +18,13 @@ use hyper::{client::conn::http1, ext::Protocol, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time::Instant};
 use windlass_api::agent::{EPOCH_HEADER, SIGNATURE_HEADER, shim::TaskStatus};
-use windlass_model::{causes::chain, id::SubmissionId};
+use windlass_model::{error_chain::chain, id::SubmissionId};
 
 use super::{ApiState, PresentedCredential, Shim, no_task, parse_task_id};
 use crate::{
-    confine::DirHandle,
     http::{self, ErrorResponse},
-    taskdir,
+    safe_open::DirHandle,
+    task_dir,
 };
 
 /// Maximum size of an upload.
@@ -121,7 +121,7 @@ async fn connect(shim: &Shim, id: SubmissionId) -> Result<UnixStream, ErrorRespo
     let deadline = Instant::now() + RUNNER_START_TIMEOUT;
     loop {
         let connected = async {
-            let socket = DirHandle::open(&dir.run())?.socket(taskdir::RUNNER_SOCKET)?;
+            let socket = DirHandle::open(&dir.run())?.socket(task_dir::RUNNER_SOCKET)?;
             http::connect_unix(&socket).await
         };
         let error: io::Error = match connected.await {

@@ -16,7 +16,7 @@ use crate::{
     digest::sha256_hex,
     host::gpu::Vendor,
     shim::runtime::{BindMount, PolicyLimits, PreparedTask},
-    taskdir,
+    task_dir,
 };
 
 pub(super) const IS_TASK_LABEL: &str = "ai.dstack.shim.is-task";
@@ -210,13 +210,13 @@ fn log_config() -> HostConfigLogConfig {
 fn mounts(task: &PreparedTask, agent: &Path, around: &EngineFacts, host: &HostLookup<'_>) -> Vec<Mount> {
     let own = [
         (
-            BindMount { source: agent.into(), target: taskdir::AGENT_IN_CONTAINER.into(), read_only: true },
+            BindMount { source: agent.into(), target: task_dir::AGENT_IN_CONTAINER.into(), read_only: true },
             false,
         ),
         (
             BindMount {
                 source: task.dir.run(),
-                target: taskdir::RUN_DIR_IN_CONTAINER.into(),
+                target: task_dir::RUN_DIR_IN_CONTAINER.into(),
                 read_only: false,
             },
             false,
@@ -317,7 +317,7 @@ mod tests {
     use windlass_api::agent::shim::{GpuDevice, TaskSpec};
 
     use super::*;
-    use crate::{host::gpu::Gpu, shim::runtime::PolicyLimits, taskdir::TaskDir};
+    use crate::{host::gpu::Gpu, shim::runtime::PolicyLimits, task_dir::TaskDir};
 
     fn task(change: impl FnOnce(&mut PreparedTask)) -> PreparedTask {
         let id: SubmissionId = "9c1f0000-0000-4000-8000-000000000001".parse().unwrap();

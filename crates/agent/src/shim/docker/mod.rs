@@ -4,17 +4,17 @@
 //! restart would lose. Calls are bounded: an engine that does not respond is `Away`, and repeated calls are idempotent.
 //! The decisions are in `container`, `ending`, `failure`, `progress` and `reference`, which do no I/O.
 
-mod binary;
+mod agent_binary;
 mod container;
-mod ending;
-mod failure;
-mod host;
-mod life;
-mod memory;
+mod container_ops;
+mod error_map;
+mod exit_reason;
+mod host_probe;
 mod network;
+mod oom;
 mod progress;
-mod proofs;
 mod pull;
+mod pull_access;
 mod reference;
 
 use std::{
@@ -38,12 +38,12 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use windlass_api::agent::shim::{NetworkMode, Port, TaskSpec};
 
 use self::{
-    binary::AgentBinary,
+    agent_binary::AgentBinary,
     container::{EngineFacts, HostLookup},
-    life::InspectError,
+    container_ops::InspectError,
     network::Bridge,
-    proofs::PullAccessStore,
     pull::ImagePull,
+    pull_access::PullAccessStore,
     reference::ImageReference,
 };
 pub(crate) use self::{
@@ -51,7 +51,7 @@ pub(crate) use self::{
     network::{NETWORK, create_command, shield},
 };
 use super::{
-    disk,
+    disk_limit,
     runtime::{
         Exit, FoundTask, Handle, PreparedTask, ProgressCallback, RegistryAuth, Runtime, RuntimeError,
         RuntimeFuture, is_plain_process,
@@ -59,7 +59,7 @@ use super::{
 };
 use crate::{
     digest::sha256_hex,
-    taskdir::{self, ImageConfig, TaskDir},
+    task_dir::{self, ImageConfig, TaskDir},
 };
 
 /// Maximum time for the engine to respond to a ping.
@@ -93,7 +93,7 @@ pub struct DockerSettings {
 impl DockerSettings {
     /// Settings of a shim at `home`: the current binary is the runner of its tasks.
     pub fn new(socket: PathBuf, home: PathBuf) -> io::Result<Self> {
-        let runner = [taskdir::AGENT_IN_CONTAINER, "runner", "--dir", taskdir::RUN_DIR_IN_CONTAINER];
+        let runner = [task_dir::AGENT_IN_CONTAINER, "runner", "--dir", task_dir::RUN_DIR_IN_CONTAINER];
         let entrypoint = runner.map(str::to_owned).to_vec();
         Ok(Self { socket, home, agent: std::env::current_exe()?, entrypoint, stall: PULL_STALL_TIMEOUT })
     }
@@ -127,7 +127,7 @@ impl DockerRuntime {
             Ok((engine, version))
         };
         let greeted = tokio::time::timeout(PING_TIMEOUT, greeting).await;
-        let (engine, version) = greeted.map_err(|_| failure::timed_out(what.clone()))?.map_err(away)?;
+        let (engine, version) = greeted.map_err(|_| error_map::timed_out(what.clone()))?.map_err(away)?;
         let parts = version.components.unwrap_or_default();
         let is_podman = parts.iter().any(|part| part.name.contains("Podman"));
 
@@ -136,7 +136,7 @@ impl DockerRuntime {
             let home = std::fs::canonicalize(&home)?;
             AgentBinary::install(&home, &agent).map(|binary| (home, binary))
         });
-        let failed = |source| failure::from_io_error("copy the agent for its tasks", source);
+        let failed = |source| error_map::from_io_error("copy the agent for its tasks", source);
         let (home, binary) =
             installed.await.map_err(|error| failed(io::Error::other(error)))?.map_err(failed)?;
         let around = gather_facts(&engine, is_podman, &home, settings.entrypoint);
@@ -183,14 +183,16 @@ impl DockerRuntime {
         let (made, described, ()) =
             tokio::join!(self.create_or_find(task, &name, body), described, shielded.boxed());
         let handle = made?;
-        let described = described?.map_err(|error| failure::from_call_error(what(), error))?;
-        write_image_config(&task.dir, described).map_err(|source| failure::from_io_error(what(), source))?;
+        let described = described?.map_err(|error| error_map::from_call_error(what(), error))?;
+        write_image_config(&task.dir, described)
+            .map_err(|source| error_map::from_io_error(what(), source))?;
         Ok(handle)
     }
 
     fn body(&self, task: &PreparedTask) -> ContainerCreateBody {
-        let mounts = host::MountTable::read();
-        let lookup = HostLookup { is_shared: &|path| mounts.is_shared(path), group: &host::device_group };
+        let mounts = host_probe::MountTable::read();
+        let lookup =
+            HostLookup { is_shared: &|path| mounts.is_shared(path), group: &host_probe::device_group };
         container::body(task, self.binary.path(), &self.around, &lookup)
     }
 
@@ -210,7 +212,7 @@ impl DockerRuntime {
             Err(error) if is_image_missing(&error) => {
                 Err(RuntimeError::NoImage { what: task.spec.image_name.clone() })
             }
-            Err(error) => Err(failure::from_call_error(what(), error)),
+            Err(error) => Err(error_map::from_call_error(what(), error)),
         }
     }
 
@@ -220,7 +222,7 @@ impl DockerRuntime {
             what: format!("create container {name}"),
             why: why.to_owned(),
         };
-        let seen = match life::inspect(&self.engine, name).await {
+        let seen = match container_ops::inspect(&self.engine, name).await {
             Ok(seen) => seen,
             Err(InspectError::NotFound) => return Err(refused("its name was taken and is free again")),
             Err(InspectError::Failed(error)) => return Err(error),
@@ -265,7 +267,7 @@ async fn call_with_timeout<T>(
     what: impl Into<String>,
     asked: impl Future<Output = Result<T, Error>>,
 ) -> Result<Result<T, Error>, RuntimeError> {
-    tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| failure::timed_out(what))
+    tokio::time::timeout(CALL_TIMEOUT, asked).await.map_err(|_| error_map::timed_out(what))
 }
 
 /// Makes a bounded call and repeats it while the response contains a state that the client does not know: Podman has
@@ -302,16 +304,16 @@ fn url_safe_credentials(mut request: BollardRequest) -> BollardRequest {
 
 /// Returns whether the name is in use. Podman has no separate status for that.
 fn is_name_taken(error: &Error) -> bool {
-    match failure::error_status(error) {
+    match error_map::error_status(error) {
         Some(409) => true,
-        Some(500) => failure::said(error).contains("already in use"),
+        Some(500) => error_map::said(error).contains("already in use"),
         Some(_) | None => false,
     }
 }
 
 fn is_image_missing(error: &Error) -> bool {
-    let said = failure::said(error).to_lowercase();
-    failure::error_status(error) == Some(404)
+    let said = error_map::said(error).to_lowercase();
+    error_map::error_status(error) == Some(404)
         && (said.contains("no such image") || said.contains("image not known"))
 }
 
@@ -335,7 +337,7 @@ fn write_image_config(task: &TaskDir, image: ImageInspect) -> io::Result<()> {
     let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&dir, half, flags, Mode::from(0o644))?;
     io::Write::write_all(&mut std::fs::File::from(file), &serde_json::to_vec(&config)?)?;
-    Ok(rustix::fs::renameat(&dir, half, &dir, taskdir::IMAGE_CONFIG)?)
+    Ok(rustix::fs::renameat(&dir, half, &dir, task_dir::IMAGE_CONFIG)?)
 }
 
 impl Runtime for DockerRuntime {
@@ -381,8 +383,8 @@ impl Runtime for DockerRuntime {
 
     fn disk_used<'a>(&'a self, task: &'a TaskDir, handle: &'a Handle) -> RuntimeFuture<'a, u64> {
         async move {
-            let below = disk::disk_usage(task.root().to_owned()).await?;
-            Ok(below.saturating_add(life::written_bytes(&self.engine, &handle.id).await?))
+            let below = disk_limit::disk_usage(task.root().to_owned()).await?;
+            Ok(below.saturating_add(container_ops::written_bytes(&self.engine, &handle.id).await?))
         }
         .boxed()
     }

@@ -12,7 +12,7 @@ use bollard::{
 };
 use tokio::process::Command;
 
-use super::{call_with_timeout, failure};
+use super::{call_with_timeout, error_map};
 use crate::shim::runtime::RuntimeError;
 
 pub(crate) const NETWORK: &str = "windlass";
@@ -64,8 +64,8 @@ async fn create_network(engine: &Engine) -> Result<Network, RuntimeError> {
     if find_networks(engine).await?.is_empty() {
         match call_with_timeout(what(), engine.create_network(create_request())).await? {
             Ok(_) => {}
-            Err(error) if failure::error_status(&error) == Some(409) => {}
-            Err(error) => return Err(failure::from_call_error(what(), error)),
+            Err(error) if error_map::error_status(&error) == Some(409) => {}
+            Err(error) => return Err(error_map::from_call_error(what(), error)),
         }
     }
     // Older engines let two shims that act at once create two networks of one name, and then report the name as
@@ -115,7 +115,7 @@ async fn find_networks(engine: &Engine) -> Result<Vec<Network>, RuntimeError> {
         what.clone(),
         engine.list_networks(Some(ListNetworksOptions { filters: Some(filters) })),
     );
-    let mut all = listed.await?.map_err(|error| failure::from_call_error(what, error))?;
+    let mut all = listed.await?.map_err(|error| error_map::from_call_error(what, error))?;
     all.retain(|network| network.name.as_deref() == Some(NETWORK));
     all.sort_by(|a, b| (&a.created, &a.id).cmp(&(&b.created, &b.id)));
     Ok(all)

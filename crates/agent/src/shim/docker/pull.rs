@@ -17,10 +17,10 @@ use futures_util::StreamExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    call_with_timeout, failure,
-    failure::RegistryFailure,
+    call_with_timeout, error_map,
+    error_map::RegistryFailure,
     progress::{ProgressLine, PullLayers},
-    proofs::{AccessState, PullAccessStore},
+    pull_access::{AccessState, PullAccessStore},
     reference::ImageReference,
 };
 use crate::{
@@ -55,8 +55,8 @@ impl ImagePull<'_> {
         let what = format!("look for image {name}");
         match call_with_timeout(what.clone(), self.engine.inspect_image(&name)).await? {
             Ok(image) => Ok(Some(image)),
-            Err(error) if failure::error_status(&error) == Some(404) => Ok(None),
-            Err(error) => Err(failure::from_call_error(what, error)),
+            Err(error) if error_map::error_status(&error) == Some(404) => Ok(None),
+            Err(error) => Err(error_map::from_call_error(what, error)),
         }
     }
 
@@ -67,8 +67,8 @@ impl ImagePull<'_> {
                 Err(RuntimeError::Stalled { what: self.image.full(), secs: self.stall.as_secs() })
             }
             Err(TransferError::Engine(error)) => {
-                let unreachable =
-                    failure::classify_registry_error(&failure::said(&error)) == RegistryFailure::Unreachable;
+                let unreachable = error_map::classify_registry_error(&error_map::said(&error))
+                    == RegistryFailure::Unreachable;
                 match self.here().await {
                     Ok(Some(here)) if unreachable => {
                         tracing::warn!(
@@ -157,11 +157,11 @@ impl ImagePull<'_> {
     }
 
     fn proof_store_error(&self, source: std::io::Error) -> RuntimeError {
-        failure::from_io_error(format!("keep who may use image {}", self.image.full()), source)
+        error_map::from_io_error(format!("keep who may use image {}", self.image.full()), source)
     }
 
     fn registry_error(&self, error: Error) -> RuntimeError {
-        failure::from_registry_error(&self.image.full(), self.auth.is_some(), error)
+        error_map::from_registry_error(&self.image.full(), self.auth.is_some(), error)
     }
 
     fn credentials(&self) -> Option<DockerCredentials> {
@@ -181,7 +181,7 @@ enum TransferError {
 
 /// Returns whether the engine does not support registry queries, as opposed to a query that failed.
 fn is_unsupported_call(error: &Error) -> bool {
-    let said = failure::said(error).to_lowercase();
+    let said = error_map::said(error).to_lowercase();
     let unknown_call = ["", "not found", "page not found", "not implemented"].contains(&said.as_str());
-    unknown_call && matches!(failure::error_status(error), Some(404 | 405 | 501))
+    unknown_call && matches!(error_map::error_status(error), Some(404 | 405 | 501))
 }

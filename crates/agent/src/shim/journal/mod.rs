@@ -5,10 +5,10 @@
 //!
 //! Why not a database? The journal is read at the start, never queried, and must survive truncation at any byte.
 
-pub mod check;
-mod frame;
 #[cfg(test)]
-mod torture;
+mod corruption_tests;
+mod frame;
+pub mod invariants;
 
 use std::{
     fs::{File, OpenOptions},

@@ -10,12 +10,12 @@
 //! host allows that. Network mode and privileges apply to containers and have no effect here. A task that names an
 //! image is refused. Mounts are made in a separate mount namespace of the task.
 
-mod confining;
-mod ending;
+mod confinement;
 mod environment;
 mod ports;
-mod record;
-mod starting;
+mod start;
+mod state_file;
+mod stop;
 
 use std::{
     io,
@@ -45,9 +45,9 @@ use crate::{
         user_ids::{DEFAULT_RANGE, UserIdRange},
     },
     proc::{self, ProcessHandle},
-    taskdir::{EXIT_RECORD, ExitRecord, TaskDir},
+    task_dir::{EXIT_RECORD, ExitRecord, TaskDir},
 };
-use record::ProcessRecord;
+use state_file::ProcessRecord;
 
 /// Output of the task's first process itself, not of the job.
 const OUTPUT_FILE: &str = "output.log";
@@ -411,7 +411,7 @@ impl Shared {
             return Ok(FoundState::Running);
         }
         let never = match &record {
-            Some(record) => record.process.is_none() || starting::was_never_started(dir),
+            Some(record) => record.process.is_none() || start::was_never_started(dir),
             None => false,
         };
         Ok(if never { FoundState::Created } else { FoundState::Ended })

@@ -6,7 +6,7 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, TcpListener},
 };
 
-use crate::cgroup::ports::PortMap;
+use crate::cgroup::port_rewrite::PortMap;
 
 /// Maximum number of attempts to find a port that no other task has.
 const PORT_ATTEMPTS: u32 = 100;

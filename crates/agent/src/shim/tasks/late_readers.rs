@@ -21,17 +21,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use windlass_api::agent::{SSH_PORT, shim::Port};
-use windlass_model::{causes::chain, job::TerminationReason};
+use windlass_model::{error_chain::chain, job::TerminationReason};
 
 use super::{
-    Storage, Tasks, files,
+    Storage, Tasks,
     task::{Task, TaskEnd},
+    task_files,
 };
 use crate::{
-    confine::DirHandle,
     runner::{api, ssh},
+    safe_open::DirHandle,
     spool::{Reader, ReaderTracker, Stream, StreamSource, Watcher, http as spool},
-    taskdir::TaskDir,
+    task_dir::TaskDir,
 };
 
 /// Maximum time to wait for readers. Tests wait until everything of a task is removed, so it is shorter in test builds.
@@ -104,7 +105,7 @@ pub(super) struct EndedOutput {
 pub(super) async fn open_output(tasks: &Tasks, task: &Task, end: &TaskEnd) -> Option<EndedOutput> {
     let is_done = end.reason == TerminationReason::DoneByRunner.as_str();
     let is_kept =
-        tasks.settings.keep == Storage::OnDisk && !files::is_from_dstack(&tasks.settings, &task.spec);
+        tasks.settings.keep == Storage::OnDisk && !task_files::is_from_dstack(&tasks.settings, &task.spec);
     if !is_done || !is_kept || task.spec.container_ssh_keys.is_empty() {
         return None;
     }

@@ -8,17 +8,17 @@
 //! other. Calls never do the work themselves: they record the request, wake the lifecycle and wait briefly for it. A
 //! caller that disconnects therefore changes nothing.
 
-mod adopt;
-mod ending;
-mod files;
-mod graves;
 mod host;
+mod journal_replay;
 mod late_readers;
-mod life;
-mod replay;
+mod lifecycle;
+mod recovery;
 mod task;
+mod task_end;
+mod task_files;
 #[cfg(test)]
 mod tests;
+mod tombstones;
 
 use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -28,24 +28,24 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use windlass_api::agent::shim::{TaskInfo, TaskItem, TaskSpec, TerminateRequest};
 use windlass_model::{
+    device_allocator::DeviceAllocator,
     id::SubmissionId,
-    ledger::DeviceAllocator,
-    machine::Step,
+    state_machine::Step,
     task::{self as machine, Status},
 };
 
 use self::{
-    graves::Tombstones,
     task::{Acceptance, Removal, StopRequest, Task, TaskState},
+    tombstones::Tombstones,
 };
 use super::{
     journal::{self, Journal, JournalEvent},
     runtime::{Handle, RegistryAuth, Runtime},
 };
-use crate::{host::gpu::Gpu, taskdir::TaskDir};
+use crate::{host::gpu::Gpu, task_dir::TaskDir};
 
-pub use adopt::OpenError;
 pub use host::{Host, HostError, HostFuture, NoObserver, Observer, PolicyGrant};
+pub use recovery::OpenError;
 pub use task::TaskEnd;
 
 /// Clients time out after 9 s.
@@ -196,7 +196,7 @@ impl Tasks {
         host: Arc<dyn Host>,
         observer: Arc<dyn Observer>,
     ) -> Result<Arc<Self>, OpenError> {
-        adopt::open(settings, runtime, host, observer).await
+        recovery::open(settings, runtime, host, observer).await
     }
 
     /// Stops all lifecycles where they are, as a kill would: containers continue to run.
@@ -212,7 +212,7 @@ impl Tasks {
         let id = spec.id;
         let (task, fresh) = self.register(spec, epoch)?;
         if fresh {
-            self.spawn(life::accept_and_run(Arc::clone(self), Arc::clone(&task)));
+            self.spawn(lifecycle::accept_and_run(Arc::clone(self), Arc::clone(&task)));
         } else {
             self.raise_epoch(&task, epoch).await?;
         }
@@ -240,7 +240,7 @@ impl Tasks {
             (!username.is_empty() || !password.is_empty()).then_some(RegistryAuth { username, password });
         let dir = TaskDir::new(&self.settings.home, id);
         let task =
-            Arc::new(Task::new(spec, auth, dir, files::new_token(), TaskState::new(epoch.unwrap_or(0))));
+            Arc::new(Task::new(spec, auth, dir, task_files::new_token(), TaskState::new(epoch.unwrap_or(0))));
         table.tasks.insert(id, Arc::clone(&task));
         Ok((task, true))
     }
@@ -320,7 +320,7 @@ impl Tasks {
         }
         if state.removal == Removal::NotRequested {
             state.removal = Removal::InProgress;
-            self.spawn(life::remove_task(Arc::clone(self), Arc::clone(task)));
+            self.spawn(lifecycle::remove_task(Arc::clone(self), Arc::clone(task)));
         }
         Ok(())
     }

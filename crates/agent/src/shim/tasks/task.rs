@@ -13,7 +13,7 @@ use windlass_model::{id::SubmissionId, job::Ending, job::TerminationDetail, task
 
 use crate::{
     shim::runtime::{Handle, RegistryAuth},
-    taskdir::TaskDir,
+    task_dir::TaskDir,
 };
 
 /// End of a task. The reason is a job termination reason, or the text that the server sent.

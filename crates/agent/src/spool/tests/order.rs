@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use windlass_api::agent::runner::{JobState, LogEvent, PullResponse};
 
 use super::*;
-use crate::spool::{pull, write::Error};
+use crate::spool::{dstack_pull, write::Error};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -110,11 +110,11 @@ fn state(timestamp: i64, word: &str) -> JobState {
 async fn pull_once(
     spool: &Arc<Spool>,
     after: i64,
-    bounds: pull::PullBounds,
+    bounds: dstack_pull::PullBounds,
     states: &Mutex<Vec<JobState>>,
 ) -> PullResponse {
-    let plan = pull::plan(spool, after, bounds, || states.lock().clone()).await.unwrap();
-    let body = pull::render_body(spool, plan, 7).unwrap();
+    let plan = dstack_pull::plan(spool, after, bounds, || states.lock().clone()).await.unwrap();
+    let body = dstack_pull::render_body(spool, plan, 7).unwrap();
     serde_json::from_slice(&to_bytes(body, usize::MAX).await.unwrap()).unwrap()
 }
 
@@ -135,7 +135,7 @@ proptest! {
         let outcome: Result<(), TestCaseError> = runtime.block_on(async {
             let (run, stamps) = (RunDir::new(), Timestamps::manual(1000));
             let spool = Spool::open(run.path(), Arc::clone(&stamps)).unwrap();
-            let (bounds, states) = (pull::PullBounds { bytes, events }, Mutex::new(Vec::new()));
+            let (bounds, states) = (dstack_pull::PullBounds { bytes, events }, Mutex::new(Vec::new()));
             let (mut job, mut runner, mut changed) = (Vec::new(), Vec::new(), Vec::new());
             let mut server = TestServer::default();
             for (number, step) in steps.iter().enumerate() {
@@ -206,7 +206,7 @@ async fn o1_pulls_race_with_writers_and_lose_nothing() {
         })
     }];
     let mut server = TestServer::default();
-    let bounds = pull::PullBounds { bytes: 16 * 1024, events: 50 };
+    let bounds = dstack_pull::PullBounds { bytes: 16 * 1024, events: 50 };
     loop {
         if left.load(Ordering::SeqCst) == 0 && !ended.swap(true, Ordering::SeqCst) {
             spool.writer(Stream::Job).finish().unwrap();
@@ -240,11 +240,11 @@ async fn o1_a_state_published_late_is_not_passed_by_the_cursor() {
     spool.writer(Stream::Job).append(b"before ").unwrap();
     let issued = stamps.issue();
     spool.writer(Stream::Job).append(b"after").unwrap();
-    server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);
+    server.keep(pull_once(&spool, server.cursor, dstack_pull::PULL_BOUNDS, &states).await);
     assert_eq!(server.job, b"before ", "what came after the state waits for it");
     states.lock().push(state(issued.at(), "running"));
     drop(issued);
-    server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);
+    server.keep(pull_once(&spool, server.cursor, dstack_pull::PULL_BOUNDS, &states).await);
     assert_eq!((server.job.as_slice(), server.states.len()), (b"before after".as_slice(), 1));
 }
 
@@ -256,7 +256,7 @@ async fn pulled_output_has_no_terminal_codes_and_offsets_do() {
     let mut server = TestServer::default();
     for piece in ["one\x1b[", "31", "mred\x1b]0;ti", "tle\x07", "\x1b", "[0m end"] {
         spool.writer(Stream::Job).append(piece.as_bytes()).unwrap();
-        server.keep(pull_once(&spool, server.cursor, pull::PULL_BOUNDS, &states).await);
+        server.keep(pull_once(&spool, server.cursor, dstack_pull::PULL_BOUNDS, &states).await);
     }
     assert_eq!(String::from_utf8(server.job).unwrap(), "onered end");
     assert_eq!(read_all(&run.reader(), 100), b"one\x1b[31mred\x1b]0;title\x07\x1b[0m end");

@@ -1,14 +1,14 @@
 //! The runtime on a real container engine. The first process of these containers is a script of the test instead of the
 //! runner.
 
+mod end_to_end;
 mod faults;
-mod life;
+mod lifecycle;
 mod limits;
-mod matrix;
 mod networks;
 mod podman;
 mod pulls;
-mod whole;
+mod reachability;
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ use windlass_agent::{
         docker::{DockerRuntime, DockerSettings},
         runtime::{Exit, Handle, PolicyLimits, PreparedTask, ProgressCallback, Runtime, RuntimeError},
     },
-    taskdir::{self, TaskDir},
+    task_dir::{self, TaskDir},
 };
 use windlass_api::agent::shim::{NetworkMode, TaskSpec};
 use windlass_model::id::SubmissionId;
@@ -139,7 +139,7 @@ impl Drop for DockerHost {
 fn settings(socket: &Path, home: &Path, change: impl FnOnce(&mut DockerSettings)) -> DockerSettings {
     let mut settings = DockerSettings::new(socket.to_owned(), home.to_owned()).unwrap();
     settings.agent = support::agent().to_owned();
-    settings.entrypoint = vec!["/bin/sh".into(), format!("{}/{SCRIPT}", taskdir::RUN_DIR_IN_CONTAINER)];
+    settings.entrypoint = vec!["/bin/sh".into(), format!("{}/{SCRIPT}", task_dir::RUN_DIR_IN_CONTAINER)];
     change(&mut settings);
     settings
 }

@@ -12,8 +12,8 @@ use std::{
 use parking_lot::Mutex;
 use windlass_agent::runner::{
     repo::{self, RepoError, RepoRequest},
-    site::UserContext,
     user::Account,
+    user_context::UserContext,
 };
 use windlass_api::agent::runner::{RepoCredentials, RepoData};
 use windlass_testkit::wait::eventually_async;

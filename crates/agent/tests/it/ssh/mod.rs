@@ -1,10 +1,10 @@
 //! The SSH server of the runner, tested with real clients.
 
-mod doors;
+mod authentication;
 mod files;
 mod forwards;
-mod late;
-mod people;
+mod late_readers;
+mod log_access;
 mod sessions;
 
 use std::{

@@ -3,9 +3,9 @@
 pub(crate) mod client;
 pub(crate) mod engine;
 pub(crate) mod images;
+pub(crate) mod leftover_check;
 pub(crate) mod runner;
 pub(crate) mod shim;
-pub(crate) mod sweep;
 
 use std::path::Path;
 

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use windlass_agent::{
     proc::{self, ProcessHandle},
-    taskdir::RunnerConfig,
+    task_dir::RunnerConfig,
 };
 use windlass_api::agent::runner::JobState;
 use windlass_testkit::wait::{TIMEOUT, eventually};

@@ -469,7 +469,7 @@ pub(crate) fn server_key() -> String {
 }
 
 /// Encodes a pass as the server does for a gateway.
-pub(crate) fn sign_pass(pass: &windlass_api::agent::pass::PortPass) -> String {
+pub(crate) fn sign_pass(pass: &windlass_api::agent::port_pass::PortPass) -> String {
     pass.encode(|message| server().sign(message).as_ref().to_vec()).unwrap()
 }
 

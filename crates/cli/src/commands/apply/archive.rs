@@ -17,11 +17,11 @@ use windlass_api::{
     server::EmptyRequest,
 };
 
-use super::source::ConfigSource;
+use super::config_source::ConfigSource;
 use crate::{
     context::Context,
-    local::sha256,
-    problem::{CliError, ErrorCode},
+    error::{CliError, ErrorCode},
+    local_server::sha256,
 };
 
 /// Upload limit of a server that does not report one.

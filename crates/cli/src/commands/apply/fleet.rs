@@ -11,13 +11,13 @@ use windlass_api::{
 };
 use windlass_model::{config::fleet::Fleet as Config, plan::diff};
 
-use super::{Args, confirm_apply, keys, plan, source::ConfigSource};
+use super::{Args, config_source::ConfigSource, confirm_apply, keys, plan};
 use crate::{
     commands::{instance_status, instance_trouble, show_fleets},
     context::Context,
+    error::CliError,
     exit::Exit,
     output,
-    problem::CliError,
 };
 
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -76,7 +76,7 @@ pub(super) async fn apply(
 fn print_plan(planned: &FleetPlan, config: &Config) {
     let name = config.name.as_ref().map_or("(a generated name)", |name| name.as_str());
     let kind = match &config.ssh_config {
-        Some(ssh) => crate::output::words::count(ssh.hosts.len(), "SSH host"),
+        Some(ssh) => crate::output::format::count(ssh.hosts.len(), "SSH host"),
         None => "backends".to_owned(),
     };
     output::print_message(&format!("Project  {}\nUser     {}", planned.project_name, planned.user));

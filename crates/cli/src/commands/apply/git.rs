@@ -15,14 +15,14 @@ use windlass_model::config::mounts::RepoSpec;
 use super::{
     Args,
     archive::{bytes_max, local_path, tar_of},
+    config_source::ConfigSource,
     keys,
-    source::ConfigSource,
 };
 use crate::{
     context::Context,
-    local::sha256,
+    error::{self, CliError},
+    local_server::sha256,
     output,
-    problem::{self, CliError},
 };
 
 /// Code to register with the server.
@@ -50,7 +50,7 @@ pub(super) async fn find_code(
         }
         (None, Some(url)) if !is_reachable(url) => {
             Err(CliError::new(format!("clone the repository `{url}`"))
-                .code(problem::ErrorCode::Repository)
+                .code(error::ErrorCode::Repository)
                 .why("hosts clone over https, ssh and git only")
                 .hint("for files of this machine name the folder: `repos: [PATH]`"))
         }
@@ -138,7 +138,7 @@ fn from_local_path(args: &Args, path: &Path, bytes_max: u64) -> Result<CodeUploa
     let diff = git.diff(&base)?;
     if diff.len() as u64 > bytes_max {
         return Err(CliError::new("send the changes of the repository")
-            .code(problem::ErrorCode::TooLarge)
+            .code(error::ErrorCode::TooLarge)
             .why(format!(
                 "{} KiB are more than the {} KiB that the server takes",
                 diff.len() / 1024,
@@ -187,7 +187,7 @@ impl Git {
         command.output().map_err(|error| {
             let problem =
                 CliError::from_error(&format!("look at the repository {}", self.root.display()), &error)
-                    .code(problem::ErrorCode::Repository);
+                    .code(error::ErrorCode::Repository);
             if error.kind() == std::io::ErrorKind::NotFound { problem.hint("install git") } else { problem }
         })
     }
@@ -204,7 +204,7 @@ impl Git {
 
     fn text(&self, args: &[&str]) -> Result<String, CliError> {
         self.try_output(args)?.ok_or_else(|| {
-            CliError::new(format!("run `git {}`", args.join(" "))).code(problem::ErrorCode::Repository)
+            CliError::new(format!("run `git {}`", args.join(" "))).code(error::ErrorCode::Repository)
         })
     }
 
@@ -215,7 +215,7 @@ impl Git {
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(CliError::new("find the changes of the repository")
-            .code(problem::ErrorCode::Repository)
+            .code(error::ErrorCode::Repository)
             .why(format!("git says: {said}")))
     }
 
@@ -305,7 +305,7 @@ fn copy_index(from: &Path, to: &Path) -> std::io::Result<()> {
 mod tests {
     use std::{fs, path::Path, process::Command};
 
-    use super::{Git, copy_index, name_of};
+    use super::{Git, copy_index, repo_name};
 
     #[test]
     fn a_repository_is_called_by_the_last_part_of_its_address() {

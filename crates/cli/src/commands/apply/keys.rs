@@ -6,7 +6,7 @@ use windlass_model::config::fleet::{Fleet, Host, ProxyJump, SshKey};
 use windlass_tunnel::LoginKey;
 
 use super::archive::local_path;
-use crate::problem::{CliError, ErrorCode};
+use crate::error::{CliError, ErrorCode};
 
 /// Maximum size of a key file.
 const KEY_BYTES_MAX: u64 = 64 << 10;

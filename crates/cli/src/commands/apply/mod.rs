@@ -2,15 +2,15 @@
 //! its end.
 
 pub(crate) mod archive;
-mod changes;
+mod config_diff;
+mod config_source;
 mod fleet;
 mod git;
 mod keys;
-mod others;
 mod plan;
 mod run;
 mod secrets;
-mod source;
+mod volume_gateway;
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -21,17 +21,17 @@ use windlass_api::runs::RunPlan;
 use windlass_model::config::{Configuration, job_spec::AppSpec, ports::PortMapping};
 
 pub(crate) use self::{
+    config_source::{ConfigSource, DEFAULT_FILES, parse_file, with_overrides},
     plan::{refusals, resources},
-    source::{ConfigSource, DEFAULT_FILES, parse_file, with_overrides},
 };
-use super::wants::Overrides;
+use super::resource_flags::Overrides;
 use crate::{
     cli::{Format, OutputArgs, ServerArgs},
     context,
+    error::{CliError, ErrorCode},
     exit::Exit,
     follow::Ports,
     output,
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// Environment variable of the run; `K` alone passes the value from your environment
-    #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
+    #[arg(short, long = "env", value_name = "K[=V]", value_parser = parse_variable)]
     pub(crate) env: Vec<(String, Option<String>)>,
     /// Replace an active run of this name even if nothing changed
     #[arg(long)]
@@ -174,7 +174,7 @@ fn apply(args: &Args) -> Result<Exit, CliError> {
     }
     check_can_confirm(args)?;
     // Local checks come first, so that an invalid configuration does not start a server.
-    let source = source::read(args)?;
+    let source = config_source::read(args)?;
     submit(args, &source)
 }
 
@@ -201,8 +201,8 @@ pub(crate) fn submit(args: &Args, source: &ConfigSource) -> Result<Exit, CliErro
             run::apply(cx, args, source).await
         }
         Configuration::Fleet(config) => fleet::apply(cx, args, source, config).await,
-        Configuration::Volume(_) => others::volume(cx, args, source).await,
-        Configuration::Gateway(_) => others::gateway(cx, args, source).await,
+        Configuration::Volume(_) => volume_gateway::volume(cx, args, source).await,
+        Configuration::Gateway(_) => volume_gateway::gateway(cx, args, source).await,
     })
 }
 

@@ -9,10 +9,9 @@ use windlass_api::{
 };
 
 use crate::output::{
-    self,
+    self, format,
     style::Style,
     table::{Cell, Table},
-    words,
 };
 
 /// Maximum number of refused locations in a plan; `windlass why` lists all.
@@ -42,11 +41,11 @@ pub(crate) fn print_plan(plan: &RunPlan) {
         let job = first.job_spec.value().unwrap_or_default();
         let requirements = &job["requirements"];
         if let Some(price) = requirements["max_price"].as_f64() {
-            lines.push(("Max price", format!("{} per hour", words::price(price))));
+            lines.push(("Max price", format!("{} per hour", format::price(price))));
         }
         lines.extend(placement_facts(&spec));
         if let Some(secs) = job["max_duration"].as_i64() {
-            lines.push(("Max duration", words::span(windlass_model::time::Span::secs(secs))));
+            lines.push(("Max duration", format::span(windlass_model::time::Span::secs(secs))));
         }
         lines.push(("Cost ceiling", format_max_cost(plan)));
         if let Some(events) = job["retry"]["on_events"].as_array() {
@@ -140,9 +139,9 @@ fn format_max_cost(plan: &RunPlan) -> String {
         sum = sum.zip(hours).map(|(sum, hours)| sum + price * hours);
     }
     match sum {
-        _ if hourly == 0.0 => words::price(0.0),
-        Some(sum) => format!("{} (at most {} per hour)", words::price(sum), words::price(hourly)),
-        None => format!("none: {} per hour, and no `max_duration`", words::price(hourly)),
+        _ if hourly == 0.0 => format::price(0.0),
+        Some(sum) => format!("{} (at most {} per hour)", format::price(sum), format::price(hourly)),
+        None => format!("none: {} per hour, and no `max_duration`", format::price(hourly)),
     }
 }
 
@@ -168,7 +167,7 @@ pub(crate) fn refusals(why: &Value, most: usize) -> Vec<String> {
     if rest > 0 {
         lines.push(format!(
             "and {}",
-            words::count(usize::try_from(rest).unwrap_or(usize::MAX), "other place")
+            format::count(usize::try_from(rest).unwrap_or(usize::MAX), "other place")
         ));
     }
     lines
@@ -200,7 +199,7 @@ pub(crate) fn print_offers(all: &[Offer], total: i64) {
     for (number, offer) in all.iter().enumerate() {
         let resources = serde_json::to_value(&offer.instance.resources).unwrap_or_default();
         let backend = serde_json::to_value(offer.backend).unwrap_or_default();
-        let backend = words::backend(backend.as_str().unwrap_or("?"), &offer.region).to_owned();
+        let backend = format::backend(backend.as_str().unwrap_or("?"), &offer.region).to_owned();
         let backend = if offer.region.is_empty() || offer.region == backend || offer.region == "remote" {
             backend
         } else {
@@ -213,9 +212,9 @@ pub(crate) fn print_offers(all: &[Offer], total: i64) {
         table.row(vec![
             (number + 1).to_string().into(),
             backend.into(),
-            words::resources(&resources).into(),
+            format::resources(&resources).into(),
             name.into(),
-            words::price(offer.price).into(),
+            format::price(offer.price).into(),
             Cell::status(offer.availability.replace('_', " ")),
         ]);
     }
@@ -236,8 +235,8 @@ pub(crate) fn resources(wanted: &Value) -> String {
         let arch = cpu["arch"].as_str().map(|arch| format!("{arch}:")).unwrap_or_default();
         parts.push(format!("cpu={arch}{count}"));
     }
-    parts.extend(format_range(&wanted["memory"], words::size).map(|memory| format!("mem={memory}")));
-    parts.extend(format_range(&wanted["disk"]["size"], words::size).map(|disk| format!("disk={disk}")));
+    parts.extend(format_range(&wanted["memory"], format::size).map(|memory| format!("mem={memory}")));
+    parts.extend(format_range(&wanted["disk"]["size"], format::size).map(|disk| format!("disk={disk}")));
     let gpu = &wanted["gpu"];
     if gpu["count"]["max"].as_i64() != Some(0)
         && (gpu["count"]["min"].as_i64().unwrap_or(0) > 0 || gpu["name"].is_array())
@@ -245,7 +244,7 @@ pub(crate) fn resources(wanted: &Value) -> String {
         let names =
             gpu["name"].as_array().into_iter().flatten().filter_map(Value::as_str).collect::<Vec<_>>();
         let mut all = vec![names.join(",")];
-        all.extend(format_range(&gpu["memory"], words::size));
+        all.extend(format_range(&gpu["memory"], format::size));
         all.extend(format_range(&gpu["count"], count));
         all.retain(|part| !part.is_empty());
         parts.push(format!("gpu={}", all.join(":")));

@@ -12,19 +12,21 @@ use windlass_model::plan::diff;
 use super::{
     Args,
     archive::{self, UploadedArchive},
-    changes, confirm_apply, git, plan, secrets,
-    source::ConfigSource,
+    config_diff,
+    config_source::ConfigSource,
+    confirm_apply, git, plan, secrets,
 };
 use crate::{
     cli::Format,
     commands::{is_finished, wait_for_end},
     context::{Context, run_name},
+    error::CliError,
     exit::Exit,
     follow::{
-        self, EventWriter, FollowOptions, LogPrinter, OutputMode, PortForwards, SshLogin, rollout, ssh,
+        self, EventWriter, FollowOptions, LogPrinter, OutputMode, PortForwards, SshLogin, deployment_status,
+        ssh,
     },
     output,
-    problem::CliError,
 };
 
 /// The job whose ports are forwarded and that SSH logs in to.
@@ -140,7 +142,7 @@ impl PlannedAction<'_> {
         let wanted = plan.effective_run_spec.as_ref().unwrap_or(&plan.run_spec).value().unwrap_or_default();
         let stored = run.run_spec.value().unwrap_or_default();
         let full = |spec: &Value| diff::with_defaults(&spec["configuration"]);
-        for line in changes::lines(&full(&stored), &full(&wanted)) {
+        for line in config_diff::lines(&full(&stored), &full(&wanted)) {
             output::print_message(&output::printable(&format!("  {line}")));
         }
         if stored["repo_code_hash"] != wanted["repo_code_hash"] || stored["repo_data"] != wanted["repo_data"]
@@ -231,10 +233,10 @@ async fn print_and_follow(
     output::print_one(args.output.format, run, &name, |_| {
         output::data(&name);
         output::print_message(&format!("`{name}` is {}. `windlass logs -f {name}` follows it.", run.status));
-        if let Some(next) = rollout::next_start(run, output::words::now()) {
+        if let Some(next) = deployment_status::next_start(run, output::format::now()) {
             output::print_message(&format!("It starts next at {next}."));
         }
-        if let Some(address) = rollout::format_address(run, &cx.url) {
+        if let Some(address) = deployment_status::format_address(run, &cx.url) {
             output::print_message(&output::printable(&format!("It answers at {address}")));
         }
     })?;

@@ -11,7 +11,7 @@ use windlass_model::config::{
 
 use crate::{
     context::{Context, closest_name},
-    problem::{CliError, ErrorCode},
+    error::{CliError, ErrorCode},
 };
 
 /// Fails if a referenced secret does not exist. Only project managers may list secrets; for other users the server

@@ -1,10 +1,10 @@
 //! `windlass check --images`: queries registries for images and their platforms.
 
 use serde_json::{Value, json};
-use windlass_model::{config::run::Run, plan::runs_in::PLAIN_PROCESS_IMAGE};
+use windlass_model::{config::run::Run, plan::execution_mode::PLAIN_PROCESS_IMAGE};
 use windlass_registry::{Client, Credentials, Image, ImageName, NameError, Platform, RegistryError};
 
-use crate::problem::CliError;
+use crate::error::CliError;
 
 /// Prefix of a reference to a secret, whose value only the server has.
 const SECRET_REFERENCE: &str = "${{";
@@ -100,6 +100,6 @@ fn report(name: ImageName, answer: Result<Image, RegistryError>, has_references:
             ImageReport::Unknown { reason: "its registry needs a password that is a secret".to_owned() }
         }
         Err(error) if error.is_final() => ImageReport::Missing { reason: error.to_string() },
-        Err(error) => ImageReport::Unknown { reason: windlass_model::causes::chain(&error) },
+        Err(error) => ImageReport::Unknown { reason: windlass_model::error_chain::chain(&error) },
     }
 }

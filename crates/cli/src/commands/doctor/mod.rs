@@ -2,21 +2,20 @@
 //!
 //! Changes nothing and starts nothing. `look` collects facts, `judge` interprets them.
 
-mod judge;
-mod look;
+mod evaluate;
+mod probe;
 
-use self::judge::{Check, Severity};
+use self::evaluate::{Check, Severity};
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context,
+    error::CliError,
     exit::Exit,
     output::{
-        self, ListView,
+        self, ListView, format,
         style::{Colour, Style},
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -36,8 +35,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<Exit, CliError> {
-    let seen = context::block_on(async { Ok(look::probe_all(&args.at).await) })?;
-    let checks = judge::all(&seen);
+    let seen = context::block_on(async { Ok(probe::probe_all(&args.at).await) })?;
+    let checks = evaluate::all(&seen);
     let name = |check: &Check| check.name.to_owned();
     ListView { project: None, kind: "checks", name, none: "" }
         .print(&checks, args.output.format, |_| table(&checks))?;
@@ -70,7 +69,7 @@ fn print_fixes(checks: &[Check]) {
     }
     let bad = checks.iter().filter(|check| check.grade == Severity::Bad).count();
     if bad > 0 {
-        output::print_message(&format!("\n{} in the way.", words::count(bad, "problem")));
+        output::print_message(&format!("\n{} in the way.", format::count(bad, "problem")));
     } else if fixes.is_empty() {
         output::print_message("\nAll is well.");
     }

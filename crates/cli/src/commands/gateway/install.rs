@@ -15,7 +15,7 @@ use windlass_api::{gateways::NameRequest, operations::CreateGatewayToken};
 use windlass_model::config::shell::quote;
 
 use super::{find, serve};
-use crate::{context::Context, exit::Exit, output, problem::CliError};
+use crate::{context::Context, error::CliError, exit::Exit, output};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -254,7 +254,7 @@ pub(super) async fn install(cx: &Context, args: &Args) -> Result<Exit, CliError>
         Some(file) => serve::read_token(file)?,
         None => cx.call::<CreateGatewayToken>(&NameRequest { name: name.clone() }).await?.token,
     };
-    let home = format!("{HOME}{name}");
+    let home = format!("{INSTALL_DIR}{name}");
     for host in &hosts {
         let address = host.address();
         output::print_message(&format!("{address}: bringing the program"));
@@ -289,7 +289,7 @@ async fn wait_until_connected(cx: &Context, name: &str, hosts: &[TargetHost<'_>]
         if since.elapsed() > CONNECT_TIMEOUT {
             let address = missing.address();
             return Err(CliError::new(format!("the server has not heard of the process on {address}"))
-                .hint(format!("its words are in {HOME}{name}/log there: can it reach the server?")));
+                .hint(format!("its words are in {INSTALL_DIR}{name}/log there: can it reach the server?")));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -299,7 +299,7 @@ pub(super) fn uninstall(hosts: &HostArgs) -> Result<Exit, CliError> {
     let name = &hosts.name;
     check_name(name)?;
     for host in hosts.targets() {
-        host.run_script(&render_stop_script(&format!("{HOME}{name}"), name), None)?;
+        host.run_script(&render_stop_script(&format!("{INSTALL_DIR}{name}"), name), None)?;
         output::print_message(&format!("{}: nothing of `{name}` is left", host.address()));
     }
     Ok(Exit::Done)

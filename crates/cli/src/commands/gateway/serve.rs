@@ -12,9 +12,9 @@ use windlass_gateway::node::{AcmeSettings, Node, ServerClient, Settings, TlsSett
 
 use crate::{
     commands::server::{LogFormat, LogLevel, block_on_workers, log},
+    error::CliError,
     exit::Exit,
     output,
-    problem::CliError,
 };
 
 pub(super) const EXAMPLES: &str = "\
@@ -119,7 +119,7 @@ async fn serve(settings: Settings) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    crate::open_files::raise_limit();
+    crate::fd_limit::raise_limit();
     let mut bits = [0_u8; 16];
     getrandom::fill(&mut bits)?;
     let node = Node::start(settings, uuid::Builder::from_random_bytes(bits).into_uuid())?;

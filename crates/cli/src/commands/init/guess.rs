@@ -97,7 +97,7 @@ pub(super) fn guess(folder: &FolderContents, kind: Option<ConfigKind>, name: Opt
         gpu: false,
         found: Vec::new(),
     };
-    let looks = [python, node, rust, go, script];
+    let looks = [guess_python, node, rust, go, guess_script];
     if !looks.iter().any(|look| look(folder, &mut guess)) {
         guess.found.push("nothing that says how it is run".to_owned());
         guess.commands.push("echo \"replace this with what should run\"".to_owned());

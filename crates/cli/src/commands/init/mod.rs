@@ -15,9 +15,9 @@ use self::guess::{ConfigKind, FolderContents, GuessedConfig};
 use super::apply::DEFAULT_FILES;
 use crate::{
     cli::OutputArgs,
+    error::{CliError, ErrorCode},
     exit::Exit,
     output,
-    problem::{CliError, ErrorCode},
 };
 
 /// JSON Schema with which editors validate configurations.

@@ -9,9 +9,9 @@ use super::{NOT_FOUND, find};
 use crate::{
     cli::Format,
     context::Context,
+    error::CliError,
     exit::Exit,
-    output::{self, words},
-    problem::CliError,
+    output::{self, format},
 };
 
 const EXAMPLES: &str = "\
@@ -97,7 +97,7 @@ pub(super) async fn cancel(cx: &Context, args: &Args, format: Format) -> Result<
         many if many.len() <= 10 => {
             output::print_message(&format!("Jobs {} are being cancelled.", many.join(", ")))
         }
-        many => output::print_message(&format!("{} are being cancelled.", words::count(many.len(), "job"))),
+        many => output::print_message(&format!("{} are being cancelled.", format::count(many.len(), "job"))),
     }
     match format {
         Format::Json | Format::Jsonl => output::print_one(format, &done, "", |_| ())?,

@@ -13,12 +13,12 @@ use super::{is_final, is_job_finished, logs::LogSelection};
 use crate::{
     commands::is_finished,
     context::Context,
+    error::CliError,
     follow::{
         LogMux, LogPrinter, LogRange, LogTail, OutputMode, PollBackoff, ProgressTree, PumpEnd,
         find_last_lines,
     },
     output,
-    problem::CliError,
 };
 
 /// Polling interval for a job without output.

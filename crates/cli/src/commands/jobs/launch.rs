@@ -14,7 +14,7 @@ use windlass_api::{
 use windlass_model::{
     config,
     managed_job::plan::{ManagedJobPlan, TaskBody},
-    sky::{self, CommandLineValues, SecretValue},
+    skypilot::{self, CommandLineValues, SecretValue},
 };
 
 use super::{exit_for, find, follow::JobFollower, logs::LogSelection, resources};
@@ -22,9 +22,9 @@ use crate::{
     cli::{Format, ServerArgs},
     commands::apply::{archive, parse_variable},
     context::{self, Context},
+    error::{CliError, ErrorCode},
     exit::Exit,
-    output::{self, words},
-    problem::{CliError, ErrorCode},
+    output::{self, format},
 };
 
 const EXAMPLES: &str = "\
@@ -51,13 +51,13 @@ pub(crate) struct Args {
     #[arg(short, long)]
     name: Option<String>,
     /// Environment variable; `K` alone passes the value from your environment
-    #[arg(short, long = "env", value_name = "K[=V]", value_parser = variable)]
+    #[arg(short, long = "env", value_name = "K[=V]", value_parser = parse_variable)]
     env: Vec<(String, Option<String>)>,
     /// File with environment variables, one `K=V` per line
     #[arg(long, value_name = "FILE")]
     env_file: Option<PathBuf>,
     /// Secret; `K` alone passes the value from your environment
-    #[arg(long = "secret", value_name = "K[=V]", value_parser = variable)]
+    #[arg(long = "secret", value_name = "K[=V]", value_parser = parse_variable)]
     secret: Vec<(String, Option<String>)>,
     /// Priority from -1000 to 1000; higher priorities are launched first
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-1000..=1000))]
@@ -113,7 +113,7 @@ pub(super) fn run(args: &Args, at: &ServerArgs, format: Format) -> Result<Exit, 
             }
         }
         let copies = usize::try_from(args.num_jobs.unwrap_or(1)).unwrap_or(usize::MAX);
-        let count = words::count(sources.len().saturating_mul(copies), "job");
+        let count = format::count(sources.len().saturating_mul(copies), "job");
         if !output::confirm(args.yes, &format!("Launch {count}?"))? {
             output::print_message("Nothing was launched.");
             return Ok(Exit::Failed);
@@ -202,7 +202,7 @@ fn request(
 fn print_plan(source: &LaunchFile, args: &Args) {
     let plan = &source.plan;
     let name = args.name.as_ref().or(plan.name.as_ref()).map_or("(a generated name)", String::as_str);
-    let tasks = if plan.tasks.len() > 1 { words::count(plan.tasks.len(), "task") } else { String::new() };
+    let tasks = if plan.tasks.len() > 1 { format::count(plan.tasks.len(), "task") } else { String::new() };
     let copies = args.num_jobs.filter(|copies| *copies > 1).map(|copies| format!("{copies} copies"));
     let more: Vec<String> =
         [Some(tasks).filter(|tasks| !tasks.is_empty()), copies].into_iter().flatten().collect();
@@ -295,8 +295,9 @@ fn parse_task_file(
         output::print_message(output::printable(&config::render(&problems, shown, &text)).trim_end());
         CliError::told()
     };
-    let job =
-        sky::parse_task_file(&text, &given).and_then(sky::ParsedTaskFile::into_launchable).map_err(wrong)?;
+    let job = skypilot::parse_task_file(&text, &given)
+        .and_then(skypilot::ParsedTaskFile::into_launchable)
+        .map_err(wrong)?;
     Ok(LaunchFile { plan: job.plan, dir: dir.to_owned(), text })
 }
 

@@ -14,9 +14,9 @@ use crate::{
     cli::ServerArgs,
     commands::logs::print_run_logs,
     context::Context,
+    error::{CliError, ErrorCode},
     exit::Exit,
-    output::{self, words},
-    problem::{CliError, ErrorCode},
+    output::{self, format},
 };
 
 const EXAMPLES: &str = "\
@@ -169,7 +169,7 @@ async fn print_controller_log(cx: &Context, job: &ManagedJob) -> Result<Exit, Cl
     loop {
         let page = cx.call::<ListEvents>(&request).await?;
         for event in &page {
-            let at = words::timestamp(event.recorded_at);
+            let at = format::timestamp(event.recorded_at);
             output::data(&output::printable(&format!("{at}  {}", event.message)));
         }
         let Some(last) = page.last().filter(|_| i64::try_from(page.len()) == Ok(EVENTS_MAX)) else {

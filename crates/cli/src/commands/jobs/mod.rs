@@ -17,9 +17,9 @@ use windlass_model::managed_job::Status;
 use crate::{
     cli::{OutputArgs, ServerArgs},
     context::{self, Context},
+    error::{CliError, ErrorCode},
     exit::Exit,
     output,
-    problem::{CliError, ErrorCode},
 };
 
 const EXAMPLES: &str = "\

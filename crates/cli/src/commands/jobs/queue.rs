@@ -14,13 +14,12 @@ use crate::{
     cli::{Format, WatchArgs},
     commands::logs::since,
     context::Context,
+    error::CliError,
     exit::Exit,
     output::{
-        ListView,
+        ListView, format,
         table::{Cell, Table},
-        words,
     },
-    problem::CliError,
 };
 
 const EXAMPLES: &str = "\
@@ -124,7 +123,7 @@ async fn fetch(cx: &Context, args: &Args) -> Result<Vec<ManagedJob>, CliError> {
 }
 
 pub(super) fn table(jobs: &[ManagedJob], wide: bool) -> Table {
-    let now = words::now();
+    let now = format::now();
     let mut head = vec![
         "ID",
         "TASK",
@@ -172,18 +171,18 @@ fn brief(task: &Task) -> Option<String> {
 }
 
 fn format_seconds(secs: Option<i64>) -> String {
-    secs.map(|secs| words::span(Span::secs(secs))).unwrap_or_else(|| "-".to_owned())
+    secs.map(|secs| format::span(Span::secs(secs))).unwrap_or_else(|| "-".to_owned())
 }
 
 fn job_row(job: &ManagedJob, wide: bool, now: Timestamp) -> Vec<Cell> {
     let only = if let [only] = job.tasks.as_slice() { Some(only) } else { None };
-    let count = words::count(job.tasks.len(), "task");
+    let count = format::count(job.tasks.len(), "task");
     let mut row = vec![
         job.job_id.to_string().into(),
         "-".into(),
         job.name.as_str().into(),
         only.map_or(count, |task| task.resources.clone()).into(),
-        job.submitted_at.map_or_else(|| "-".to_owned(), |at| words::ago(at, now)).into(),
+        job.submitted_at.map_or_else(|| "-".to_owned(), |at| format::ago(at, now)).into(),
         format_seconds(job.total_duration).into(),
         format_seconds(Some(job.job_duration)).into(),
         job.recovery_count.to_string().into(),
@@ -208,7 +207,7 @@ fn task_row(task: &Task, wide: bool, now: Timestamp) -> Vec<Cell> {
         task.task_id.to_string().into(),
         task.name.as_str().into(),
         task.resources.as_str().into(),
-        task.submitted_at.map_or_else(|| "-".to_owned(), |at| words::ago(at, now)).into(),
+        task.submitted_at.map_or_else(|| "-".to_owned(), |at| format::ago(at, now)).into(),
         format_seconds(task.total_duration).into(),
         format_seconds(Some(task.job_duration)).into(),
         task.recovery_count.to_string().into(),

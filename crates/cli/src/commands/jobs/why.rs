@@ -11,9 +11,9 @@ use crate::{
     cli::Format,
     commands::why::{cures, print_refusals},
     context::Context,
+    error::CliError,
     exit::Exit,
-    output::{self, words},
-    problem::CliError,
+    output::{self, format},
 };
 
 /// Shows a managed job, or fails if neither a run nor a job has that name.
@@ -53,8 +53,8 @@ async fn find(cx: &Context, name: &str) -> Result<Option<ManagedJob>, CliError> 
 }
 
 fn tell(job: &ManagedJob) {
-    let now = words::now();
-    let launched = words::ago(job.created_at, now);
+    let now = format::now();
+    let launched = format::ago(job.created_at, now);
     line(&format!(
         "{}: managed job {}, {}, {} (launched {launched})",
         job.name, job.job_id, job.status, job.schedule_state
@@ -82,7 +82,11 @@ fn print_task(task: &Task, indent: &str, now: Timestamp) {
         line(&format!("{indent}last failure: {failure}"));
     }
     if let Some(next) = task.next_retry_at {
-        line(&format!("{indent}next try: {} (in {})", words::timestamp(next), words::span(next.since(now))));
+        line(&format!(
+            "{indent}next try: {} (in {})",
+            format::timestamp(next),
+            format::span(next.since(now))
+        ));
     }
     if let Some(place) = &task.placement {
         line(&format!("{indent}place: {place}"));

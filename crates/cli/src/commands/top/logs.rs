@@ -8,7 +8,7 @@ use windlass_api::{
     logs::StreamRequest,
 };
 
-use crate::{context::Context, output::escape::TerminalFilter, problem::CliError};
+use crate::{context::Context, error::CliError, output::terminal_filter::TerminalFilter};
 
 /// Delay between attempts to reconnect a stream, and between polls for a job that does not exist yet.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
@@ -132,7 +132,7 @@ impl PlainText {
 
 #[cfg(test)]
 mod tests {
-    use super::{Filter, PlainText};
+    use super::{PlainText, TerminalFilter};
 
     #[test]
     fn words_are_left_of_what_a_terminal_is_told() {

@@ -38,9 +38,9 @@ use super::{
 use crate::{
     cli::ServerArgs,
     context::{self, Context, run_name},
+    error::CliError,
     exit::Exit,
-    output::{style::Style, words},
-    problem::CliError,
+    output::{format, style::Style},
 };
 
 /// Polling interval for events.
@@ -263,7 +263,7 @@ impl<'a> Top<'a> {
                     match cx.run(&row.key).await {
                         Ok(run) => ActionResult::Described {
                             title: format!("run {}", run_name(&run)),
-                            lines: rows::describe_run(&run, words::now()),
+                            lines: rows::describe_run(&run, format::now()),
                         },
                         Err(problem) => ActionResult::Failed(problem),
                     }
@@ -325,7 +325,7 @@ impl<'a> Top<'a> {
             self.state.update(View::Events, rows::events(self.events.iter()));
         }
         let Some((runs, instances)) = fresh.lists else { return (feed, false) };
-        let now = words::now();
+        let now = format::now();
         self.state.update(View::Runs, rows::run_rows(&runs, now));
         self.state.update(View::Queue, rows::queue_rows(&runs, now));
         self.state.update(View::Instances, rows::instance_rows(&instances));

@@ -11,7 +11,7 @@ use crate::{
     },
     context::run_name,
     follow::{hint, reasons},
-    output::{style::Style, words},
+    output::{format, style::Style},
 };
 
 fn new_row(key: String, run: Option<String>, status: &str, cells: Vec<String>) -> Row {
@@ -27,8 +27,8 @@ fn status(run: &Run) -> (&str, &str) {
         _ => None,
     };
     match latest.filter(|one| !one.status_message.is_empty() && !run.status_message.contains("retry")) {
-        Some(latest) => words::status(&latest.status, &latest.status_message),
-        None => words::status(&run.status, &run.status_message),
+        Some(latest) => format::status(&latest.status, &latest.status_message),
+        None => format::status(&run.status, &run.status_message),
     }
 }
 
@@ -46,9 +46,9 @@ pub(super) fn run_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
             spec["configuration"]["type"].as_str().unwrap_or_default().to_owned(),
             run.user.clone(),
             run.fleet.as_ref().map(|fleet| fleet.name.clone()).unwrap_or_default(),
-            words::gpu(&given["instance_type"]["resources"]).unwrap_or_default(),
-            given["price"].as_f64().map(words::price).unwrap_or_default(),
-            words::ago(run.submitted_at, now),
+            format::gpu(&given["instance_type"]["resources"]).unwrap_or_default(),
+            given["price"].as_f64().map(format::price).unwrap_or_default(),
+            format::ago(run.submitted_at, now),
             sentence.to_owned(),
         ];
         new_row(name.clone(), Some(name), word, cells)
@@ -72,7 +72,7 @@ pub(super) fn queue_rows(runs: &[Run], now: Timestamp) -> Vec<Row> {
             name.clone(),
             word.to_owned(),
             priority(run).to_string(),
-            words::span(now.since(run.submitted_at)),
+            format::span(now.since(run.submitted_at)),
             run.user.clone(),
             resources(&wants["requirements"]["resources"]),
             sentence.to_owned(),
@@ -91,7 +91,7 @@ pub(super) fn instance_rows(instances: &[Instance]) -> Vec<Row> {
             one.fleet_name.clone().unwrap_or_default(),
             instance::format_backend(one).to_owned(),
             instance::resources(one),
-            one.price.map(words::price).unwrap_or_default(),
+            one.price.map(format::price).unwrap_or_default(),
             one.job_name.clone().unwrap_or_default(),
         ];
         new_row(one.id.to_string(), None, &status, cells)
@@ -121,12 +121,12 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
         format!("status     {}", status(run).0),
         format!("type       {}", spec["configuration"]["type"].as_str().unwrap_or("?")),
         format!("user       {}", run.user),
-        format!("submitted  {} ({})", run.submitted_at, words::ago(run.submitted_at, now)),
+        format!("submitted  {} ({})", run.submitted_at, format::ago(run.submitted_at, now)),
     ];
     lines
         .extend(Some(status(run).1).filter(|said| !said.is_empty()).map(|said| format!("message    {said}")));
     lines.extend(run.fleet.as_ref().map(|fleet| format!("fleet      {}", fleet.name)));
-    lines.extend((run.cost > 0.0).then(|| format!("cost       {}", words::price(run.cost))));
+    lines.extend((run.cost > 0.0).then(|| format!("cost       {}", format::price(run.cost))));
     lines.extend(run.next_triggered_at.map(|next| format!("next start {next}")));
     for why in reasons(run) {
         lines.push(format!("why        {}", why.replace('\n', " ")));
@@ -146,7 +146,7 @@ pub(super) fn describe_run(run: &Run, now: Timestamp) -> Vec<String> {
             let host = given["hostname"].as_str().unwrap_or_default();
             lines.push(format!(
                 "  has      {} {host}",
-                words::resources(&given["instance_type"]["resources"])
+                format::resources(&given["instance_type"]["resources"])
             ));
         }
         if let Some(why) = latest.why.as_ref().and_then(|why| why.value().ok()) {

@@ -6,16 +6,16 @@ use windlass_planted_bugs::{Bug, is_planted};
 
 use super::{
     AttemptAction, AttemptObservation, StopAttempt, TaskDecision, TaskPermission, TaskTransition, TaskView,
-    earlier, emergency,
-    judge::{AttemptInstances, AttemptOutcome, classify_end},
+    classify_end::{AttemptInstances, AttemptOutcome, classify_end},
+    earlier, internal_error,
 };
 use crate::{
+    deadline_policy::{self, DeadlineTerms, Market},
     managed_job::{
         Event, RecoverySource, Schedule, ScheduleEvent, Status,
         plan::{RecoveryStrategy, TaskPlan},
         record::{AttemptPhase, NodeLocation, TaskRecord},
     },
-    spot::{self, DeadlineTerms, Market},
     time::{Span, Timestamp},
 };
 
@@ -96,7 +96,7 @@ impl<'a> TaskPass<'a> {
     }
 
     fn fail(&mut self, why: &str) {
-        self.moves.extend(emergency::fail_controller(&mut self.record, why, self.now));
+        self.moves.extend(internal_error::fail_controller(&mut self.record, why, self.now));
     }
 
     fn recheck_at(&mut self, at: Timestamp) {
@@ -439,25 +439,25 @@ impl<'a> TaskPass<'a> {
     }
 
     /// Returns the market that a deadline requires now; `None`: the task has no deadline.
-    fn market_policy(&self) -> Option<(Option<Market>, spot::MarketRule)> {
+    fn market_policy(&self) -> Option<(Option<Market>, deadline_policy::MarketRule)> {
         let deadline = self.plan.deadline?;
         let terms = DeadlineTerms::from(deadline);
         let began = self.record.submitted_at.unwrap_or(self.now);
         let seconds = |span: Span| span.0 as f64 / 1e6;
         let running = self.record.status == Status::Running;
         let done = self.view.progress.unwrap_or_else(|| self.record.job_duration(self.now));
-        let standing = spot::DeadlineProgress {
+        let standing = deadline_policy::DeadlineProgress {
             elapsed: seconds(self.now.since(began)),
             done: seconds(done),
             holding: if running { self.record.market } else { None },
             spot: self.view.spot_capacity,
         };
-        Some(spot::choose_market(terms, standing))
+        Some(deadline_policy::choose_market(terms, standing))
     }
 
     /// Moves the task to spot nodes by rule 3: it is ahead of schedule, and cheaper nodes are available.
     fn move_to_spot(&mut self) {
-        let Some((_, rule @ spot::MarketRule::MoveToSpot)) = self.market_policy() else { return };
+        let Some((_, rule @ deadline_policy::MarketRule::MoveToSpot)) = self.market_policy() else { return };
         if self.plan.recovery.strategy == RecoveryStrategy::None {
             return;
         }

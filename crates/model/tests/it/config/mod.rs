@@ -1,16 +1,16 @@
 //! Configurations: what is accepted, what is refused, and the messages.
 
 mod corpus;
-mod derive;
+mod fleet_limits;
 mod hostile;
 mod interpolation;
+mod job_spec_builder;
 mod properties;
 mod render;
 mod rules;
 mod schema;
 mod syntax;
 mod unsupported;
-mod within;
 
 use windlass_model::config::{self, Configuration};
 

@@ -6,10 +6,9 @@ use windlass_model::config::{
     interpolate::{self, DollarEscape, Substitution},
     name::UnixUser,
     ports::PortMapping,
+    quantities::{parse_duration, parse_memory, parse_range},
     resources::{parse_cpu, parse_gpu},
-    scalar, shell,
-    units::{parse_duration, parse_memory, parse_range},
-    yaml,
+    shell, yaml, yaml_scalars,
 };
 
 proptest! {
@@ -85,7 +84,7 @@ proptest! {
         let _ = parse_gpu(&text);
         let _ = PortMapping::parse(&text);
         let _ = UnixUser::parse(&text);
-        let _ = scalar::resolve_scalar(&text);
+        let _ = yaml_scalars::resolve_scalar(&text);
         let _ = shell::split(&text);
         let _ = interpolate::pieces(&text);
         let _ = config::profile::parse_cron(&text);

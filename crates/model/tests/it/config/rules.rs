@@ -1,7 +1,7 @@
 //! Rules of each kind of configuration, and between its fields.
 
 use serde_json::json;
-use windlass_model::config::{self, Configuration, units::OffableDuration};
+use windlass_model::config::{self, Configuration, quantities::OffableDuration};
 
 use super::{accept, refuse, trimmed};
 

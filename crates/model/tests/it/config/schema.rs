@@ -32,7 +32,7 @@ fn the_committed_schema_is_the_generated_one() {
 
 /// Converts the tree to JSON as an editor sees it, with YAML 1.1 scalars resolved.
 fn to_json(node: &yaml::Node) -> Value {
-    use windlass_model::config::scalar::ScalarValue;
+    use windlass_model::config::yaml_scalars::ScalarValue;
     match &node.value {
         yaml::Value::Null => Value::Null,
         yaml::Value::Seq(items) => items.iter().map(to_json).collect(),

@@ -9,8 +9,8 @@ use windlass_model::config::{
     name::{GroupName, Name, PythonVersion, ResourceReference, Tags, User},
     ports::{PortMapping, ServicePort},
     profile::{Cron, InstanceSelector, RetrySetting},
+    quantities::{IdleDuration, InactivityDuration, MemorySize, OffableDuration, PositiveNumber, Seconds},
     traffic::{GatewayChoice, Https, Model, Replicas},
-    units::{IdleDuration, InactivityDuration, MemorySize, OffableDuration, PositiveNumber, Seconds},
     yaml,
 };
 use windlass_model::resources::{CpuSpec, DiskSpec, GpuSpec, Range};

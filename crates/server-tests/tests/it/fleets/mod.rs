@@ -1,14 +1,14 @@
 //! Fleets and their instances with running pipelines, a fake cloud and scripted agents.
 
 mod ssh_hosts;
-mod stage;
+mod test_env;
 
 use std::{collections::BTreeSet, time::Duration};
 
 use serde_json::json;
 use windlass_server::db::Unit;
 
-use self::stage::{FakeCloud, FleetTestEnv, instance_id, offer};
+use self::test_env::{FakeCloud, FleetTestEnv, instance_id, offer};
 use crate::http::{ServerFixture, on_both};
 
 on_both! {

@@ -19,8 +19,8 @@ use windlass_model::plan::offers::Offer;
 use windlass_server::{
     agents::AgentApi,
     db::{Db, DbError, FaultHook, HookFuture},
+    parsed_run_spec::RunSpecCache,
     pipelines::{self, PipelineContext, PipelineRegistry},
-    run_shape::RunSpecCache,
 };
 use windlass_testkit::wait::TIMEOUT;
 

@@ -5,7 +5,7 @@ mod clock;
 mod fault;
 mod group;
 mod listen;
-mod plans;
+mod query_plans;
 mod session;
 mod tls;
 mod writer;
@@ -73,7 +73,7 @@ impl Pool {
         let (hints, _) = broadcast::channel(HINTS_MAX);
         let (stop, stopped) = broadcast::channel(1);
         tokio::spawn(listen::serve(target.clone(), hints.clone(), stopped));
-        tokio::spawn(plans::analyze_loop(SharedSession::new(target.clone()), stop.subscribe()));
+        tokio::spawn(query_plans::analyze_loop(SharedSession::new(target.clone()), stop.subscribe()));
         Ok(Self {
             readers: (0..READERS).map(|_| SharedSession::new(target.clone())).collect(),
             next: AtomicUsize::new(0),

@@ -19,7 +19,7 @@ use super::{
     bind::{Bind, read_row},
     clock::SESSION_OFFSET,
     fault::{fault, is_lost},
-    plans,
+    query_plans,
     tls::{self, MakeTls, PostgresTarget},
 };
 use crate::db::{
@@ -76,7 +76,7 @@ impl Session {
         if let Some(statement) = self.statements.lock().get(sql) {
             return Ok(statement.clone());
         }
-        let statement = self.client.prepare(&plans::lists_as_arrays(sql)).await?;
+        let statement = self.client.prepare(&query_plans::lists_as_arrays(sql)).await?;
         self.answers.fetch_add(1, Ordering::Relaxed);
         self.statements.lock().insert(sql.to_owned(), statement.clone());
         Ok(statement)

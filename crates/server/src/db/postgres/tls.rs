@@ -568,7 +568,7 @@ mod tests {
 
     fn problem(url: &str) -> String {
         let error = PostgresTarget::read(url, &silent).err().expect(url);
-        windlass_model::causes::chain(&error)
+        windlass_model::error_chain::chain(&error)
     }
 
     #[test]

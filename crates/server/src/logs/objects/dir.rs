@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{Bucket, BucketFuture, ObjectPage};
-use crate::secrets::create_private_dirs;
+use crate::encryption::create_private_dirs;
 
 /// Maximum number of objects in one page of a list.
 const PAGE_MAX: usize = 1000;

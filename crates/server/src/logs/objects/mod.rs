@@ -10,8 +10,8 @@
 //! the bytes and the next copy sends them again.
 
 pub mod dir;
+mod object_log;
 pub mod s3;
-mod shelf;
 
 use std::{
     collections::HashMap,
@@ -27,7 +27,7 @@ use futures_util::{
 use parking_lot::Mutex;
 use windlass_model::id::{ProjectId, RunId, SubmissionId};
 
-use self::shelf::ObjectLog;
+use self::object_log::ObjectLog;
 use super::{Log, LogChunk, LogError, LogFuture, LogRange, LogStore};
 
 /// Length of the header before the bytes of an object: their time, and a checksum of it, the offset and the bytes.

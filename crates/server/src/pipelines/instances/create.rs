@@ -9,8 +9,8 @@ use windlass_backend::{
 };
 use windlass_engine::Lease;
 use windlass_model::{
-    causes::chain,
     decide::instances::InstanceObservation,
+    error_chain::chain,
     plan::{blocks, offers::Offer},
 };
 use windlass_tunnel::{HostKey, HostKeyEntry};
@@ -18,11 +18,11 @@ use windlass_tunnel::{HostKey, HostKeyEntry};
 use super::{InstanceReport, InstancesPipeline, Row};
 use crate::{
     agents::{
-        enrol,
-        site::{self, SshTargetError},
+        enrolment,
+        ssh_target::{self, SshTargetError},
     },
-    db::passes::instances as rows,
-    instance_facts::{OfferAttempts, OrderProfile},
+    db::pipeline_rows::instances as rows,
+    instance_documents::{OfferAttempts, OrderProfile},
     pass_error::PassError,
 };
 
@@ -38,11 +38,11 @@ impl InstancesPipeline {
     async fn order(&self, row: &Row, offer: Option<&Offer>) -> Result<InstanceRequest, BackendError> {
         let (db, keys, id) = (&self.0.db, &*self.0.keys, row.instance.id);
         let failed = |what, said: String| BackendError::Unavailable { what, said };
-        let enrolment = enrol::enrolment(db, keys, id)
+        let enrolment = enrolment::enrolment(db, keys, id)
             .await
             .map_err(|error| failed("make the agent's credential", chain(&error)))?;
         let want = if row.is_ssh() {
-            let site = site::load_target(db, keys, id)
+            let site = ssh_target::load_target(db, keys, id)
                 .await
                 .map_err(|error| failed("read the host's SSH settings", chain(&error)))?;
             InstanceSource::Host(Box::new(site))
@@ -184,7 +184,7 @@ impl InstancesPipeline {
         let seen: Vec<HostKeyEntry> = keys
             .filter_map(|(host, line)| HostKey::parse(&line).ok().map(|key| HostKeyEntry { host, key }))
             .collect();
-        site::pin(&self.0.db, row.instance.id, &seen).await
+        ssh_target::pin(&self.0.db, row.instance.id, &seen).await
     }
 
     /// Creates the machine, and stores the progress meanwhile.

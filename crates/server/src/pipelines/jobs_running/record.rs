@@ -3,15 +3,15 @@
 use windlass_api::agent::{runner::JobStarted, shim::TaskInfo};
 use windlass_model::{config::job_spec::JobSpec, job, time::Span};
 
-use super::look::inactivity_duration;
+use super::inputs::inactivity_duration;
 use crate::{
-    db::{Val, Values, passes::jobs::JobInputs},
-    job_orders::{
+    db::{Val, Values, pipeline_rows::jobs::JobInputs},
+    job_payload::{
         self,
-        shown::{self, HostLogin, RuntimeData},
+        connection_info::{self, HostLogin, RuntimeData},
     },
+    parsed_run_spec::ParsedRunSpec,
     pass_error::PassError,
-    run_shape::ParsedRunSpec,
 };
 
 /// Results of a pass besides the inputs of the decision.
@@ -74,16 +74,20 @@ pub(super) fn columns(
         set.push(("runtime", Val::json(&runtime)?));
     }
     if is_new || entered.is_some() || job.provisioning.is_none() {
-        let fleet = job_orders::fleet_spec(loaded)?;
+        let fleet = job_payload::fleet_spec(loaded)?;
         let login = HostLogin::of(instance, fleet.as_ref());
-        let shown = shown::provisioning(instance, login.as_ref(), Some(&runtime)).to_string();
+        let shown = connection_info::provisioning(instance, login.as_ref(), Some(&runtime)).to_string();
         if job.provisioning.as_ref() != Some(&shown) {
             set.push(("provisioning", shown.into()));
         }
     }
     if entered == Some(job::Status::Running) {
-        let way =
-            shown::connection(&loaded.run.name, job, shape.configuration(), runtime.working_dir.as_deref());
+        let way = connection_info::connection(
+            &loaded.run.name,
+            job,
+            shape.configuration(),
+            runtime.working_dir.as_deref(),
+        );
         set.push(("connection_info", way.to_string().into()));
         let spec: JobSpec = serde_json::from_str(&job.job_spec).map_err(PassError::document)?;
         if let Some(secs) = spec.max_duration {

@@ -2,17 +2,17 @@
 
 use windlass_engine::Lease;
 use windlass_model::{
+    deadline_policy::Market,
     decide::managed_jobs::SubmitAttempt,
     event::{self, Actor},
     money::Price,
     plan::offers::{Offer, fit},
-    sky::JobIdentity,
-    spot::Market,
+    skypilot::JobIdentity,
 };
 
 use super::Row;
 use crate::{
-    attempts::{Attempt, AttemptSpecBuilder, AttemptSpecError, PlacementPreferences},
+    attempt_specs::{Attempt, AttemptSpecBuilder, AttemptSpecError, PlacementPreferences},
     db::Unit,
     error::Error,
     pass_error::PassError,

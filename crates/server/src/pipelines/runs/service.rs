@@ -19,8 +19,8 @@ use windlass_model::{
 use super::{latest, number, state};
 use crate::{
     db::{jobs::Job, runs::Run},
-    job_facts,
-    run_shape::{ParsedRunSpec, ReplicaGroupSpec},
+    job_spec_view,
+    parsed_run_spec::{ParsedRunSpec, ReplicaGroupSpec},
     run_tracking::RunTracking,
 };
 
@@ -234,7 +234,7 @@ fn own_end(job: &Job) -> Option<Ending> {
 /// The reason why a replica waits, or its last ending.
 fn said(job: &Job, ended: Option<&Ending>) -> Option<String> {
     if job.ending().is_none() && job.running_at.is_some() && !job.replica_registered {
-        return job_facts::readiness_wait(job);
+        return job_spec_view::readiness_wait(job);
     }
     let ending = ended?;
     let mut text = ending.reason().as_str().replace('_', " ");

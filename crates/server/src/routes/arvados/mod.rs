@@ -28,9 +28,9 @@ use crate::{
         queue_tokens, users,
     },
     services::queue::{
-        Error, Requester, Result, ask, auth, dispatchers, output,
+        Error, Requester, Result, auth, dispatchers, execution, output,
         records::{self, CurrentContainers, TokenView},
-        take,
+        requests,
     },
 };
 
@@ -174,7 +174,7 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
             page("container", &asked, items, available)
         }
         ("POST", []) => records::container_record(
-            &ask::create_container(app, asker, &call.attributes("container")?).await?,
+            &requests::create_container(app, asker, &call.attributes("container")?).await?,
         )?,
         ("GET", ["current"]) => {
             match records::current(app, asker, call.text("scope"), call.asked()?).await? {
@@ -189,11 +189,13 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
         ("GET", [uuid]) => records::find_visible(app, &asker.sight(), ListKind::Containers, uuid).await?,
         ("PUT" | "PATCH", [uuid]) => {
             let patch = call.attributes("container")?;
-            records::container_record(&take::update(app, asker, uuid, &patch).await?)?
+            records::container_record(&execution::update(app, asker, uuid, &patch).await?)?
         }
-        ("DELETE", [uuid]) => records::container_record(&ask::delete_container(app, asker, uuid).await?)?,
+        ("DELETE", [uuid]) => {
+            records::container_record(&requests::delete_container(app, asker, uuid).await?)?
+        }
         ("POST", [uuid, "lock"]) => {
-            let taken = take::lock(app, asker, uuid).await?;
+            let taken = execution::lock(app, asker, uuid).await?;
             let mut record = records::container_record(&taken.container)?;
             if let (Some(executor), Some(record)) = (taken.executor, record.as_object_mut()) {
                 record.insert("executor_token".into(), executor.text().into());
@@ -203,17 +205,17 @@ async fn containers(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str])
         ("POST", [uuid, "unlock"]) => {
             let attempt = call.number("attempt")?.and_then(|number| u64::try_from(number).ok());
             let release = call.text("release") == Some("true");
-            records::container_record(&take::unlock(app, asker, uuid, attempt, release).await?)?
+            records::container_record(&execution::unlock(app, asker, uuid, attempt, release).await?)?
         }
         ("GET", [uuid, "auth"]) => {
             let made = auth::container_token(app, asker, uuid).await?;
             records::token_record(&asker.user_uuid, &TokenView::with_secret(&made.uuid, &made.secret))
         }
         ("GET", [uuid, "secret_mounts"]) => {
-            json!({ "secret_mounts": take::secret_mounts(app, asker, uuid).await? })
+            json!({ "secret_mounts": execution::secret_mounts(app, asker, uuid).await? })
         }
         ("POST", [uuid, "update_priority"]) => {
-            records::container_record(&ask::weigh(app, asker, uuid).await?)?
+            records::container_record(&requests::weigh(app, asker, uuid).await?)?
         }
         ("POST", [uuid, "output"]) => {
             let at = call.number("offset")?.unwrap_or(0);
@@ -241,14 +243,14 @@ async fn requests(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -
         }
         ("POST", []) => {
             let patch = call.attributes("container_request")?;
-            records::request_record(&ask::create(app, asker, &patch).await?)
+            records::request_record(&requests::create(app, asker, &patch).await?)
         }
         ("GET", [uuid]) => records::find_visible(app, &sight, ListKind::Requests, uuid).await,
         ("PUT" | "PATCH", [uuid]) => {
             let patch = call.attributes("container_request")?;
-            records::request_record(&ask::update(app, asker, uuid, &patch).await?)
+            records::request_record(&requests::update(app, asker, uuid, &patch).await?)
         }
-        ("DELETE", [uuid]) => records::request_record(&ask::delete(app, asker, uuid).await?),
+        ("DELETE", [uuid]) => records::request_record(&requests::delete(app, asker, uuid).await?),
         ("GET", [uuid, "container_status"]) => {
             let request = records::find_visible(app, &sight, ListKind::Requests, uuid).await?;
             let uuid = request.get("container_uuid").and_then(Value::as_str).map(str::to_owned);
@@ -282,7 +284,7 @@ async fn logs(app: &App, asker: &Requester, call: &ApiCall, rest: &[&str]) -> Re
             if object.is_empty() || event.is_empty() {
                 return Err(Error::invalid("object_uuid and event_type must be given"));
             }
-            let uuid = take::say(app, asker, &object, &event, &properties).await?;
+            let uuid = execution::say(app, asker, &object, &event, &properties).await?;
             records::find_visible(app, &asker.sight(), ListKind::Logs, &uuid).await
         }
         _ => Err(not_found(call)),

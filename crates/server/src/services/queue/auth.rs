@@ -20,7 +20,7 @@ use crate::{
         queue_tokens::{self, QueueToken},
         users,
     },
-    secrets::AssociatedData,
+    encryption::AssociatedData,
 };
 
 /// Finds the owner of this token: `SECRET`, `v2/UUID/SECRET` or `v2/UUID/SECRET/CONTAINER`.
@@ -82,7 +82,7 @@ async fn from_token(app: &App, token: QueueToken, secret: &str, request: &str) -
         ("user", _) => QueueCaller::User,
         _ => return Err(Error::Unauthenticated),
     };
-    crate::newcomers::mark_known();
+    crate::unauthenticated_connections::mark_known();
     Ok(Requester {
         is_admin: who == QueueCaller::Admin,
         who,

@@ -1,12 +1,12 @@
 //! The container queue: callers, their rights, and writes that update all related rows.
 
-pub mod ask;
 pub mod auth;
 pub mod dispatchers;
+pub mod execution;
 pub mod output;
 pub mod records;
-pub mod take;
-mod write;
+pub mod requests;
+mod transaction;
 
 use sha2::{Digest as _, Sha256};
 use windlass_model::queue::{QueueCaller, QueueRefusal};
@@ -16,8 +16,8 @@ use crate::{
         DbError,
         queue_list::{ListError, QueueVisibility},
     },
+    encryption::KeyError,
     error::Error as Inner,
-    secrets::KeyError,
 };
 
 /// Prefix of all names here.

@@ -2,14 +2,14 @@
 
 use windlass_model::queue::QueueCaller;
 
-use super::{Error, Requester, Result, write::job_of};
+use super::{Error, Requester, Result, transaction::job_of};
 use crate::{
     app::App,
     db::{Db, DbError, Unit, containers, jobs},
 };
 
 /// Maximum size of one stream of one attempt. Bytes beyond it are dropped: the response contains the stored length.
-pub const STREAM_BYTES_MAX: i64 = windlass_api::queue::STREAM_BYTES_MAX.cast_signed();
+pub const STREAM_BYTES_MAX: i64 = windlass_api::queue_client::STREAM_BYTES_MAX.cast_signed();
 pub const STREAMS: [&str; 3] = ["stdout", "stderr", "system"];
 
 fn check_stream(stream: &str) -> Result<()> {

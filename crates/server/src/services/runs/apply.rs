@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result},
     events::{EventSubject, actor, note},
     proxy,
-    services::{names, publishing},
+    services::{names, service_domains},
 };
 
 /// Number of generated names that may be in use before that is an error.
@@ -167,7 +167,7 @@ async fn move_service(
     run: &Run,
     unit: Unit,
 ) -> Result<Unit> {
-    let at = publishing::for_service(app, run.project_id, spec, &run.name, Some(run.id)).await?;
+    let at = service_domains::for_service(app, run.project_id, spec, &run.name, Some(run.id)).await?;
     let service =
         spec.service(&scope.project.name, &run.name, at.as_ref()).map(|service| service.to_string());
     let gateway = at.as_ref().map(|at| at.gateway);
@@ -210,11 +210,13 @@ async fn create(
             }
             Err(error) if error.is_conflict_on("service_domains_domain_key") => {
                 let name = spec.name().unwrap_or_default();
-                return Err(match publishing::for_service(app, scope.project.id, &spec, name, None).await {
-                    Err(taken) => taken,
-                    // The name was in use a moment ago and is free again.
-                    Ok(_) => Error::exists("Run"),
-                });
+                return Err(
+                    match service_domains::for_service(app, scope.project.id, &spec, name, None).await {
+                        Err(taken) => taken,
+                        // The name was in use a moment ago and is free again.
+                        Ok(_) => Error::exists("Run"),
+                    },
+                );
             }
             Err(error) => return Err(error.into()),
         }
@@ -231,7 +233,8 @@ async fn new_run(
     let by = scope.caller.user.id;
     let key = scope.idempotency_key.clone();
     let published =
-        publishing::for_service(app, scope.project.id, spec, spec.name().unwrap_or_default(), None).await?;
+        service_domains::for_service(app, scope.project.id, spec, spec.name().unwrap_or_default(), None)
+            .await?;
     let asked = submit::RunRequest {
         project: scope.project.id,
         project_name: &scope.project.name,

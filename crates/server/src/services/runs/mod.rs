@@ -6,8 +6,8 @@
 mod apply;
 mod connect;
 mod plan;
-mod shelf;
-mod show;
+mod render;
+mod rendered_cache;
 mod spec;
 pub(crate) mod submit;
 
@@ -29,7 +29,7 @@ pub use self::{
     plan::plan,
 };
 pub(crate) use self::{
-    shelf::RenderedRunCache,
+    rendered_cache::RenderedRunCache,
     spec::{ResolvedRunSpec, check_supported, refused},
 };
 use crate::{
@@ -93,9 +93,9 @@ pub async fn list(
     };
     let lines = runs::list(app.db(), &query).await?;
     let jobs = if asked.include_jobs {
-        show::IncludedJobs::Newest(asked.job_submissions_limit)
+        render::IncludedJobs::Newest(asked.job_submissions_limit)
     } else {
-        show::IncludedJobs::None
+        render::IncludedJobs::None
     };
     render_cached(app, &lines, jobs).await
 }
@@ -104,7 +104,7 @@ pub async fn list(
 async fn render_cached(
     app: &App,
     lines: &[RunListEntry],
-    jobs: show::IncludedJobs,
+    jobs: render::IncludedJobs,
 ) -> Result<Vec<RenderedJson<wire::Run>>> {
     let mut found: HashMap<RunId, _> = HashMap::with_capacity(lines.len());
     for line in lines.iter().filter(|line| line.finished) {
@@ -185,19 +185,19 @@ fn absent() -> Error {
 }
 
 async fn one(app: &App, run: NamedRun) -> Result<wire::Run> {
-    shown(app, vec![run], show::IncludedJobs::Newest(None)).await?.pop().ok_or_else(absent)
+    shown(app, vec![run], render::IncludedJobs::Newest(None)).await?.pop().ok_or_else(absent)
 }
 
 /// Converts runs, with one query for the jobs of all of them.
-async fn shown(app: &App, rows: Vec<NamedRun>, wanted: show::IncludedJobs) -> Result<Vec<wire::Run>> {
+async fn shown(app: &App, rows: Vec<NamedRun>, wanted: render::IncludedJobs) -> Result<Vec<wire::Run>> {
     let ids: Vec<RunId> = rows.iter().map(|row| row.run.id).collect();
     let jobs = match wanted {
-        show::IncludedJobs::None => Vec::new(),
-        show::IncludedJobs::Newest(limit) => {
+        render::IncludedJobs::None => Vec::new(),
+        render::IncludedJobs::Newest(limit) => {
             jobs::list_by_runs(app.db(), &ids, limit.map(|limit| limit.max(1))).await?
         }
     };
-    show::runs(rows, jobs, wanted)
+    render::runs(rows, jobs, wanted)
 }
 
 /// Stores the request to stop. Names of finished and unknown runs are skipped.

@@ -7,11 +7,11 @@ use windlass_api::{Document, error::ApiErrorCode};
 use windlass_model::{
     config::{
         Configuration,
-        derive::DefaultImages,
         effective::effective_run_spec,
         error::Diagnosis,
         job_spec::JobSpec,
-        resolve,
+        job_spec_builder::DefaultImages,
+        references,
         unsupported::{self, SupportReview},
     },
     id::{ProjectId, UserId},
@@ -22,9 +22,9 @@ use crate::{
     auth::ProjectScope,
     db::repos,
     error::{Error, Result},
+    parsed_run_spec::{ParsedRunSpec, RunSpecError},
     registry_passwords,
-    run_shape::{ParsedRunSpec, RunSpecError},
-    services::{publishing::GatewayPublication, secrets, volumes},
+    services::{secrets, service_domains::GatewayPublication, volumes},
 };
 
 /// Name of a job in a plan for a run without a name.
@@ -153,7 +153,7 @@ impl ResolvedRunSpec {
 
 /// Secrets that the jobs of this specification name.
 fn secret_names(jobs: &[JobSpec]) -> BTreeSet<String> {
-    jobs.iter().flat_map(resolve::secret_names).collect()
+    jobs.iter().flat_map(references::secret_names).collect()
 }
 
 /// Rejects variables that no program can have, now instead of on a host.

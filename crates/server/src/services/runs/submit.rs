@@ -20,11 +20,11 @@ use crate::{
         repos,
         runs::{self, NewRun},
     },
+    encryption::Keyring,
     error::{Error, Result},
-    job_orders::node_key::NodeKey,
+    job_payload::node_key::NodeKey,
     limits::{self, setting},
-    secrets::Keyring,
-    services::publishing::GatewayPublication,
+    services::service_domains::GatewayPublication,
 };
 
 /// Owner, project and cause of a new run.

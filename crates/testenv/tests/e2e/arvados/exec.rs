@@ -17,8 +17,8 @@ use tokio::{
     task::JoinSet,
 };
 use windlass_testenv::{
-    queue::{QueueEnv, processes_with},
-    stage::{IMAGE, engine, load_busybox_image},
+    queue_env::{QueueEnv, processes_with},
+    test_env::{IMAGE, engine, load_busybox_image},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(60);

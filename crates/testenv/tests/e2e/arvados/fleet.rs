@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
-use windlass_testenv::{queue::QueueEnv, server::Client};
+use windlass_testenv::{queue_env::QueueEnv, server::Client};
 use windlass_testkit::slurm::{NodeSize, SlurmCluster};
 
 const TIMEOUT: Duration = Duration::from_secs(90);

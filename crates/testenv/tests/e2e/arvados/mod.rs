@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    queue::QueueEnv,
+    queue_env::QueueEnv,
     server::{TOKEN, binary},
 };
 use windlass_testkit::wait::eventually;

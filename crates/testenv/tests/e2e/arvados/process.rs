@@ -3,7 +3,7 @@
 use std::{path::Path, process::Command};
 
 use serde_json::{Value, json};
-use windlass_testenv::{queue::QueueEnv, server::binary};
+use windlass_testenv::{queue_env::QueueEnv, server::binary};
 
 /// A user who has only the `queue` right requests a plain process.
 #[tokio::test(flavor = "multi_thread")]

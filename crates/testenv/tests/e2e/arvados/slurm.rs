@@ -8,10 +8,10 @@ use std::{
 };
 
 use serde_json::json;
-use windlass_dispatch::hook::WakeSocket;
+use windlass_dispatch::wake_socket::WakeSocket;
 use windlass_sim::invariants::containers::find_violations;
 use windlass_testenv::{
-    queue::{QueueEnv, RequestedContainer, processes_with},
+    queue_env::{QueueEnv, RequestedContainer, processes_with},
     server::binary,
 };
 use windlass_testkit::slurm::{NodeSize, SlurmCluster};

@@ -3,12 +3,12 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use windlass_testkit::{
+    cli_snapshot::{CliSnapshot, SnapshotEnv as _},
     lab::{Lab, WORKER},
-    story::{CliSnapshot, SnapshotEnv as _},
 };
 
-use super::person::{DstackUser, SMALL};
-use crate::stage::{HostMode, TestEnv};
+use super::dstack_user::{DstackUser, SMALL};
+use crate::test_env::{HostMode, TestEnv};
 
 /// Writes the configuration of a fleet, with the key next to it.
 fn describe(person: &DstackUser, lab: &Lab) {

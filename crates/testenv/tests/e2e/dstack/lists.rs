@@ -3,10 +3,10 @@
 use std::process::Command;
 
 use windlass_testenv::server::TOKEN;
-use windlass_testkit::story::{CliSnapshot, SnapshotEnv as _, ran};
+use windlass_testkit::cli_snapshot::{CliSnapshot, SnapshotEnv as _, ran};
 
-use super::person::{DstackUser, SMALL};
-use crate::stage::{HostMode, TestEnv};
+use super::dstack_user::{DstackUser, SMALL};
+use crate::test_env::{HostMode, TestEnv};
 
 /// Runs git without user settings.
 fn git(person: &DstackUser, args: &[&str]) {

@@ -2,10 +2,10 @@
 //!
 //! The transcript of each command is stored in `tests/snapshots/dstack-NAME.txt`.
 
+mod api_coverage;
+mod dstack_user;
 mod fleets;
 mod lists;
-mod person;
 mod python;
 mod replay;
 mod tasks;
-mod walk;

@@ -1,9 +1,9 @@
 //! `dstack.api`, the Python client library.
 
-use windlass_testkit::story::ran;
+use windlass_testkit::cli_snapshot::ran;
 
-use super::person::DstackUser;
-use crate::stage::{HostMode, TestEnv};
+use super::dstack_user::DstackUser;
+use crate::test_env::{HostMode, TestEnv};
 
 const SCRIPT: &str = r#"
 import pathlib, time

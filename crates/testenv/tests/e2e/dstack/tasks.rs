@@ -2,12 +2,12 @@
 
 use std::fs;
 
-use windlass_testkit::story::{CliSnapshot, SnapshotEnv as _};
+use windlass_testkit::cli_snapshot::{CliSnapshot, SnapshotEnv as _};
 
-use super::person::{DstackUser, RunningCommand, SMALL};
+use super::dstack_user::{DstackUser, RunningCommand, SMALL};
 use crate::{
     containers::{IMAGE, image},
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 
 /// Writes a task that prints `up`, waits for a file, and exits with a code.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use windlass_model::managed_job::plan::Shape;
 
 use super::{job, launch, nodes::with_lab, statuses, with_hosts};
-use crate::stage::TestEnv;
+use crate::test_env::TestEnv;
 
 /// Longer than any job takes, even during other tests.
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -73,7 +73,7 @@ fn words(list: &Value) -> Vec<&str> {
 fn short_sleep(home: &Path) -> PathBuf {
     let dir = home.join("bin");
     fs::create_dir(&dir).unwrap();
-    let script = format!("#!/bin/sh\nexec /bin/sleep $(awk \"BEGIN {{ print $1 / {SHORTER} }}\")\n");
+    let script = format!("#!/bin/sh\nexec /bin/sleep $(awk \"BEGIN {{ print $1 / {SLEEP_DIVISOR} }}\")\n");
     fs::write(dir.join("sleep"), script).unwrap();
     fs::set_permissions(dir.join("sleep"), fs::Permissions::from_mode(0o755)).unwrap();
     dir
@@ -186,9 +186,12 @@ fn own_multi_node_entries() -> Vec<Value> {
 
 /// Number of concurrent nodes of a file: all tasks of a group, or the largest task otherwise.
 fn nodes_at_once(text: &str) -> usize {
-    let plan = windlass_model::sky::parse_task_file(text, &windlass_model::sky::CommandLineValues::default())
-        .unwrap()
-        .plan;
+    let plan = windlass_model::skypilot::parse_task_file(
+        text,
+        &windlass_model::skypilot::CommandLineValues::default(),
+    )
+    .unwrap()
+    .plan;
     let nodes = plan.tasks.iter().map(|task| task.nodes as usize);
     match plan.shape {
         Shape::Group(_) => nodes.sum(),

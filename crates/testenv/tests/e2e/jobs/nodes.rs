@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use windlass_testkit::lab::{Lab, LabHost};
 
 use super::{launch, runs, wait_until, wait_until_done};
-use crate::stage::{HostMode, TestEnv, host_of};
+use crate::test_env::{HostMode, TestEnv, host_of};
 
 /// A stage with a fleet of hosts with separate networks.
 pub(super) async fn with_lab(hosts: usize) -> (TestEnv, Lab) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::{launch, runs, wait_until};
-use crate::stage::{self, HostMode, TestEnv};
+use crate::test_env::{self, HostMode, TestEnv};
 
 /// The first is the cheaper one.
 const CLOUD: &str = "runtime: process\noffers:\n\
@@ -40,7 +40,7 @@ async fn preempt_machine_of(stage: &mut TestEnv, job: &Value) {
         instances.iter().find(|one| one["name"] == *name).unwrap_or_else(|| panic!("{name}: {fleet:#}"));
     let id = found["id"].as_str().unwrap();
     let books = stage.home().join("cloud.yml.d");
-    stage::preempt_machine(&books, id).unwrap();
+    test_env::preempt_machine(&books, id).unwrap();
 }
 
 async fn region_after_loss(stage: &mut TestEnv, started: &Path, strategy: &str) -> (String, String) {

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{launch, log, wait_until, wait_until_done, with_hosts};
-use crate::stage::{HostMode, TestEnv};
+use crate::test_env::{HostMode, TestEnv};
 
 #[tokio::test]
 async fn a_job_that_no_host_could_ever_take_fails_its_prechecks_with_the_reason() {

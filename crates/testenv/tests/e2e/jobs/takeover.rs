@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use windlass_testenv::{
-    hollow::HostRuntime,
     replicas::{ReplicaOptions, Replicas},
+    test_hosts::HostRuntime,
 };
 
 use super::{FINAL_STATUSES, count_starts};

@@ -11,7 +11,7 @@ use windlass_testkit::lab::Lab;
 use super::wait_for_answer;
 use crate::{
     hosts::fleet,
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(120);

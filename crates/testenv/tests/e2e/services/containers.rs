@@ -8,7 +8,7 @@ use windlass_testenv::services::{ConstantTraffic, ServiceCaller, update_run};
 use super::wait_for_answer;
 use crate::{
     containers::{IMAGE, image},
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 
 const TIMEOUT: Duration = Duration::from_secs(120);

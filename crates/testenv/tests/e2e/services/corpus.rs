@@ -11,7 +11,7 @@ use windlass_gateway::corpus::{LAST, corpus};
 use windlass_testenv::services::{ServiceCaller, free_port, probe_config, service_config};
 
 use super::wait_for_answer;
-use crate::stage::{HostMode, TestEnv};
+use crate::test_env::{HostMode, TestEnv};
 
 const BASE: &str = "/proxy/services/main/page";
 

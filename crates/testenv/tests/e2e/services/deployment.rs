@@ -17,7 +17,7 @@ use windlass_testkit::lab::Lab;
 use super::{TIMEOUT, wait_for_answer};
 use crate::{
     hosts::fleet,
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 
 /// A `windlass apply` that follows the deployment.

@@ -12,19 +12,19 @@ use windlass_testenv::{
     server::submission,
     services::{
         ConstantTraffic, GatewayProcess, ServiceCaller, free_port,
-        node::{create_gateway, create_gateway_with, wait_until_running},
+        gateway_process::{create_gateway, create_gateway_with, wait_until_running},
         probe_config, read, service_config, update_run,
     },
 };
 use windlass_testkit::{
-    chaos,
+    fault_proxy,
     lab::{Lab, LabHost},
 };
 
 use super::TIMEOUT;
 use crate::{
     hosts::fleet,
-    stage::{HostMode, TestEnv},
+    test_env::{HostMode, TestEnv},
 };
 
 /// Waits until the gateway returns this response.
@@ -300,7 +300,8 @@ async fn check_installed_gateway(lab: &Lab, also: impl FnOnce(&LabHost, &Service
     fleet(&mut stage, lab, &lab.hosts()[1..], 1).await;
     create_gateway(&mut stage, "entry", 1).await;
     // The hosts reach this machine at a different address than the server listens on.
-    let front = chaos::FaultProxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
+    let front =
+        fault_proxy::FaultProxy::tcp_at(&format!("{}:0", lab.gateway()), stage.address(), 1).await.unwrap();
     let (url, edge) = (format!("http://{}", front.address()), lab.host(1));
     let (key, at) = (format!("IdentityFile={}", lab.key_file().display()), format!("root@{}", edge.addr()));
     let options = ["IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", &key];

@@ -5,7 +5,7 @@ mod containers;
 mod corpus;
 mod deployment;
 mod gateway;
-mod reach;
+mod request_path;
 mod restart;
 mod shared;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use windlass_testenv::services::{HttpResponse, ServiceCaller, TIMEOUT};
 
-use crate::stage::TestEnv;
+use crate::test_env::TestEnv;
 
 /// Waits until a service responds with this status and text.
 async fn wait_for_answer(

@@ -2,19 +2,19 @@
 
 use windlass_testenv::services::{
     ConstantTraffic, GatewayProcess, ServiceCaller, free_port,
-    node::{create_gateway, wait_until_running},
+    gateway_process::{create_gateway, wait_until_running},
     probe_config, service_config, update_run,
 };
-use windlass_testkit::chaos;
+use windlass_testkit::fault_proxy;
 
 use super::TIMEOUT;
-use crate::stage::{HostMode, TestEnv};
+use crate::test_env::{HostMode, TestEnv};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_and_started_again() {
     let mut stage = TestEnv::new(HostMode::Processes).await;
     // A restarted server has another port; its gateway has one address.
-    let mut front = chaos::FaultProxy::tcp(stage.address(), 1).await.unwrap();
+    let mut front = fault_proxy::FaultProxy::tcp(stage.address(), 1).await.unwrap();
     let address = front.address().to_owned();
     let token = create_gateway(&mut stage, "entry", 1).await;
     let port = free_port();
@@ -40,7 +40,7 @@ async fn no_request_through_a_gateway_fails_while_the_server_is_stopped_killed_a
         traffic.goes_on();
         drop(front);
         stage.start().await;
-        front = chaos::FaultProxy::tcp_at(&address, stage.address(), 1).await.unwrap();
+        front = fault_proxy::FaultProxy::tcp_at(&address, stage.address(), 1).await.unwrap();
         traffic.goes_on();
     }
     // The gateway receives the state of the new server: nothing of the old one remains.

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use windlass_testenv::{
-    hollow::HostRuntime,
     replicas::{ReplicaOptions, Replicas},
     services::{ConstantTraffic, ServiceCaller, TIMEOUT, free_port, probe_config, service_config},
+    test_hosts::HostRuntime,
 };
 
 const PATH: &str = "/proxy/services/main/page/";

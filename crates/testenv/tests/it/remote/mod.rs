@@ -1,7 +1,7 @@
 //! Real SSH hosts: the backend `remote` with the real agent on hosts of the lab.
 
-mod ground;
-mod life;
-mod promises;
+mod backend_contract;
+mod fixtures;
+mod lifecycle;
 mod refusals;
 mod systemd;

@@ -5,7 +5,7 @@ use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{GUEST, Lab};
 use windlass_tunnel::{LoginKey, SshDestination};
 
-use super::ground::{agent, create_instance, create_refused, order, remote, ssh_site};
+use super::fixtures::{agent, create_instance, create_refused, order, remote, ssh_site};
 
 /// A key that is not authorised.
 fn unauthorized_key(lab: &Lab) -> LoginKey {

@@ -10,7 +10,7 @@ use windlass_testenv::ssh::SshTarget as _;
 use windlass_testkit::lab::{Lab, LabHost};
 use windlass_testkit::wait::eventually_async;
 
-use super::ground::{agent, create_instance, order, pids, remote, shim, start_task};
+use super::fixtures::{agent, create_instance, order, pids, remote, shim, start_task};
 
 const SHIM: &str = "agent shim";
 
@@ -59,7 +59,7 @@ async fn f15_systemd_keeps_the_agent_through_a_crash_a_reboot_and_an_upgrade() {
     bytes.extend(b"the next version");
     fs::write(dir.join("fresh"), &bytes).unwrap();
     fs::rename(dir.join("fresh"), &binary).unwrap();
-    let found = super::life::wait_until_found(&remote, &order, &machine).await;
+    let found = super::lifecycle::wait_until_found(&remote, &order, &machine).await;
     assert!(matches!(found, InstanceState::Running(_)), "{found:?}");
     assert_ne!(pids(host, SHIM), third);
     assert!(!runners.is_empty());

@@ -5,8 +5,8 @@
 //! answers a name that is not UTF-8 under the wrong request number, and it loops without end if its stream fails in
 //! another way than by closing.
 
-mod files;
-mod wire;
+mod file_server;
+mod packet;
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use std::{
     process::ExitCode,
 };
 
-use self::{files::FileServer, wire::PACKET_MAX};
+use self::{file_server::FileServer, packet::PACKET_MAX};
 
 /// Serves requests from standard input to standard output until the end of input.
 pub(super) fn serve() -> ExitCode {

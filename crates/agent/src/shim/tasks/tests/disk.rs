@@ -1,7 +1,7 @@
 //! A task that uses more disk than it requested.
 
 use super::*;
-use crate::shim::disk::check_limits;
+use crate::shim::disk_limit::check_limits;
 
 #[tokio::test]
 async fn a_task_that_holds_more_disk_than_it_asked_for_is_ended_and_says_so() {

@@ -19,7 +19,7 @@ use crate::{
         BindMount, Exit, FoundState, FoundTask, Handle, PolicyLimits, PreparedTask, ProgressCallback,
         RegistryAuth, Runtime, RuntimeError, RuntimeFuture,
     },
-    taskdir::TaskDir,
+    task_dir::TaskDir,
 };
 
 /// Containers of a host.

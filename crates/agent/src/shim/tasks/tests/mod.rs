@@ -4,7 +4,7 @@ mod calls;
 mod disk;
 mod fake;
 mod gpus;
-mod lives;
+mod lifecycle;
 mod restarts;
 
 use std::{sync::Arc, time::Duration};
@@ -18,7 +18,7 @@ use self::fake::{FakeHost, RecordingObserver};
 use super::*;
 use crate::{
     host::gpu::{Gpu, Vendor},
-    shim::journal::{Record, check},
+    shim::journal::{Record, invariants},
 };
 
 pub(super) fn id(n: u128) -> SubmissionId {
@@ -116,7 +116,7 @@ impl TestHost {
     /// Checks all invariants of the journal, and that nothing runs twice or holds resources of others.
     #[track_caller]
     fn check(&self) {
-        assert_eq!(check::violations(&self.records()), Vec::<String>::new());
+        assert_eq!(invariants::violations(&self.records()), Vec::<String>::new());
         let world = self.fake.0.lock();
         assert!(world.starts.values().all(|count| *count == 1), "{:?}", world.starts);
     }

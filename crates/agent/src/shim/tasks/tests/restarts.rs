@@ -218,7 +218,7 @@ fn a_rewritten_journal_keeps_the_living_and_the_graves() {
         record(8, 5, 10 * day, JournalEvent::Submitted),
         record(9, 5, 10 * day, JournalEvent::Withdrawn),
     ];
-    let kept = replay::retained_records(records, 31 * day);
+    let kept = journal_replay::retained_records(records, 31 * day);
     // The tombstone of 3 is too old, 5 never existed.
     assert_eq!(kept.iter().map(|record| record.seq).collect::<Vec<_>>(), [1, 5, 6, 7]);
 }
@@ -294,7 +294,7 @@ async fn a_runtime_that_is_away_at_the_start_is_waited_for() {
 
 #[test]
 fn g2_every_finding_has_its_verdict() {
-    use replay::{RecoveryAction, recovery_action};
+    use journal_replay::{RecoveryAction, recovery_action};
     let state = |status, starting: bool, started: bool| {
         let mut state = TaskState::new(1);
         state.status = status;

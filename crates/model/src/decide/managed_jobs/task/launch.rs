@@ -2,9 +2,10 @@
 
 use super::TaskPass;
 use crate::{
+    deadline_policy::Market,
     decide::managed_jobs::{
         AttemptAction, AttemptObservation, SubmitAttempt,
-        judge::{AttemptInstances, AttemptOutcome, classify_end},
+        classify_end::{AttemptInstances, AttemptOutcome, classify_end},
         slots::backoff,
     },
     managed_job::{
@@ -12,7 +13,6 @@ use crate::{
         plan::RecoveryStrategy,
         record::{AttemptPhase, NodeLocation},
     },
-    spot::Market,
     time::Span,
 };
 

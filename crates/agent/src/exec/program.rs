@@ -1,0 +1,618 @@
+//! The program of a container: its directory, its control group, its output and its exit.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _},
+    process::{Child, ChildStdin, Command},
+    sync::mpsc,
+};
+
+use super::{
+    AttemptError,
+    guard::{ENVIRONMENT_FILE, ROOT_DIR, START_ERROR_FILE, groups},
+    image::{
+        ContainerSpec, Engine, EngineReport, Network, Runtime, allow_process, choose_engine, confine,
+        host_for_bridge,
+    },
+    process_isolation::{UserClaim, UserRange, chown_tree, reject_symlinks},
+};
+use crate::cgroup::{
+    cloud_metadata,
+    task::{TaskGroup, TaskLimits},
+};
+use windlass_model::queue::{REFUSED_REASON, reuse::IMAGE_IGNORED};
+
+/// Maximum number of output chunks that wait to be received. A program that writes faster is blocked.
+const OUTPUT_QUEUE_MAX: usize = 64;
+const CHUNK_BYTES: usize = 64 * 1024;
+/// Variables of the executor's environment that are passed to the command-line programs of engines.
+const ENGINE_VARIABLES: [&str; 5] = ["PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR", "TMPDIR"];
+
+/// Prefixes of variables that configure the programs of engines and the libraries they use. Variables of a container
+/// must not affect them.
+const ENGINE_VARIABLE_PREFIXES: [&str; 12] = [
+    "BUILDAH_",
+    "CONTAINER",
+    "DOCKER_",
+    "GCONV_",
+    "GLIBC_",
+    "GO",
+    "LD_",
+    "MALLOC_",
+    "PODMAN_",
+    "REGISTRY_",
+    "STORAGE_",
+    "XDG_",
+];
+
+/// Variables that select the GPUs of a program.
+const GPU_VARIABLES: [&str; 5] = [
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "GPU_DEVICE_ORDINAL",
+];
+/// Prefix of the variables that Slurm sets for jobs.
+const SLURM_PREFIX: &str = "SLURM_";
+/// Variables of Slurm that are for clients of the cluster and not for programs.
+const SLURM_VARIABLES_HIDDEN: [&str; 2] = ["SLURM_JWT", "SLURM_CONF"];
+
+/// Reason for which a program was stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EndRequest {
+    Stopped,
+    TimedOut,
+}
+
+/// Inputs of an attempt.
+pub(super) struct ProgramSpec<'a> {
+    /// `UUID.NUMBER`.
+    pub(super) name: &'a str,
+    pub(super) record: &'a Value,
+    pub(super) secrets: &'a Value,
+    pub(super) dir: &'a Path,
+    /// True if the directory is removed with the attempt.
+    pub(super) is_own: bool,
+    /// Token for the program.
+    pub(super) token: &'a str,
+    pub(super) host: &'a str,
+    /// True if a program cannot verify the certificate of `host`.
+    pub(super) is_unknown: bool,
+    pub(super) runtime: Runtime,
+    pub(super) allow_process: bool,
+    /// User ids for plain processes, used if the executor is root.
+    pub(super) users: UserRange,
+    /// Paths that are hidden from plain processes.
+    pub(super) hidden: &'a [PathBuf],
+    pub(super) network: Network,
+    /// Policy file of this host.
+    pub(super) policy: &'a Path,
+}
+
+pub(super) struct Program {
+    /// Command that the guard runs.
+    command: Vec<String>,
+    /// Command that the guard runs if the executor dies.
+    after: Vec<String>,
+    environment: Vec<(String, String)>,
+    dir: PathBuf,
+    is_own: bool,
+    cwd: PathBuf,
+    /// `UUID.NUMBER`, also the name of the control group.
+    attempt: String,
+    group: TaskGroup,
+    oom_before: u64,
+    engine: Option<Engine>,
+    /// Separate user of a plain process.
+    claim: Option<UserClaim>,
+    hidden: Vec<PathBuf>,
+    /// Set if the image was ignored.
+    warning: Option<String>,
+    started: std::sync::OnceLock<std::time::Instant>,
+}
+
+pub(super) struct RunningProgram {
+    pub(super) child: Child,
+    pub(super) output: mpsc::Receiver<(&'static str, Vec<u8>)>,
+    guard: Option<Pid>,
+    /// Pipe to the guard, which has the other end. Not left in the child: waiting for the child would close it.
+    lifeline: Option<ChildStdin>,
+}
+
+impl RunningProgram {
+    /// Sends SIGTERM to the guard, which forwards it to the program.
+    pub(super) fn request_stop(&self) {
+        if let Some(guard) = self.guard {
+            // A process that has already exited needs no signal.
+            let _ = kill_process(guard, Signal::TERM);
+        }
+    }
+
+    /// Closes the pipe. The guard treats that as the death of the executor and kills everything.
+    pub(super) fn kill(&mut self) {
+        drop(self.lifeline.take());
+    }
+}
+
+/// Options for a new file that no other user can read.
+fn options() -> fs::OpenOptions {
+    let mut options = fs::File::options();
+    options.create(true).truncate(true).write(true).mode(0o600);
+    options
+}
+
+fn has_lines(value: &str) -> bool {
+    value.contains(['\n', '\r'])
+}
+
+/// Returns how a container's variables are passed to Docker: a file, and the names of those with several lines. Nothing
+/// for Apptainer, which uses a prefix.
+fn engine_variables<'a>(
+    engine: Engine,
+    variables: &'a [(String, String)],
+    root: &Path,
+) -> Result<(Option<PathBuf>, Vec<&'a str>), AttemptError> {
+    if let Engine::Apptainer(_) = engine {
+        return Ok((None, Vec::new()));
+    }
+    let (long, short): (Vec<_>, Vec<_>) = variables.iter().partition(|(_, value)| has_lines(value));
+    let is_odd =
+        |name: &str| name.is_empty() || name.contains(|c: char| c.is_whitespace() || "=#".contains(c));
+    let is_engines = |name: &str| {
+        ENGINE_VARIABLES.contains(&name)
+            || ENGINE_VARIABLE_PREFIXES.iter().any(|start| name.starts_with(start))
+    };
+    let odd = variables.iter().find(|(name, value)| is_odd(name) || (has_lines(value) && is_engines(name)));
+    if let Some((name, _)) = odd {
+        let why = format!("the environment's `{}` cannot be had in an image", name.escape_debug());
+        return Err(AttemptError::CannotRun { reason: REFUSED_REASON, why });
+    }
+    let path = root.join(ENVIRONMENT_FILE);
+    let lines: String = short.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+    let written = options().open(&path).and_then(|mut file| file.write_all(lines.as_bytes()));
+    written.map_err(AttemptError::Host)?;
+    Ok((Some(path), long.iter().map(|(name, _)| name.as_str()).collect()))
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// Joins a path to the root so that it stays inside, whatever components it has.
+fn inside(root: &Path, target: &str) -> PathBuf {
+    let parts = Path::new(target).components().filter_map(|part| match part {
+        std::path::Component::Normal(part) => Some(part),
+        std::path::Component::Prefix(_)
+        | std::path::Component::RootDir
+        | std::path::Component::CurDir
+        | std::path::Component::ParentDir => None,
+    });
+    parts.fold(root.to_owned(), |path, part| path.join(part))
+}
+
+impl Program {
+    /// Performs everything that can fail before the program runs.
+    pub(super) async fn prepare(given: &ProgramSpec<'_>) -> Result<Self, AttemptError> {
+        let record = given.record;
+        let image = record["container_image"].as_str().unwrap_or_default();
+        let (engine, warning) = choose_engine(given.runtime, given.allow_process, image).await?;
+        let gpus = std::env::var(GPU_VARIABLES[0]).ok().filter(|gpus| !gpus.is_empty());
+        let mut confinement = None;
+        let mut host = given.host.to_owned();
+        if let Some(engine) = engine {
+            let wanted = [&record["mounts"], given.secrets].into_iter().filter_map(Value::as_object);
+            let wanted: Vec<String> = wanted.flat_map(|mounts| mounts.keys().cloned()).collect();
+            let kept_in = confine(given.policy, engine, image, given.network, &wanted, gpus.as_deref())?;
+            if kept_in.network != "host" {
+                host = host_for_bridge(&host, engine.ensure_network().await?);
+            }
+            engine.pull_image(image).await?;
+            confinement = Some(kept_in);
+        }
+        if engine.is_none() {
+            allow_process(given.policy)?;
+        }
+        let claim = if engine.is_none() && rustix::process::geteuid().is_root() {
+            Some(UserClaim::take(given.users, given.name).map_err(AttemptError::Host)?)
+        } else {
+            None
+        };
+        let root = given.dir.join(ROOT_DIR);
+        fs::create_dir_all(&root).map_err(AttemptError::Host)?;
+        fs::set_permissions(&root, fs::Permissions::from_mode(0o700)).map_err(AttemptError::Host)?;
+        let mut targets = create_mounts(&root, &record["mounts"])?;
+        targets.extend(create_mounts(&root, given.secrets)?);
+        let wants = &record["runtime_constraints"];
+        let (memory, cpus) = (wants["ram"].as_u64(), wants["vcpus"].as_u64());
+        // The engine limits its containers; its command-line program needs no limit.
+        let limits = TaskLimits { cpu: None, memory: memory.filter(|_| engine.is_none()), pids: None };
+        let (group, unenforced) = groups().map_err(AttemptError::Host)?.make(given.name, &limits);
+        for limit in unenforced {
+            super::print_message(&limit.to_string());
+        }
+        if claim.is_some() {
+            let closed = group
+                .group
+                .v2
+                .as_deref()
+                .map_or(Err(io::ErrorKind::Unsupported.into()), cloud_metadata::block);
+            if let Err(error) = closed {
+                super::print_message(&format!(
+                    "the cloud's metadata address is not refused to the program: {error}"
+                ));
+            }
+        }
+        let oom_before = group.group.oom_kills();
+        let mut work = Self {
+            command: texts(&record["command"]),
+            after: Vec::new(),
+            environment: environment(given, &host),
+            dir: given.dir.to_owned(),
+            is_own: given.is_own,
+            cwd: root.clone(),
+            attempt: given.name.to_owned(),
+            group,
+            oom_before,
+            engine,
+            claim,
+            hidden: given.hidden.to_vec(),
+            warning,
+            started: std::sync::OnceLock::new(),
+        };
+        let asked = record["cwd"].as_str().unwrap_or_default();
+        let ready = match (engine, confinement) {
+            (Some(engine), Some(confinement)) => {
+                let binds = targets.iter().map(|target| (inside(&root, target), target.clone())).collect();
+                let name = work.container_name();
+                let variables = work.environment.clone();
+                let (env_file, names) = match engine_variables(engine, &variables, &root) {
+                    Ok(told) => told,
+                    Err(stopped) => {
+                        work.clean_up().await;
+                        return Err(stopped);
+                    }
+                };
+                let order = ContainerSpec {
+                    name: &name,
+                    image,
+                    command: &work.command.clone(),
+                    cwd: if asked == "." { "" } else { asked },
+                    binds,
+                    env_file,
+                    names,
+                    memory,
+                    cpus,
+                    gpus,
+                    confinement,
+                };
+                work.prepare_container(engine, &order);
+                Ok(())
+            }
+            (None | Some(_), _) => work.prepare_process(&root, asked),
+        };
+        match ready {
+            Ok(()) => Ok(work),
+            Err(stopped) => {
+                work.clean_up().await;
+                Err(stopped)
+            }
+        }
+    }
+
+    fn prepare_process(&mut self, root: &Path, cwd: &str) -> Result<(), AttemptError> {
+        self.cwd = if cwd.is_empty() || cwd == "." { root.to_owned() } else { inside(root, cwd) };
+        fs::create_dir_all(&self.cwd).map_err(AttemptError::Host)?;
+        let path = self.environment.iter().rfind(|(name, _)| name == "PATH").map(|(_, value)| value.clone());
+        let path = path
+            .or_else(|| std::env::var("PATH").ok())
+            .unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".to_owned());
+        let program = self.command.first().cloned().unwrap_or_default();
+        if !program_exists(&program, &path, &self.cwd) {
+            let why = format!("the program `{program}` is not on this machine");
+            return Err(AttemptError::CannotRun { reason: "start_failed", why });
+        }
+        let root = root.display().to_string();
+        let own = [("PATH", path), ("HOME", root.clone()), ("WINDLASS_ROOT", root)];
+        let own = own.map(|(name, value)| (name.to_owned(), value));
+        // Variables of the container come last and therefore take precedence.
+        self.environment.splice(0..0, own);
+        match &self.claim {
+            Some(claim) => chown_tree(&self.dir.join(ROOT_DIR), claim.uid).map_err(AttemptError::Host),
+            None => Ok(()),
+        }
+    }
+
+    fn prepare_container(&mut self, engine: Engine, order: &ContainerSpec<'_>) {
+        (self.command, self.after) = engine.words(order);
+        for words in [&mut self.command, &mut self.after] {
+            // By its path: the container may set its own `PATH`.
+            if let Some(program) = words.first_mut() {
+                *program = program_path(program);
+            }
+        }
+        // The engine's program receives its own variables, and of the container's only those that do not affect it:
+        // otherwise the author of a container could load a library into it.
+        let theirs =
+            ENGINE_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?)));
+        let mut environment: Vec<(String, String)> = theirs.collect();
+        match engine {
+            Engine::Apptainer(_) => {
+                let inside = |name: &str| format!("APPTAINERENV_{name}");
+                environment.extend(self.environment.drain(..).map(|(name, value)| (inside(&name), value)));
+            }
+            Engine::Docker(_) => {
+                environment.extend(self.environment.drain(..).filter(|(_, value)| has_lines(value)));
+            }
+        }
+        self.environment = environment;
+    }
+
+    pub(super) fn start(&self) -> io::Result<RunningProgram> {
+        // Not as the guard's own environment: these variables belong to the program, and other processes must not read
+        // them.
+        let mut file = options().open(self.dir.join(ENVIRONMENT_FILE))?;
+        file.write_all(json!(self.environment).to_string().as_bytes())?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("exec-guard").arg("--dir").arg(&self.dir).args(["--group", &self.attempt]);
+        if self.is_own {
+            command.arg("--whole");
+        }
+        if self.engine.is_none() {
+            command.arg("--plain");
+        }
+        if let Some(claim) = &self.claim {
+            // Directories of attempts have a common parent, unless each has a separate location.
+            let above = self.dir.parent().filter(|_| !self.is_own);
+            command.args(["--user", &claim.uid.to_string()]).arg("--apart").arg(above.unwrap_or(&self.dir));
+            for path in &self.hidden {
+                command.arg("--hide").arg(path);
+            }
+        }
+        for word in &self.after {
+            command.arg("--after").arg(word);
+        }
+        command
+            .arg("--")
+            .args(&self.command)
+            .env_clear()
+            .current_dir(&self.cwd)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        let mut child = command.spawn()?;
+        let _ = self.started.set(std::time::Instant::now());
+        let (pieces, output) = mpsc::channel(OUTPUT_QUEUE_MAX);
+        if let Some(stdout) = child.stdout.take() {
+            tokio::spawn(forward_output("stdout", stdout, pieces.clone()));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            tokio::spawn(forward_output("stderr", stderr, pieces));
+        }
+        let guard = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        let lifeline = child.stdin.take();
+        Ok(RunningProgram { child, output, guard, lifeline })
+    }
+
+    /// Name of the container in the engine.
+    fn container_name(&self) -> String {
+        format!("windlass-{}", self.attempt)
+    }
+
+    pub(super) async fn kill(&self) {
+        self.group.kill();
+        if let Some(engine) = self.engine {
+            engine.remove(&self.container_name()).await;
+        }
+    }
+
+    /// Kills processes that outlived the program; the engine still has the exit status.
+    pub(super) fn kill_leftovers(&self) {
+        self.group.kill();
+    }
+
+    /// Builds the final update of the container: how it ended, and what it used.
+    pub(super) async fn ending(&self, status: ExitStatus, told: Option<EndRequest>) -> Value {
+        let mut said = json!({ "usage": self.usage() });
+        if let Some(warning) = &self.warning {
+            said["warning"] = warning.as_str().into();
+            said[IMAGE_IGNORED] = "true".into();
+        }
+        let verdict = match self.engine {
+            Some(engine) => engine.verdict(&self.container_name()).await,
+            None => EngineReport::default(),
+        };
+        if let Ok(why) = fs::read_to_string(self.dir.join(START_ERROR_FILE)) {
+            said["reason"] = "start_failed".into();
+            said["error"] = format!("start the program: {why}").into();
+            return json!({ "state": "Cancelled", "runtime_status": said });
+        }
+        if let (None, Some(refusal)) = (told, verdict.refusal()) {
+            return refusal;
+        }
+        if verdict.out_of_memory || self.group.group.oom_kills() > self.oom_before {
+            said["reason"] = "oom_killed".into();
+            said["error"] = "it used more memory than it asked for".into();
+            return json!({ "state": "Complete", "exit_code": 137, "runtime_status": said });
+        }
+        match told {
+            Some(EndRequest::TimedOut) => {
+                said["reason"] = "max_run_time".into();
+                said["error"] = "it ran longer than it may".into();
+                json!({ "state": "Cancelled", "runtime_status": said })
+            }
+            Some(EndRequest::Stopped) => {
+                said["error"] = "it was told to stop".into();
+                json!({ "state": "Cancelled", "runtime_status": said })
+            }
+            // The status of a guard that was killed does not describe the program.
+            None if status.code().is_none() => {
+                said["reason"] = "crashed".into();
+                said["error"] = "its keeper was killed".into();
+                json!({ "state": "Cancelled", "runtime_status": said })
+            }
+            None => {
+                json!({ "state": "Complete", "exit_code": status.code(), "runtime_status": said })
+            }
+        }
+    }
+
+    /// Returns the resource usage. Containers of Docker run in groups of the engine, which are not counted here.
+    fn usage(&self) -> Value {
+        let group = &self.group.group;
+        let counted = match self.engine {
+            None | Some(Engine::Apptainer(_)) => true,
+            Some(Engine::Docker(_)) => false,
+        };
+        let wall = self.started.get().map(|at| u64::try_from(at.elapsed().as_micros()).unwrap_or(u64::MAX));
+        let mut usage = json!({
+            "cpu_us": group.usage().cpu_us.filter(|_| counted),
+            "memory_peak": group.memory_peak().filter(|_| counted),
+            "wall_us": wall,
+        });
+        if let Some(usage) = usage.as_object_mut() {
+            usage.retain(|_, value| !value.is_null());
+        }
+        usage
+    }
+
+    /// Returns the host's path of a path of the container, once none of its processes run. Changes the owner of files
+    /// of the program's user to root.
+    pub(super) fn reclaim_path(&self, path: &str) -> io::Result<PathBuf> {
+        let root = self.dir.join(ROOT_DIR);
+        let path = reject_symlinks(&root, &inside(&root, path))?;
+        if self.claim.is_some() && path.exists() {
+            chown_tree(&path, 0)?;
+        }
+        Ok(path)
+    }
+
+    pub(super) async fn clean_up(&self) {
+        if let Some(engine) = self.engine {
+            engine.remove(&self.container_name()).await;
+        }
+        if let Err(error) = self.group.remove() {
+            super::print_message(&format!("remove the control group: {error}"));
+        }
+        let _ = fs::remove_dir_all(self.dir.join(ROOT_DIR));
+        let _ = fs::remove_file(self.dir.join(ENVIRONMENT_FILE));
+    }
+}
+
+/// Returns the variables for the API, if the container requests it, followed by those of Slurm, of GPUs and of the
+/// container.
+fn environment(given: &ProgramSpec<'_>, host: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    if given.record["runtime_constraints"]["API"] == true {
+        all.push(("ARVADOS_API_HOST".to_owned(), host.to_owned()));
+        all.push(("ARVADOS_API_TOKEN".to_owned(), given.token.to_owned()));
+        // The client always uses TLS, and would reject a certificate that it does not know.
+        all.extend(given.is_unknown.then(|| ("ARVADOS_API_HOST_INSECURE".to_owned(), "1".to_owned())));
+    }
+    let of_slurm =
+        |name: &String| name.starts_with(SLURM_PREFIX) && !SLURM_VARIABLES_HIDDEN.contains(&name.as_str());
+    // Variables that are not UTF-8 are left out.
+    let texts = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    all.extend(texts.filter(|(name, _)| of_slurm(name)));
+    // GPUs that the parent process assigned to this executor.
+    all.extend(GPU_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), std::env::var(name).ok()?))));
+    let own = given.record["environment"].as_object().into_iter().flatten();
+    all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
+    all
+}
+
+/// Creates the mounts that are directories and small files, and returns their targets. Mounts that need a file store
+/// are not supported.
+fn create_mounts(root: &Path, mounts: &Value) -> Result<Vec<String>, AttemptError> {
+    let mut targets = Vec::new();
+    for (target, create_mounts) in mounts.as_object().into_iter().flatten() {
+        let path = inside(root, target);
+        targets.push(target.clone());
+        let kind = create_mounts["kind"].as_str().unwrap_or_default();
+        let content = match kind {
+            "tmp" => {
+                fs::create_dir_all(&path).map_err(AttemptError::Host)?;
+                continue;
+            }
+            "text" => create_mounts["content"].as_str().unwrap_or_default().to_owned(),
+            "json" => create_mounts["content"].to_string(),
+            other => {
+                let why = format!("mount `{target}` of kind `{other}` cannot be had here");
+                return Err(AttemptError::CannotRun { reason: "start_failed", why });
+            }
+        };
+        if let Some(above) = path.parent() {
+            fs::create_dir_all(above).map_err(AttemptError::Host)?;
+        }
+        fs::write(&path, content).map_err(AttemptError::Host)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(AttemptError::Host)?;
+    }
+    Ok(targets)
+}
+
+fn program_exists(program: &str, path: &str, cwd: &Path) -> bool {
+    if program.contains('/') {
+        return cwd.join(program).is_file();
+    }
+    !program.is_empty() && path.split(':').any(|dir| Path::new(dir).join(program).is_file())
+}
+
+/// Returns the path of a program found in `PATH`; its name if it is not found.
+fn program_path(program: &str) -> String {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file());
+    found.map_or_else(|| program.to_owned(), |path| path.display().to_string())
+}
+
+async fn forward_output(
+    name: &'static str,
+    mut from: impl AsyncRead + Unpin,
+    to: mpsc::Sender<(&'static str, Vec<u8>)>,
+) {
+    let mut buffer = vec![0; CHUNK_BYTES];
+    while let Ok(length @ 1..) = from.read(&mut buffer).await {
+        if to.send((name, buffer[..length].to_vec())).await.is_err() {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_testkit::temp_dir;
+
+    use super::*;
+
+    fn variables(all: &[(&str, &str)]) -> Vec<(String, String)> {
+        all.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn variables_of_a_container_are_none_of_its_engines_program() {
+        let dir = temp_dir("variables").unwrap();
+        let docker = Engine::Docker("docker");
+        let asked = variables(&[("LD_PRELOAD", "/out/x.so"), ("DOCKER_HOST", "tcp://a"), ("KEY", "a\nb")]);
+        let (file, names) = engine_variables(docker, &asked, dir.path()).unwrap();
+        assert_eq!(names, ["KEY"], "only what has several lines is in its environment");
+        let text = fs::read_to_string(file.unwrap()).unwrap();
+        assert_eq!(text, "LD_PRELOAD=/out/x.so\nDOCKER_HOST=tcp://a\n");
+        for odd in
+            [("LD_PRELOAD", "/a\n/b"), ("PATH", "a\nb"), ("#A", "b"), ("A B", "c"), ("", "x"), ("A=B", "c")]
+        {
+            assert!(engine_variables(docker, &variables(&[odd]), dir.path()).is_err(), "{odd:?}");
+        }
+        let apptainer = engine_variables(Engine::Apptainer("apptainer"), &asked, dir.path()).unwrap();
+        assert_eq!(apptainer, (None, Vec::new()));
+    }
+}

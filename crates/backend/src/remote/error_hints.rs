@@ -1,0 +1,162 @@
+//! Conversion of SSH errors to backend errors: with a hint for users, and whether a retry can help.
+
+use std::{error::Error as _, io::ErrorKind};
+
+use windlass_tunnel::{SshDestination, TunnelError};
+
+use crate::BackendError;
+
+/// Converts an error, for the message and the decision to retry.
+pub(super) fn to_backend_error(error: &TunnelError, target: &SshDestination) -> BackendError {
+    let cause = error.cause();
+    let (host, is_gate) = (cause.host(), cause.host() != target.name());
+    let who = if is_gate { format!("jump host {host}") } else { host.to_owned() };
+    let unavailable = |what, said: String| {
+        let said = match error {
+            TunnelError::BackingOff { wait, .. } => {
+                format!("{said}. The next try is in {} s", wait.as_secs())
+            }
+            TunnelError::Lookup { .. }
+            | TunnelError::NotAllowed { .. }
+            | TunnelError::Connect { .. }
+            | TunnelError::Timeout { .. }
+            | TunnelError::HostKeyChanged { .. }
+            | TunnelError::Denied { .. }
+            | TunnelError::Protocol { .. }
+            | TunnelError::Command { .. }
+            | TunnelError::ChecksumMismatch { .. } => said,
+        };
+        BackendError::Unavailable { what, said }
+    };
+    match cause {
+        TunnelError::HostKeyChanged { expected, shown, .. } => BackendError::HostKeyChanged {
+            host: who,
+            expected: expected.to_string(),
+            shown: shown.to_string(),
+        },
+        TunnelError::Denied { user, offered, .. } => BackendError::Refused {
+            what: "log in",
+            said: format!(
+                "{who} accepts none of the {offered} keys for user `{user}`. Is the user right, and is the public key \
+                 in ~{user}/.ssh/authorized_keys there?"
+            ),
+        },
+        TunnelError::NotAllowed { .. } => BackendError::Refused {
+            what: "connect",
+            said: format!(
+                "{who} cannot be reached: its address is not allowed for hosts. The operator of the server allows \
+                 networks with `--allow-host-networks`"
+            ),
+        },
+        TunnelError::Lookup { said, .. } => {
+            unavailable("connect", format!("the name of {who} has no address: {said}. Is it spelled right?"))
+        }
+        TunnelError::Connect { source, .. } => {
+            let hint = connect_hint(source.kind());
+            unavailable("connect", format!("{who}: {source}: {hint}"))
+        }
+        TunnelError::Timeout { what, limit, .. } => {
+            let said = format!(
+                "{who} did not {what} within {} s: it is overloaded, hangs or was cut off",
+                limit.as_secs()
+            );
+            unavailable("connect", said)
+        }
+        TunnelError::Protocol { what, source, .. } if *what == "connect through the jump host" => {
+            unavailable(
+                "connect",
+                format!("the jump host cannot reach {host}: {source}. Is the address right from there?"),
+            )
+        }
+        TunnelError::Protocol { what, source, .. } => {
+            let mut said = format!("{who}: {what}: {source}");
+            let mut below = source.source();
+            while let Some(deeper) = below {
+                said += &format!(": {deeper}");
+                below = deeper.source();
+            }
+            unavailable("talk to the host", said)
+        }
+        TunnelError::Command { said, status, .. } => unavailable(
+            "work on the host",
+            format!("a command ended with {status}: {}", super::shell_scripts::said(said)),
+        ),
+        TunnelError::ChecksumMismatch { .. } => unavailable("upload the agent", cause.to_string()),
+        // A cause is never `BackingOff`.
+        TunnelError::BackingOff { .. } => unavailable("connect", cause.to_string()),
+    }
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "a foreign enum that grows; only these say something here"
+)]
+fn connect_hint(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::ConnectionRefused => "no SSH server listens there. Is it running, and is the port right?",
+        ErrorKind::TimedOut => "no answer. Is the host up, and does a firewall drop the port?",
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            "there is no way to it. Is the host up, and is the address right?"
+        }
+        _ => "is the host up?",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, sync::Arc, time::Duration};
+
+    use windlass_tunnel::{HostKey, HostKeyPin};
+
+    use super::*;
+
+    fn target() -> SshDestination {
+        let (keys, pin, via) = (Vec::new(), HostKeyPin::FirstUse, None);
+        SshDestination { host: "gpu-1".into(), port: 22, user: "ada".into(), keys, pin, via }
+    }
+
+    #[track_caller]
+    fn check(error: TunnelError, is_final: bool, words: &[&str]) {
+        let told = to_backend_error(&error, &target());
+        let refused = matches!(told, BackendError::Refused { .. } | BackendError::HostKeyChanged { .. });
+        assert_eq!(refused, is_final, "{told}");
+        for word in words {
+            assert!(told.to_string().contains(word), "{told}");
+        }
+    }
+
+    #[test]
+    fn f18_each_way_to_fail_has_its_own_words_and_a_hint() {
+        let ours = || "ada@gpu-1:22".to_owned();
+        let connect =
+            |host: String, kind: io::ErrorKind| TunnelError::Connect { host, source: Arc::new(kind.into()) };
+        check(connect(ours(), ErrorKind::ConnectionRefused), false, &["ada@gpu-1:22", "is the port right?"]);
+        check(connect(ours(), ErrorKind::TimedOut), false, &["firewall"]);
+        check(connect(ours(), ErrorKind::HostUnreachable), false, &["there is no way to it"]);
+        check(connect("eve@gate:22".into(), ErrorKind::ConnectionRefused), false, &["jump host eve@gate:22"]);
+        let denied = TunnelError::Denied { host: ours(), user: "ada".into(), offered: 2 };
+        check(denied.clone(), true, &["none of the 2 keys", "authorized_keys"]);
+        let wait = Duration::from_secs(9);
+        check(TunnelError::BackingOff { last: Arc::new(denied), wait }, true, &["none of the 2 keys"]);
+        let refused = Arc::new(connect(ours(), ErrorKind::ConnectionRefused));
+        check(
+            TunnelError::BackingOff { last: refused, wait },
+            false,
+            &["The next try is in 9 s", "SSH server"],
+        );
+        check(
+            TunnelError::NotAllowed { host: ours() },
+            true,
+            &["cannot be reached", "--allow-host-networks"],
+        );
+        check(TunnelError::Lookup { host: ours(), said: "no such name".into() }, false, &["spelled right?"]);
+        let key = |text: &str| Box::new(HostKey::parse(text).unwrap());
+        let old = key("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDCzPmT7HUvaLWl2sUvZ8vgXEpBh1mBwyHZ/b0DfKpcM");
+        let new = key("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBqYk1ZVbFyiqxrSfl1gKI6lgO5YRbMcmyJ2kzYkCN1e");
+        check(
+            TunnelError::HostKeyChanged { host: ours(), expected: old, shown: new },
+            true,
+            &["changed", "SHA256:"],
+        );
+    }
+}

@@ -1,0 +1,132 @@
+//! Outcome of a run: its description and exit code.
+
+use windlass_api::runs::{JobSubmission, Run};
+
+use crate::exit::{Exit, OWN_CODES_MIN};
+
+/// Exit code of a command that waited for the run.
+pub(crate) fn exit_for(run: &Run) -> Exit {
+    match run.status.as_str() {
+        "done" => Exit::Done,
+        _ if is_stopped_by_limit(run) => Exit::RunLimit,
+        "failed" => job_exit(run).unwrap_or(Exit::RunFailed),
+        _ if is_stopped_by_user(run) => Exit::RunStopped,
+        _ => job_exit(run).unwrap_or(Exit::RunFailed),
+    }
+}
+
+/// Exit code of the first job, in order, that did not exit with 0.
+fn job_exit(run: &Run) -> Option<Exit> {
+    let code =
+        latest_submissions(run).find_map(|submission| submission.exit_status.filter(|code| *code != 0))?;
+    match u8::try_from(code) {
+        Ok(small) if code < OWN_CODES_MIN => Some(Exit::Job(small)),
+        Ok(_) | Err(_) => Some(Exit::JobCodeTooHigh),
+    }
+}
+
+fn latest_submissions(run: &Run) -> impl Iterator<Item = &JobSubmission> {
+    run.jobs.iter().filter_map(|job| job.job_submissions.last())
+}
+
+fn is_stopped_by_user(run: &Run) -> bool {
+    matches!(run.termination_reason.as_deref(), Some("stopped_by_user" | "aborted_by_user"))
+}
+
+/// Returns whether a limit ended the run. The exit code of a program that was stopped is not reported as its own.
+fn is_stopped_by_limit(run: &Run) -> bool {
+    let limits = [
+        "max_duration_exceeded",
+        "inactivity_duration_exceeded",
+        "terminated_due_to_utilization_policy",
+        "log_quota_exceeded",
+    ];
+    latest_submissions(run)
+        .filter_map(|one| one.termination_reason.as_deref())
+        .any(|reason| limits.contains(&reason))
+}
+
+/// Returns why the run ended or waits: every distinct message, most specific first.
+pub(crate) fn reasons(run: &Run) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    // A replica that was scaled down does not describe the others.
+    let is_active = !matches!(run.status.as_str(), "terminated" | "failed" | "done");
+    let is_gone = |submission: &&JobSubmission| {
+        is_active && submission.termination_reason.as_deref() == Some("scaled_down")
+    };
+    for submission in latest_submissions(run).filter(|submission| !is_gone(submission)) {
+        if submission.status == "running" && submission.status_message.starts_with("not ready") {
+            all.push(submission.status_message.clone());
+        }
+        let said = submission.termination_reason_message.iter().chain(&submission.error);
+        let before = all.len();
+        all.extend(said.filter(|said| !said.trim().is_empty()).cloned());
+        // The agent's message contains the exit code already.
+        if all.len() == before
+            && let Some(code) = submission.exit_status.filter(|code| *code != 0)
+        {
+            all.push(format!("exit code {code}"));
+        }
+        if let Some(reason) = &submission.termination_reason
+            && reason != "done_by_runner"
+            && all.is_empty()
+        {
+            all.push(reason.replace('_', " "));
+        }
+    }
+    all.extend(run.error.iter().filter(|said| !said.trim().is_empty()).cloned());
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|said| seen.insert(said.trim().to_lowercase()));
+    all
+}
+
+/// Indents the lines after the first, for output after `why:`.
+pub(crate) fn indent_lines(text: &str) -> String {
+    text.trim_end().replace('\n', "\n        ")
+}
+
+/// Suggests a fix.
+pub(crate) fn hint(run: &Run, name: &str) -> Option<String> {
+    let reason =
+        latest_submissions(run).filter_map(|submission| submission.termination_reason.as_deref()).next();
+    let text = match reason? {
+        "failed_to_start_due_to_no_capacity" => {
+            format!("`windlass fleet` shows what there is; `windlass why {name}` says what does not fit")
+        }
+        "creating_container_error" => {
+            "check `image` and `registry_auth`, and that the host can reach the registry".to_owned()
+        }
+        "executor_error" | "waiting_runner_limit_exceeded" => {
+            format!("`windlass logs --diagnose {name}` shows what the agent saw")
+        }
+        "instance_unreachable" => "`windlass fleet` shows the state of the host".to_owned(),
+        "max_duration_exceeded" => "raise `max_duration`, or set it to `off`".to_owned(),
+        "ports_binding_failed" => {
+            "another process on the host has the port; choose another in `ports`".to_owned()
+        }
+        "volume_error" => "`windlass volume` shows the state of the volumes".to_owned(),
+        _ => return None,
+    };
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::progress::tests::run, Exit, exit_for};
+
+    #[test]
+    fn a_run_that_a_limit_ended_has_a_code_of_its_own() {
+        let ended = |status: &str, job: serde_json::Value| {
+            let mut run = run(&[job]);
+            run.status = status.to_owned();
+            exit_for(&run)
+        };
+        let limit = json!({"status": "terminated", "termination_reason": "max_duration_exceeded", "exit_status": 143});
+        assert_eq!(ended("terminated", limit.clone()), Exit::RunLimit);
+        assert_eq!(ended("failed", limit), Exit::RunLimit);
+        let own = json!({"status": "failed", "termination_reason": "container_exited_with_error", "exit_status": 143});
+        assert_eq!(ended("failed", own), Exit::Job(143));
+    }
+}

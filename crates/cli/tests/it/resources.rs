@@ -1,0 +1,416 @@
+//! Secrets, projects, users, events and other resources on the command line.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use windlass_testkit::wait::eventually;
+
+use crate::{
+    CommandOutput,
+    attach::require_agent,
+    cli_env::{CliEnv, TOKEN},
+    ran, server,
+    snapshot::{CliSnapshot, SnapshotEnv},
+};
+
+/// Runs a command with standard input.
+fn run_with_input(command: &mut Command, input: &str) -> CommandOutput {
+    let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    CommandOutput {
+        code: done.status.code(),
+        stdout: String::from_utf8(done.stdout).unwrap(),
+        stderr: String::from_utf8(done.stderr).unwrap(),
+    }
+}
+
+const FORMATS: [&str; 5] = ["table", "wide", "json", "jsonl", "name"];
+
+fn run_in_all_formats<G: SnapshotEnv>(story: &mut CliSnapshot<'_, G>, args: &[&str]) {
+    for format in FORMATS {
+        story.run(&[args, &["-o", format]].concat());
+    }
+}
+
+#[test]
+fn a_secret_is_stored_read_and_deleted() {
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("secret", &stage);
+    story.run(&["secret"]);
+    let set = ["secret", "set", "TOKEN"];
+    let stored = run_with_input(&mut stage.command(&set), "from standard input\n");
+    story.add(&set, &stored);
+    story.run(&["secret", "set", "OTHER", "on the line", "-o", "json"]);
+    story.run(&["secret", "set", "OTHER", "on the line", "--for", "managers"]);
+    story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin,nobody"]);
+    story.run(&["secret", "set", "OTHER", "on the line", "--for", "admin"]);
+    run_in_all_formats(&mut story, &["secret"]);
+    story.run(&["secret", "get", "TOKEN"]);
+    story.run(&["secret", "get", "OTHER", "-o", "json"]);
+    story.run(&["secret", "get", "TOKNE"]);
+    story.run(&["secret", "set", "EMPTY"]);
+    story.run(&["secret", "set", "bad name", "x"]);
+    story.run(&["secret", "delete", "TOKEN"]);
+    story.run(&["secret", "delete", "-y", "TOKEN", "NONE"]);
+    story.run(&["secret", "delete", "-y", "TOKEN", "OTHER"]);
+    story.run(&["secret", "-o", "name"]);
+    story.end();
+    // A multi-line value keeps its lines; only the last line break is removed.
+    run_with_input(&mut stage.command(&["secret", "set", "KEY"]), "one\ntwo\n").ok();
+    assert_eq!(stage.windlass(&["secret", "get", "KEY"]).ok().stdout, "one\ntwo\n");
+}
+
+#[test]
+fn projects_and_their_members_are_changed() {
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("project", &stage);
+    run_in_all_formats(&mut story, &["project"]);
+    story.run(&["project", "add", "lab"]);
+    story.run(&["project", "add", "lab"]);
+    story.run(&["project"]);
+    story.run(&["project", "get", "lab"]);
+    story.run(&["project", "get", "labb"]);
+    story.run(&["project", "members", "lab"]);
+    story.run(&["user", "create", "ada", "-o", "name"]);
+    story.run(&["project", "members", "lab", "--set", "ada=user"]);
+    story.run(&["project", "members", "lab", "--set", "ada=manager", "-o", "wide"]);
+    story.run(&["project", "members", "lab", "--allow-ssh-fleets", "ada", "-o", "wide"]);
+    story.run(&["project", "members", "lab", "--deny-ssh-fleets", "ada", "-o", "name"]);
+    story.run(&["project", "members", "lab", "--allow-ssh-fleets", "nobody"]);
+    story.run(&["project", "grant-backend", "lab", "slurm"]);
+    story.run(&["project", "get", "lab"]);
+    story.run(&["project", "revoke-backend", "lab", "slurm"]);
+    story.run(&["project", "revoke-backend", "lab", "slurm"]);
+    story.run(&["project", "grant-backend", "lab", "clouds"]);
+    story.run(&["project", "members", "lab", "--set", "nobody=user"]);
+    story.run(&["project", "members", "lab", "--set", "ada=king"]);
+    story.run(&["project", "members", "lab", "--remove", "ada", "-o", "name"]);
+    story.run(&["project", "delete", "lab"]);
+    story.run(&["project", "delete", "-y", "lab"]);
+    story.run(&["project", "-o", "name"]);
+    story.end();
+}
+
+#[test]
+fn the_default_project_is_where_commands_work() {
+    let stage = CliEnv::new();
+    stage.windlass(&["project", "add", "lab"]).ok();
+    let url = stage.server.url();
+    let logged_in = |args: &[&str]| ran(&mut stage.home.command(args));
+    logged_in(&["login", "--url", &url, "--token", TOKEN]).ok().says("project `main`");
+    logged_in(&["project", "set-default", "lab"]).ok().says("Commands work in `lab` from now on");
+    logged_in(&["secret", "set", "A", "1"]).ok();
+    assert_eq!(logged_in(&["secret", "-o", "json"]).ok().json()["project"], "lab");
+    assert_eq!(logged_in(&["secret", "-o", "name", "--project", "main"]).ok().stdout, "");
+    let typo = logged_in(&["project", "set-default", "lap"]);
+    assert_eq!(typo.code, Some(1));
+    typo.says("did you mean");
+}
+
+#[test]
+fn the_default_project_of_this_machine_is_kept_too() {
+    let home = crate::TestHome::new();
+    // Projects need no agent.
+    let local = |args: &[&str]| ran(home.command(args).env("WINDLASS_SERVER_LOCAL_RUNTIME", "process"));
+    local(&["project", "add", "lab"]).ok();
+    local(&["project", "set-default", "lab"]).ok();
+    assert_eq!(local(&["secret", "-o", "json"]).ok().json()["project"], "lab");
+    assert_eq!(local(&["secret", "-o", "json", "--project", "main"]).ok().json()["project"], "main");
+}
+
+#[test]
+fn users_are_added_and_their_token_is_shown_once() {
+    let stage = CliEnv::new();
+    let mut story = CliSnapshot::new("user", &stage);
+    run_in_all_formats(&mut story, &["user"]);
+    let made = story.run(&["user", "create", "ada", "--email", "ada@example.org"]);
+    story.run(&["user", "create", "ada"]);
+    story.run(&["user", "create", "eve", "--admin", "-o", "json"]);
+    story.run(&["user", "-o", "wide"]);
+    story.run(&["user", "get", "aad"]);
+    story.run(&["user", "grant", "ada", "queue"]);
+    story.run(&["user", "get", "ada"]);
+    story.run(&["user", "revoke", "ada", "queue"]);
+    story.run(&["user", "revoke", "eve", "queue"]);
+    story.run(&["user", "grant", "ada", "everything"]);
+    story.run(&["user", "refresh-token", "ada"]);
+    let again = story.run(&["user", "refresh-token", "-y", "ada"]);
+    story.run(&["user", "delete", "ada"]);
+    // A user who is not an admin sees only themselves, and cannot create users.
+    let as_ada = |args: &[&str]| ran(stage.command(args).env("WINDLASS_TOKEN", again.stdout.trim()));
+    for args in [&["user", "-o", "name"][..], &["user", "create", "mallory"], &["secret"]] {
+        story.add(args, &as_ada(args));
+    }
+    story.run(&["user", "delete", "-y", "ada", "eve"]);
+    story.run(&["user", "-o", "name"]);
+    story.end();
+    assert_ne!(made.stdout, again.stdout);
+    assert!(
+        made.stdout.starts_with("wl_") && made.stdout.lines().count() == 1,
+        "the token alone: {}",
+        made.stdout
+    );
+    let old = ran(stage.command(&["user"]).env("WINDLASS_TOKEN", made.stdout.trim()));
+    assert_eq!(old.code, Some(1), "the old token is dead");
+}
+
+#[test]
+fn events_are_listed_oldest_first_and_filtered() {
+    let stage = CliEnv::new();
+    stage.windlass(&["secret", "set", "ONE", "1"]).ok();
+    stage.windlass(&["secret", "set", "TWO", "2"]).ok();
+    stage.windlass(&["secret", "set", "ONE", "3"]).ok();
+    stage.file("later.yml", "type: task\nname: later\ncommands: [echo]\nschedule: {cron: \"0 0 1 1 *\"}\n");
+    stage.windlass(&["apply", "-f", "later.yml", "-y", "-d"]).ok();
+    let mut story = CliSnapshot::new("event", &stage);
+    run_in_all_formats(&mut story, &["event", "--target-secret", "ONE"]);
+    story.run(&["event", "-n", "1", "--include-target-type", "secret"]);
+    story.run(&["event", "--within-run", "later"]);
+    story.run(&["event", "--target-run", "latter"]);
+    story.run(&["event", "--target-run", "later", "--within-fleet", "x"]);
+    story.run(&["event", "--since", "yesterday"]);
+    story.run(&["event", "--since", "1h", "--include-target-type", "volume"]);
+    story.run(&["event", "-f", "-o", "json"]);
+    story.end();
+    // More than a page, from a time on: no event is repeated or missing.
+    for number in 0..60 {
+        stage.windlass(&["secret", "set", &format!("S{number}"), "x"]).ok();
+        stage.windlass(&["secret", "delete", "-y", &format!("S{number}")]).ok();
+    }
+    let all = stage
+        .windlass(&["event", "--since", "1h", "--include-target-type", "secret", "-o", "name"])
+        .ok()
+        .stdout;
+    let ids: std::collections::BTreeSet<&str> = all.lines().collect();
+    assert_eq!((ids.len(), all.lines().count()), (123, 123));
+}
+
+#[test]
+fn events_that_happen_are_followed() {
+    let stage = CliEnv::new();
+    stage.windlass(&["secret", "set", "BEFORE", "1"]).ok();
+    let mut follow =
+        stage.command(&["event", "-f", "-n", "1", "--include-target-type", "secret", "-o", "jsonl"]);
+    let mut child = follow.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let mut next = || {
+        let event: serde_json::Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+        event["targets"][0]["name"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(next(), "BEFORE");
+    for name in ["FIRST", "SECOND"] {
+        stage.windlass(&["secret", "set", name, "1"]).ok();
+        assert_eq!(next(), name);
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+/// A server with a scripted cloud: two instance types, one with GPUs. Everything it created is deleted at the end.
+struct CloudServer(CliEnv);
+
+const CLOUD: &str = "\
+runtime: process
+offers:
+  - {instance_type: small, region: east, price: 0.5, cpus: 4, memory_gb: 16, disk_gb: 100}
+  - {instance_type: big, region: west, price: 8, cpus: 64, memory_gb: 512, disk_gb: 1000,
+     gpus: {name: H100, count: 2, memory_gb: 80}}
+  - {instance_type: big, region: west, price: 3, spot: true, cpus: 64, memory_gb: 512, disk_gb: 1000,
+     gpus: {name: H100, count: 2, memory_gb: 80}}
+";
+
+impl CloudServer {
+    fn new() -> Self {
+        require_agent();
+        let home = crate::TestHome::new();
+        let script = home.0.file("cloud.yml", CLOUD);
+        let args = ["--admin-token", TOKEN];
+        let server = server::with_mock_cloud(&home.path().join("data"), &args, &script);
+        let stage = CliEnv { server, home };
+        stage.file("burst.yml", "type: fleet\nname: burst\nnodes: 0..2\nbackends: [mock]\nspot_policy: auto\nresources: {cpu: 1.., memory: 0.., disk: null, gpu: 0..}\n");
+        stage.windlass(&["apply", "-f", "burst.yml", "-y"]).ok();
+        Self(stage)
+    }
+}
+
+impl Drop for CloudServer {
+    fn drop(&mut self) {
+        let active = self.0.windlass(&["ps", "-o", "name"]).stdout;
+        for name in active.lines() {
+            self.0.windlass(&["stop", "-x", "-y", "--wait", name]);
+        }
+        self.0.windlass(&["fleet", "delete", "-y", "--wait", "burst"]);
+    }
+}
+
+#[test]
+fn offers_are_what_fits_with_its_price_and_why_the_rest_does_not() {
+    let cloud = CloudServer::new();
+    let mut story = CliSnapshot::new("offer", &cloud.0);
+    run_in_all_formats(&mut story, &["offer"]);
+    story.run(&["offer", "--gpu", "H100:1..", "--max-price", "4", "--spot"]);
+    story.run(&["offer", "--gpu", "80GB", "--on-demand", "--max-offers", "1"]);
+    story.run(&["offer", "-r", "east", "--cpu", "2..", "--memory", "8GB.."]);
+    story.run(&["offer", "--gpu", "H200"]);
+    story.run(&["offer", "-R"]);
+    story.run(&["offer", "--memory", "lots"]);
+    run_in_all_formats(&mut story, &["offer", "--group-by", "gpu"]);
+    story.run(&["offer", "--group-by", "gpu,backend,region,count"]);
+    story.run(&["offer", "--group-by", "backend"]);
+    story.run(&["offer", "--group-by", "gpu,region"]);
+    story.end();
+}
+
+#[test]
+fn a_plan_never_lists_an_offer_that_fits_under_what_does_not() {
+    let cloud = CloudServer::new();
+    let resources = "{cpu: 1.., memory: 0.., disk: null, gpu: 'H100:2'}";
+    let task = format!("type: task\nname: gpu\ncommands: [echo hi]\nresources: {resources}\n");
+    cloud.0.file("gpu.yml", &task);
+    let plan = cloud.0.windlass(&["apply", "-f", "gpu.yml", "-y", "-d"]).ok().stderr;
+    let (fits, misses) = plan.split_once("What does not fit:").unwrap();
+    // The fleet allows spot and on-demand, and an offer without this information matches either.
+    assert_eq!(fits.matches(" big ").count(), 2, "{plan}");
+    assert!(misses.contains("small") && !misses.contains(" big"), "{plan}");
+}
+
+#[test]
+fn machines_their_jobs_and_their_cost_are_shown() {
+    let cloud = CloudServer::new();
+    let task =
+        "type: task\nname: busy\ncommands: ['sleep 600']\nresources: {cpu: 1.., memory: 0.., disk: null}\n";
+    cloud.0.file("busy.yml", task);
+    cloud.0.windlass(&["apply", "-f", "busy.yml", "-y", "-d"]).ok();
+    let until = |args: &[&str], part: &str| {
+        eventually(&format!("`{part}` in {args:?}"), || cloud.0.windlass(args).ok().stdout.contains(part));
+    };
+    until(&["ps"], "running");
+    until(&["instance"], "busy");
+    let mut story = CliSnapshot::new("machines", &cloud.0);
+    story.run(&["instance"]);
+    story.run(&["instance", "-o", "name", "--fleet", "burst"]);
+    story.run(&["instance", "get", "burst-0", "-o", "name"]);
+    story.run(&["instance", "get", "burst-7"]);
+    story.run(&["instance", "--fleet", "bursd"]);
+    story.run(&["fleet"]);
+    story.run(&["fleet", "get", "burst", "-o", "name"]);
+    story.run(&["metrics", "bussy"]);
+    story.run(&["metrics", "busy", "--job", "3"]);
+    story.run(&["cost", "-o", "name"]);
+    story.run(&["cost", "--by", "user", "-o", "name"]);
+    story.run(&["cost", "--by", "fleet", "-o", "name"]);
+    story.run(&["cost", "--since", "2020-01-01T00:00:00Z", "--until", "2020-02-01T00:00:00Z"]);
+    story.run(&["cost", "--since", "1h", "--until", "2h"]);
+    story.end();
+    let facts = cloud.0.windlass(&["instance", "get", "burst-0"]).ok().stdout;
+    let words = facts.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["Status busy", "Job busy-0-0", "Type small", "Price $0.5", "Last seen"] {
+        assert!(words.contains(part), "no `{part}` in\n{facts}");
+    }
+    let one = cloud.0.windlass(&["instance", "get", "burst-0", "-o", "json"]).ok().json();
+    assert_eq!(
+        (&one["version"], &one["busy_blocks"], &one["total_blocks"]),
+        (&1.into(), &1.into(), &1.into())
+    );
+    // Two samples, ten seconds apart, make a point.
+    until(&["metrics", "busy", "-o", "name"], "busy-0-0");
+    let charts = cloud.0.windlass(&["metrics", "busy"]).ok().stdout;
+    assert!(charts.contains("busy-0-0  cpu ") && charts.contains('▁'), "{charts}");
+    // Half a dollar an hour, for its duration.
+    let bill = cloud.0.windlass(&["cost", "-o", "json"]).ok().json();
+    let (hours, cost) = (bill["total"]["hours"].as_f64().unwrap(), bill["total"]["cost"].as_f64().unwrap());
+    assert!(hours > 0.0 && (cost - hours * 0.5).abs() < 1e-9, "{bill}");
+    let table = cloud.0.windlass(&["cost", "-o", "wide"]).ok().stdout;
+    let last = table.lines().last().unwrap();
+    assert!(table.starts_with("RUN") && last.starts_with("total"), "{table}");
+}
+
+#[test]
+fn volumes_are_made_shown_and_deleted() {
+    let cloud = CloudServer::new();
+    cloud.0.file("disk.yml", "type: volume\nname: disk\nbackend: mock\nregion: east\nsize: 100GB\n");
+    cloud.0.windlass(&["apply", "-f", "disk.yml", "-y"]).ok();
+    let mut story = CliSnapshot::new("volume", &cloud.0);
+    story.run(&["volume"]);
+    story.run(&["volume", "-o", "wide"]);
+    story.run(&["volume", "-o", "name"]);
+    story.run(&["volume", "get", "disc"]);
+    story.run(&["volume", "delete", "disk"]);
+    story.run(&["volume", "delete", "-y", "disk"]);
+    story.end();
+    eventually("the volume is gone", || cloud.0.windlass(&["volume", "-o", "name"]).ok().stdout.is_empty());
+}
+
+#[test]
+fn backends_that_the_server_does_not_have_are_refused() {
+    let stage = CliEnv::new();
+    stage.file("far.yml", "type: fleet\nname: far\nnodes: 1\nbackends: [aws]\n");
+    stage.file(
+        "door.yml",
+        "type: gateway\nname: door\nbackend: aws\nregion: eu-west-1\ndomain: example.org\n",
+    );
+    stage.file("disk.yml", "type: volume\nname: disk\nbackend: aws\nregion: eu-west-1\nsize: 10GB\n");
+    for file in ["far.yml", "door.yml", "disk.yml"] {
+        let refused = stage.windlass(&["apply", "-f", file, "-y"]);
+        assert_ne!(refused.code, Some(0));
+        refused.says("this server has no backend `aws`; it has `");
+    }
+    assert_eq!(stage.windlass(&["fleet", "get", "far"]).code, Some(1));
+}
+
+#[test]
+fn a_field_without_effect_is_told_and_something_of_another_project_is_refused() {
+    let stage = CliEnv::new();
+    stage.file("home.yml", "type: task\nname: home\ncommands: [echo hi]\nhome_dir: /home/me\n");
+    let applied = stage.windlass(&["apply", "-f", "home.yml", "-y", "-d"]);
+    applied.says("warning: home.yml:4: `home_dir` has no effect");
+    assert_eq!(stage.windlass(&["ps", "-a", "-o", "name"]).ok().stdout.trim(), "home");
+    stage.file("far.yml", "type: task\nname: far\ncommands: [echo hi]\nfleets: [other/local]\n");
+    let refused = stage.windlass(&["apply", "-f", "far.yml", "-y", "-d"]);
+    assert_ne!(refused.code, Some(0));
+    refused.says("`other/local` is a fleet of another project; only those of `main` can be used");
+}
+
+#[test]
+fn gateways_are_shown_changed_and_deleted() {
+    let stage = CliEnv::new();
+    let text = "type: gateway\nname: entry\nbackend: remote\nregion: eu-west-1\ndomain: example.org\n";
+    stage.file("entry.yml", text);
+    stage.windlass(&["apply", "-f", "entry.yml", "-y", "-d"]).ok();
+    let mut story = CliSnapshot::new("gateway", &stage);
+    story.run(&["gateway"]);
+    story.run(&["gateway", "get", "entry", "-o", "name"]);
+    story.run(&["gateway", "get", "entri"]);
+    story.run(&["gateway", "update", "entry"]);
+    story.run(&["gateway", "update", "entry", "--domain", "example.net", "--set-default"]);
+    story.run(&["gateway", "-o", "wide"]);
+    story.run(&["gateway", "delete", "-y", "entry"]);
+    story.end();
+}
+
+#[test]
+fn every_command_of_these_has_examples_in_its_help() {
+    let home = crate::TestHome::new();
+    let commands = [
+        "offer", "fleet", "instance", "volume", "gateway", "secret", "event", "metrics", "project", "user",
+        "cost", "top",
+    ];
+    for command in commands {
+        let help = home.windlass(&[command, "--help"]).ok().stdout;
+        assert!(help.contains("Examples:\n  windlass "), "{command}: {help}");
+    }
+}
+
+#[test]
+fn watching_shows_tables_only() {
+    let home = crate::TestHome::new();
+    for thing in ["fleet", "instance", "volume", "gateway"] {
+        let refused =
+            home.windlass(&[thing, "-w", "-o", "json", "--url", "http://127.0.0.1:1", "--token", "x"]);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    }
+}

@@ -1,0 +1,300 @@
+//! Parsers for the output of Slurm's commands.
+
+use std::collections::BTreeMap;
+
+use windlass_model::{
+    dispatch::{
+        Attempt, SchedulerJob, SchedulerJobState,
+        capacity::{ClusterNode, ResourceAmount},
+    },
+    time::Timestamp,
+};
+
+use super::translate;
+use crate::scheduler::{NODE_LOST, SchedulerError};
+
+/// Number, name, state, nice, nodes, reason, tag. The tag is last because it may contain anything.
+pub(super) const JOB_FORMAT: &str = "%i;%j;%T;%y;%N;%r;%k";
+/// Node, state, cpus, memory in MiB, partition, features, generic resources.
+pub(super) const NODE_FORMAT: &str = "%N;%T;%c;%m;%P;%f;%G";
+
+const MIB: u64 = 1 << 20;
+
+/// Parses the jobs with our tag. `ended` returns when an end was first observed.
+pub(super) fn jobs(
+    listed: &str,
+    tag: &str,
+    nice_step: i64,
+    mut ended: impl FnMut(&Attempt) -> Timestamp,
+) -> Result<Vec<SchedulerJob>, SchedulerError> {
+    let mut jobs: BTreeMap<Attempt, SchedulerJob> = BTreeMap::new();
+    for line in listed.lines() {
+        let garbled = || SchedulerError::InvalidOutput { program: "squeue", line: line.to_owned() };
+        let mut parts = line.splitn(7, ';');
+        let mut part = || parts.next().ok_or_else(garbled);
+        let (id, name, state, nice) = (part()?, part()?, part()?, part()?);
+        let (nodes, reason, comment) = (part()?, part()?, part()?);
+        if comment != tag {
+            continue;
+        }
+        // A foreign job with our tag is ignored as well.
+        let Ok(attempt) = name.parse::<Attempt>() else { continue };
+        let life = life(state, || ended(&attempt));
+        let priority = nice.parse().ok().and_then(|nice| translate::priority(nice, nice_step));
+        let said = said(life, state, nodes, reason);
+        let job = SchedulerJob { attempt: attempt.clone(), id: id.to_owned(), life, priority, said };
+        // A duplicate name: a controller that lost a job and got it again. The living one counts.
+        match jobs.get(&attempt) {
+            Some(known) if !known.life.is_over() => {}
+            Some(_) | None => drop(jobs.insert(attempt, job)),
+        }
+    }
+    Ok(jobs.into_values().collect())
+}
+
+/// Returns why a job waits, or how it ended: `Resources`, `NODE_FAIL on n3`, `FAILED (NonZeroExitCode)`.
+fn said(life: SchedulerJobState, state: &str, nodes: &str, reason: &str) -> Option<String> {
+    let reason =
+        Some(reason.trim_matches(['(', ')'])).filter(|reason| !matches!(*reason, "" | "None" | "null"));
+    match life {
+        SchedulerJobState::Waiting => reason.map(str::to_owned),
+        SchedulerJobState::Ended(_) if state == NODE_LOST && !matches!(nodes, "" | "(null)") => {
+            Some(format!("{state} on {nodes}"))
+        }
+        SchedulerJobState::Ended(_) => Some(match reason {
+            Some(reason) => format!("{state} ({reason})"),
+            None => state.to_owned(),
+        }),
+        SchedulerJobState::Running | SchedulerJobState::Unknown => None,
+    }
+}
+
+/// Maps a state. An unknown state may mean anything, so the job is assumed to live.
+fn life(state: &str, ended: impl FnOnce() -> Timestamp) -> SchedulerJobState {
+    match state {
+        "PENDING" | "CONFIGURING" | "REQUEUED" | "REQUEUE_HOLD" | "SPECIAL_EXIT" => {
+            SchedulerJobState::Waiting
+        }
+        "RUNNING" | "SUSPENDED" | "COMPLETING" | "STAGE_OUT" | "SIGNALING" | "STOPPED" | "RESIZING" => {
+            SchedulerJobState::Running
+        }
+        "COMPLETED" | "FAILED" | "CANCELLED" | "TIMEOUT" | "NODE_FAIL" | "PREEMPTED" | "BOOT_FAIL"
+        | "DEADLINE" | "OUT_OF_MEMORY" | "REVOKED" => SchedulerJobState::Ended(ended()),
+        _ => SchedulerJobState::Unknown,
+    }
+}
+
+/// Returns whether every node has reported its jobs to the controller.
+pub(super) fn have_all_reported(listed: &str) -> bool {
+    // A node that Slurm considers down has no jobs left: that counts as a report too.
+    let is_settled = |state: &str| ["down", "drained"].iter().any(|word| state.starts_with(word));
+    let silent = |state: &str| state.starts_with("unknown") || state.ends_with('*') && !is_settled(state);
+    let mut states = listed.lines().filter_map(|line| line.split(';').nth(1)).peekable();
+    states.peek().is_some() && !states.any(silent)
+}
+
+/// Parses nodes. A node is listed once for each of its partitions.
+pub(super) fn nodes(listed: &str) -> Result<Vec<ClusterNode>, SchedulerError> {
+    let mut nodes: BTreeMap<String, ClusterNode> = BTreeMap::new();
+    for line in listed.lines() {
+        let garbled = || SchedulerError::InvalidOutput { program: "sinfo", line: line.to_owned() };
+        let parts: Vec<&str> = line.split(';').collect();
+        let [name, state, cpus, memory, partition, features, gres] = parts[..] else { return Err(garbled()) };
+        // The default partition is marked with a star.
+        let partition = partition.trim_end_matches('*').to_owned();
+        let (cpus, memory) = (cpus.parse(), memory.trim_end_matches('+').parse::<u64>());
+        let (Ok(cpus), Ok(memory)) = (cpus, memory) else { return Err(garbled()) };
+        let made = || ClusterNode {
+            name: name.to_owned(),
+            is_up: is_up(state),
+            size: ResourceAmount {
+                cpus,
+                memory: memory * MIB,
+                gpus: gpus(gres).map(|(_, count)| count).sum(),
+            },
+            gpu_types: gpus(gres)
+                .filter_map(|(name, count)| Some((name.filter(|name| !name.is_empty())?.to_owned(), count)))
+                .collect(),
+            partitions: Vec::new(),
+            features: parse_list(features),
+        };
+        nodes.entry(name.to_owned()).or_insert_with(made).partitions.push(partition);
+    }
+    Ok(nodes.into_values().collect())
+}
+
+fn is_up(state: &str) -> bool {
+    let word = state.trim_end_matches(['*', '~', '#', '!', '%', '$', '@', '^', '-']);
+    matches!(word, "idle" | "mixed" | "allocated" | "completing" | "planned" | "reserved")
+        && !state.ends_with('*')
+}
+
+fn parse_list(text: &str) -> Vec<String> {
+    if text == "(null)" { Vec::new() } else { text.split(',').map(str::to_owned).collect() }
+}
+
+/// Parses type and count: `gpu:2`, `gpu:a100:4(S:0-1),shard:8`, `gpu:a100`, `(null)`.
+fn gpus(gres: &str) -> impl Iterator<Item = (Option<&str>, u32)> {
+    gres.split(',').filter_map(|one| {
+        let one = one.split('(').next().unwrap_or_default();
+        let mut words = one.split(':');
+        if words.next() != Some("gpu") {
+            return None;
+        }
+        Some(match (words.next(), words.next()) {
+            (Some(word), None) => word.parse().map_or((Some(word), 1), |count| (None, count)),
+            (name, Some(count)) => (name, count.parse().unwrap_or(1)),
+            (None, None) => (None, 1),
+        })
+    })
+}
+
+/// Parses the output of `sbatch --parsable`: the number, followed by the cluster if there are several.
+pub(super) fn job_id(said: &str) -> Option<String> {
+    let id = said.trim().split(';').next().unwrap_or_default();
+    (!id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit())).then(|| id.to_owned())
+}
+
+/// Returns whether the controller read the request and refused it. Any other failure of a submission may have happened
+/// after it was accepted.
+pub(super) fn is_refusal(said: &str) -> bool {
+    let not_there = ["Unable to contact", "Socket timed out", "timed out", "Connection", "Zero Bytes"];
+    said.contains("Batch job submission failed") && !not_there.iter().any(|word| said.contains(word))
+}
+
+pub(super) fn is_already_finished(said: &str) -> bool {
+    said.contains("Invalid job id")
+        || said.contains("already completing")
+        || said.contains("already completed")
+        || said.contains("already finished")
+        || said.contains("Job/step already")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: &str = "windlass:d1";
+
+    fn read(listed: &str) -> Vec<SchedulerJob> {
+        jobs(listed, TAG, 1_000, |_| Timestamp(7)).unwrap()
+    }
+
+    #[test]
+    fn c5_only_jobs_with_our_tag_and_a_name_of_ours_are_seen() {
+        let listed = "1;wlass-dz642-a.1;RUNNING;400000;n1;None;windlass:d1\n\
+                      2;wlass-dz642-b.1;RUNNING;0;n1;None;(null)\n\
+                      3;wlass-dz642-c.1;RUNNING;0;n1;None;windlass:d2\n4;interactive;RUNNING;0;n1;None;windlass:d1\n";
+        let jobs = read(listed);
+        assert_eq!(jobs.len(), 1);
+        assert_eq!(
+            (jobs[0].id.as_str(), jobs[0].life, jobs[0].priority),
+            ("1", SchedulerJobState::Running, Some(600))
+        );
+    }
+
+    #[test]
+    fn every_state_of_the_manual_is_told_apart_and_a_new_word_is_no_end() {
+        let of = |state: &str| read(&format!("1;a.1;{state};0;;None;{TAG}"))[0].life;
+        for waiting in ["PENDING", "CONFIGURING", "REQUEUED"] {
+            assert_eq!(of(waiting), SchedulerJobState::Waiting, "{waiting}");
+        }
+        for running in ["RUNNING", "SUSPENDED", "COMPLETING"] {
+            assert_eq!(of(running), SchedulerJobState::Running, "{running}");
+        }
+        for ended in ["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"] {
+            assert_eq!(of(ended), SchedulerJobState::Ended(Timestamp(7)), "{ended}");
+        }
+        assert_eq!(of("LEVITATING"), SchedulerJobState::Unknown);
+    }
+
+    #[test]
+    fn of_two_jobs_with_one_name_the_living_one_counts() {
+        for listed in [
+            "1;a.1;FAILED;0;n1;None;windlass:d1\n2;a.1;RUNNING;0;n1;None;windlass:d1",
+            "2;a.1;RUNNING;0;n1;None;windlass:d1\n1;a.1;FAILED;0;n1;None;windlass:d1",
+        ] {
+            let jobs = read(listed);
+            assert_eq!((jobs.len(), jobs[0].id.as_str()), (1, "2"));
+        }
+    }
+
+    #[test]
+    fn slurm_says_why_a_job_waits_and_how_it_ended() {
+        for (line, told) in [
+            ("PENDING;0;;Resources", Some("Resources")),
+            (
+                "PENDING;0;;(ReqNodeNotAvail, UnavailableNodes:n1)",
+                Some("ReqNodeNotAvail, UnavailableNodes:n1"),
+            ),
+            ("PENDING;0;;None", None),
+            ("RUNNING;0;n1;None", None),
+            ("NODE_FAIL;0;n3;NodeDown", Some("NODE_FAIL on n3")),
+            ("FAILED;0;n1;NonZeroExitCode", Some("FAILED (NonZeroExitCode)")),
+            ("TIMEOUT;0;n1;TimeLimit", Some("TIMEOUT (TimeLimit)")),
+            ("COMPLETED;0;n1;None", Some("COMPLETED")),
+        ] {
+            assert_eq!(read(&format!("1;a.1;{line};{TAG}"))[0].said.as_deref(), told, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_cut_is_an_error_and_not_a_shorter_list() {
+        assert!(jobs("1;a.1;RUNNING", TAG, 1, |_| Timestamp(0)).is_err());
+        assert!(nodes("n1;idle;4").is_err());
+    }
+
+    #[test]
+    fn r15_a_silent_node_makes_the_picture_incomplete() {
+        assert!(have_all_reported(
+            "n1;idle;4;4000;main*;(null);(null)\nn2;mixed;4;4000;main*;(null);(null)\nn3;down;4;4000;main*;(null);(null)\n"
+        ));
+        assert!(
+            have_all_reported("n1;idle;4;4000;main*;(null);(null)\nn2;down*;4;4000;main*;(null);(null)\n"),
+            "given up for good is known"
+        );
+        assert!(!have_all_reported(
+            "n1;idle;4;4000;main*;(null);(null)\nn2;allocated*;4;4000;main*;(null);(null)\n"
+        ));
+        assert!(!have_all_reported("n1;unknown;4;4000;main*;(null);(null)\n"));
+        assert!(!have_all_reported(""), "no node at all is no picture");
+    }
+
+    #[test]
+    fn nodes_are_gathered_over_their_partitions() {
+        let listed = "n1;idle;4;4000;main*;(null);gpu:2(S:0)\nn1;idle;4;4000;night;(null);gpu:2(S:0)\n\
+                      n2;down*;2;2000;main*;fast,quiet;(null)\n";
+        let nodes = nodes(listed).unwrap();
+        assert_eq!(nodes[0].partitions, ["main", "night"]);
+        assert_eq!(nodes[0].size, ResourceAmount { cpus: 4, memory: 4000 * MIB, gpus: 2 });
+        assert!(nodes[0].is_up && !nodes[1].is_up);
+        assert_eq!(nodes[1].features, ["fast", "quiet"]);
+    }
+
+    #[test]
+    fn gpus_are_counted_by_the_type_that_the_cluster_gave_them() {
+        for (gres, told) in [
+            ("gpu:2", vec![(None, 2)]),
+            ("gpu:a100:4(S:0-1),shard:8", vec![(Some("a100"), 4)]),
+            ("(null)", vec![]),
+            ("gpu", vec![(None, 1)]),
+            ("gpu:a100", vec![(Some("a100"), 1)]),
+            ("gpu:a:1,gpu:b:2", vec![(Some("a"), 1), (Some("b"), 2)]),
+        ] {
+            assert_eq!(gpus(gres).collect::<Vec<_>>(), told, "{gres}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_of_the_controller_is_no_refusal() {
+        assert!(is_refusal(
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available"
+        ));
+        assert!(!is_refusal(
+            "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+        ));
+        assert!(!is_refusal(
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+        ));
+    }
+}

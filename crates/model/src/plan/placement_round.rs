@@ -1,0 +1,346 @@
+//! One round of placement: each waiting replica in order, over an inventory that only shrinks.
+
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use crate::{
+    id::{InstanceId, ProjectId, SubmissionId},
+    plan::{
+        gang::{CandidatePool, Gang, GangMember},
+        inventory::{IndexedInventory, InstanceShape, Reservation, Tightness},
+        offers::{InstanceNeeds, compare},
+        place::{
+            FleetChoice, InstanceCreation, Inventory, NewOffer, NodePlacement, OFFERS_MAX, PlacementOutcome,
+            RESERVE_AFTER, RefusalReport, WaitingNode, WaitingReplica,
+        },
+    },
+    time::Timestamp,
+};
+
+/// Offers from which a fleet could create instances, cheapest first, by position in the inventory's offers.
+pub(super) type NewOffers = Arc<Vec<(usize, NewOffer)>>;
+
+/// Fit of one class of needs to one shape.
+#[derive(Clone, Copy)]
+pub(super) struct ShapeFit {
+    /// 0 means that it does not fit.
+    pub(super) blocks: u32,
+    /// Number of shortfalls.
+    pub(super) missing: u32,
+}
+
+/// Jobs with the same needs are evaluated once, and only for the shapes that are relevant.
+pub(super) struct NeedsClass {
+    pub(super) needs: Arc<InstanceNeeds>,
+    shapes: Vec<OnceCell<ShapeFit>>,
+    /// By fleet.
+    offers: BTreeMap<usize, NewOffers>,
+}
+
+/// Everything that determines a refusal except the replica: within one round the result stays the same, because the
+/// inventory only shrinks.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PlacementQuery {
+    pub(super) classes: Vec<usize>,
+    pub(super) fleets: Vec<usize>,
+    pub(super) creation: InstanceCreation,
+}
+
+pub(super) struct PlacementRound<'a> {
+    pub(super) stock: IndexedInventory<'a>,
+    pub(super) now: Timestamp,
+    pub(super) classes: Vec<NeedsClass>,
+    refused: BTreeMap<PlacementQuery, (Arc<RefusalReport>, bool)>,
+    reserving: BTreeSet<ProjectId>,
+}
+
+impl<'a> PlacementRound<'a> {
+    pub(super) fn new(inventory: &'a Inventory, now: Timestamp) -> Self {
+        Self {
+            stock: IndexedInventory::new(inventory),
+            now,
+            classes: Vec::new(),
+            refused: BTreeMap::new(),
+            reserving: BTreeSet::new(),
+        }
+    }
+
+    pub(super) fn place_replica(
+        &mut self,
+        waiting: &WaitingReplica,
+        choice: FleetChoice,
+    ) -> PlacementOutcome {
+        let several = waiting.nodes.len() > 1;
+        let ask = PlacementQuery {
+            classes: waiting.nodes.iter().map(|node| self.class(node, several)).collect(),
+            fleets: self.allowed_fleets(waiting, choice, several),
+            creation: waiting.creation,
+        };
+        // A job with a known end may use reserved instances, so an earlier refusal does not apply to it.
+        let may_backfill = waiting.lasts.is_some() && !self.reserving.is_empty();
+        let known = if may_backfill { None } else { self.refused.get(&ask).cloned() };
+        let (why, passes) = match known {
+            Some(refused) => refused,
+            None => {
+                let placed =
+                    if several { self.place_gang(waiting, &ask) } else { self.place_single(waiting, &ask) };
+                if let Some(placed) = placed {
+                    return placed;
+                }
+                let (why, passes) = self.why(&ask);
+                self.refused.insert(ask.clone(), (Arc::clone(&why), passes));
+                (why, passes)
+            }
+        };
+        if passes {
+            let reserved = self.reserve_instances(waiting, &ask);
+            PlacementOutcome::Waits { why, reserved }
+        } else {
+            PlacementOutcome::Never { why }
+        }
+    }
+
+    fn allowed_fleets(&self, waiting: &WaitingReplica, choice: FleetChoice, several: bool) -> Vec<usize> {
+        let fleets = self.stock.fleets.iter().enumerate().filter(|(_, room)| {
+            let id = room.fleet.id;
+            let chosen = match choice {
+                FleetChoice::Chosen(fleet) => fleet == id,
+                FleetChoice::Choose | FleetChoice::Follow => true,
+            };
+            chosen
+                && waiting.fleets.as_ref().is_none_or(|fleets| fleets.contains(&id))
+                && (!several || room.fleet.cluster)
+        });
+        fleets.map(|(at, _)| at).collect()
+    }
+
+    fn class(&mut self, node: &WaitingNode, several: bool) -> usize {
+        let alike = |class: &NeedsClass| {
+            Arc::ptr_eq(&class.needs, &node.needs)
+                || (class.needs.whole == (several || node.needs.whole)
+                    && equal_except_whole(&class.needs, &node.needs))
+        };
+        if let Some(at) = self.classes.iter().position(alike) {
+            return at;
+        }
+        let needs = if several && !node.needs.whole {
+            Arc::new(InstanceNeeds { whole: true, ..InstanceNeeds::clone(&node.needs) })
+        } else {
+            Arc::clone(&node.needs)
+        };
+        let shapes = vec![OnceCell::new(); self.stock.shapes.len()];
+        self.classes.push(NeedsClass { needs, shapes, offers: BTreeMap::new() });
+        self.classes.len() - 1
+    }
+
+    pub(super) fn fit(&self, class: usize, shape: usize) -> ShapeFit {
+        let class = &self.classes[class];
+        *class.shapes[shape].get_or_init(|| {
+            let shape = &self.stock.shapes[shape];
+            fit(shape, &class.needs.within(&self.stock.fleets[shape.fleet].fleet.limits))
+        })
+    }
+
+    fn place_single(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
+        let (job, class) = (waiting.job()?, ask.classes[0]);
+        if let Some((instance, blocks)) = self.tightest_instance(waiting, ask, class) {
+            let fleet = self.stock.instances[instance].fleet;
+            let id = self.stock.instances[instance].id;
+            self.stock.take(instance, blocks);
+            return Some(PlacementOutcome::Placed {
+                fleet,
+                seats: vec![NodePlacement::Existing { job, instance: id, blocks }],
+            });
+        }
+        let mut best: Option<(u64, usize, NewOffers)> = None;
+        for &fleet in &ask.fleets {
+            if self.stock.fleets[fleet].slots() == 0 {
+                continue;
+            }
+            let offers = self.new_offers(ask, class, fleet);
+            let Some((cheapest, _)) = offers.first() else { continue };
+            let price = self.stock.offers[*cheapest].1.price.0;
+            if best.as_ref().is_none_or(|(least, ..)| price < *least) {
+                best = Some((price, fleet, offers));
+            }
+        }
+        let (_, fleet, offers) = best?;
+        let instance_num = self.stock.fleets[fleet].claim_slot();
+        let offers = offers.iter().take(OFFERS_MAX).map(|(_, offer)| offer.clone()).collect();
+        let seats = vec![NodePlacement::New { job, instance_num, offers }];
+        Some(PlacementOutcome::Placed { fleet: self.stock.fleets[fleet].fleet.id, seats })
+    }
+
+    /// Returns the open instance with the least free blocks that still fits, and the number of its blocks.
+    fn tightest_instance(
+        &self,
+        waiting: &WaitingReplica,
+        ask: &PlacementQuery,
+        class: usize,
+    ) -> Option<(usize, u32)> {
+        let needs = &self.classes[class].needs;
+        let suits = |instance: usize| {
+            if self.stock.free[instance] == 0 {
+                return None;
+            }
+            let blocks = self.fit(class, self.stock.shape_index(instance)).blocks;
+            let usable = blocks > 0
+                && self.stock.free[instance] >= blocks
+                && ask.fleets.contains(&self.stock.shape_of(instance).fleet)
+                && self.stock.is_eligible(instance, needs);
+            usable.then_some((instance, blocks))
+        };
+        // Ordered by free GPUs first, so those with too few are skipped.
+        let gpus = needs.resources.as_ref().and_then(|wanted| wanted.gpu.as_ref()?.count.min).unwrap_or(0);
+        let from: Tightness = (gpus as usize, 0, 0, 0, 0);
+        let open = self.stock.open.range(from..).find_map(|tightness| suits(tightness.4));
+        let over = waiting.lasts.map(|lasts| self.now + lasts);
+        let backfill =
+            self.stock.reserved.iter().filter_map(|(&instance, reserved)| {
+                if over? <= reserved.from { suits(instance) } else { None }
+            });
+        open.into_iter().chain(backfill).min_by_key(|(instance, _)| self.stock.tightness(*instance))
+    }
+
+    /// Returns the offers from which a fleet would create an instance for these needs, cheapest first.
+    pub(super) fn new_offers(&mut self, ask: &PlacementQuery, class: usize, fleet: usize) -> NewOffers {
+        let room = &self.stock.fleets[fleet];
+        let class = &mut self.classes[class];
+        if !room.fleet.creates || ask.creation == InstanceCreation::Reuse || class.needs.instances.is_some() {
+            return Arc::default();
+        }
+        let offers = class.offers.entry(fleet).or_insert_with(|| {
+            let needs = class.needs.within(&room.fleet.limits);
+            let admitted = self.stock.offers.iter().zip(&room.admits).enumerate();
+            let offers = admitted.filter_map(|(at, ((index, offer), admits))| {
+                let total_blocks = (*admits)?;
+                let mut missing = 0_u32;
+                let blocks = compare(offer, total_blocks, &needs, &mut missing);
+                (missing == 0).then_some((at, NewOffer { offer: *index, blocks, total_blocks }))
+            });
+            Arc::new(offers.collect())
+        });
+        Arc::clone(offers)
+    }
+
+    fn place_gang(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Option<PlacementOutcome> {
+        let gang = self.best_gang(ask, CandidatePool::Free)?;
+        let fleet = self.stock.fleets[gang.fleet].fleet.id;
+        let mut seats = Vec::with_capacity(waiting.nodes.len());
+        for (node, member) in waiting.nodes.iter().zip(gang.members) {
+            seats.push(self.allocate_member(node.job, gang.fleet, member));
+        }
+        Some(PlacementOutcome::Placed { fleet, seats })
+    }
+
+    fn allocate_member(&mut self, job: SubmissionId, fleet: usize, member: GangMember) -> NodePlacement {
+        match member {
+            GangMember::Existing(instance) => {
+                let blocks = self.stock.shape_of(instance).offer.total_blocks.max(1);
+                self.stock.take(instance, blocks);
+                NodePlacement::Existing { job, instance: self.stock.instances[instance].id, blocks }
+            }
+            GangMember::New(offers) => {
+                NodePlacement::New { job, instance_num: self.stock.fleets[fleet].claim_slot(), offers }
+            }
+        }
+    }
+
+    /// Reserves the soonest instances for a job that has waited long enough; one job per project.
+    fn reserve_instances(&mut self, waiting: &WaitingReplica, ask: &PlacementQuery) -> Vec<InstanceId> {
+        let Some(by) = waiting.job() else { return Vec::new() };
+        if self.now.since(waiting.since) < RESERVE_AFTER || self.reserving.contains(&waiting.project) {
+            return Vec::new();
+        }
+        let chosen = if waiting.nodes.len() > 1 { self.soonest_gang(ask) } else { self.soonest_single(ask) };
+        if chosen.is_empty() {
+            return Vec::new();
+        }
+        self.reserving.insert(waiting.project);
+        let from = chosen.iter().map(|(_, from)| *from).max().unwrap_or(self.now);
+        for (instance, _) in &chosen {
+            self.stock.reserve(*instance, Reservation { by, from });
+        }
+        chosen.iter().map(|(instance, _)| self.stock.instances[*instance].id).collect()
+    }
+
+    fn soonest_single(&self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
+        let class = ask.classes[0];
+        let needs = &self.classes[class].needs;
+        let shapes = self.stock.shapes.iter().enumerate();
+        let shapes = shapes.filter(|(_, shape)| ask.fleets.contains(&shape.fleet));
+        let fitting =
+            shapes.map(|(at, shape)| (shape, self.fit(class, at).blocks)).filter(|(_, blocks)| *blocks > 0);
+        let open = fitting.flat_map(|(shape, blocks)| shape.open.iter().map(move |(_, at)| (*at, blocks)));
+        let named = open.filter(|(instance, _)| self.stock.is_eligible(*instance, needs));
+        let soonest = named.min_by_key(|&(instance, blocks)| {
+            let (from, must_go) = self.stock.frees(instance, blocks, self.now);
+            (from, must_go, instance)
+        });
+        let reserved =
+            soonest.map(|(instance, blocks)| (instance, self.stock.frees(instance, blocks, self.now).0));
+        reserved.into_iter().collect()
+    }
+
+    fn soonest_gang(&mut self, ask: &PlacementQuery) -> Vec<(usize, Timestamp)> {
+        let Some(Gang { members, .. }) = self.best_gang(ask, CandidatePool::Draining) else {
+            return Vec::new();
+        };
+        let existing = members.iter().filter_map(GangMember::instance);
+        existing
+            .map(|instance| {
+                let total = self.stock.shape_of(instance).offer.total_blocks.max(1);
+                (instance, self.stock.frees(instance, total, self.now).0)
+            })
+            .collect()
+    }
+}
+
+fn equal_except_whole(left: &InstanceNeeds, right: &InstanceNeeds) -> bool {
+    // Every field by name, so that one that is added later cannot be forgotten.
+    let InstanceNeeds {
+        resources,
+        max_price,
+        spot,
+        spot_by_default,
+        backends,
+        regions,
+        zones,
+        instance_types,
+        reservation,
+        volumes,
+        instances,
+        avoid,
+        avoid_instances,
+        whole: _,
+        image,
+    } = left;
+    *resources == right.resources
+        && *max_price == right.max_price
+        && *spot == right.spot
+        && *spot_by_default == right.spot_by_default
+        && *backends == right.backends
+        && *regions == right.regions
+        && *zones == right.zones
+        && *instance_types == right.instance_types
+        && *reservation == right.reservation
+        && *volumes == right.volumes
+        && *instances == right.instances
+        && *avoid == right.avoid
+        && *avoid_instances == right.avoid_instances
+        && *image == right.image
+}
+
+fn fit(shape: &InstanceShape<'_>, needs: &InstanceNeeds) -> ShapeFit {
+    let total = shape.offer.total_blocks.max(1);
+    if shape.offer.host.cpus == 0 {
+        // It has not been inspected yet and may turn out to fit, so it is worth waiting for.
+        return ShapeFit { blocks: total, missing: 0 };
+    }
+    let mut missing = 0_u32;
+    let blocks = compare(shape.offer, total, needs, &mut missing);
+    ShapeFit { blocks: if missing == 0 { blocks } else { 0 }, missing }
+}

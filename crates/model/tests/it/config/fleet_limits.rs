@@ -1,0 +1,81 @@
+//! Constraints of a run on new instances in its fleet.
+
+use serde_json::{Value, json};
+use windlass_model::config::{
+    Configuration,
+    fleet_limits::{LimitConflict, intersect},
+};
+
+use super::{accept, trimmed};
+
+fn meet(fleet: &str, run: &str) -> Result<(Value, Value), Vec<LimitConflict>> {
+    let Configuration::Fleet(fleet) = accept(&format!("type: fleet\nnodes: 0..\n{fleet}")) else {
+        panic!("a fleet")
+    };
+    let run = accept(&format!("type: task\ncommands: [x]\n{run}"));
+    let both = intersect(&fleet, &run.profile().unwrap().provisioning, &run.run().unwrap().resources)?;
+    let provisioning = trimmed(serde_json::to_value(&both.provisioning).unwrap());
+    Ok((provisioning, trimmed(serde_json::to_value(&both.resources).unwrap())))
+}
+
+#[test]
+fn the_narrower_of_both_is_asked_for() {
+    let fleet = "backends: [aws, gcp]\nregions: [EU-West-1, us]\nspot_policy: auto\nmax_price: 5\nidle_duration: off\n\
+                 tags: {a: fleet, b: fleet}\nresources: {cpu: 4..16, memory: 8GB.., gpu: 'A100,H100:1..8', disk: null}";
+    let run = "backends: [gcp, azure]\nregions: [eu-west-1]\nspot_policy: spot\nmax_price: 7\nidle_duration: 1h\n\
+               tags: {a: run}\nreservation: r\nresources: {cpu: 2..8, memory: 16GB..64GB, gpu: 'h100:80GB:4..', shm_size: 1GB}";
+    let (provisioning, resources) = meet(fleet, run).unwrap();
+    assert_eq!(
+        provisioning,
+        json!({"backends": ["gcp"], "regions": ["eu-west-1"], "spot_policy": "spot", "max_price": 5.0,
+               "idle_duration": 3600, "tags": {"a": "run", "b": "fleet"}, "reservation": "r"})
+    );
+    assert_eq!(
+        resources,
+        json!({"cpu": {"count": {"min": 4, "max": 8}}, "memory": {"min": 16.0, "max": 64.0}, "shm_size": 1.0,
+               "gpu": {"name": ["h100"], "count": {"min": 4, "max": 8}, "memory": {"min": 80.0, "max": 80.0}},
+               "disk": {"size": {"min": 100.0}}})
+    );
+}
+
+#[test]
+fn everything_they_do_not_agree_on_is_named() {
+    let fleet = "backends: [aws]\nregions: [a]\navailability_zones: [z]\ninstance_types: [t]\nreservation: r\nspot_policy: spot\n\
+                 resources: {cpu: 'x86:2', memory: 8GB, gpu: 'nvidia:H100:24GB:1', disk: 10GB}";
+    let run = "backends: [gcp]\nregions: [b]\navailability_zones: [y]\ninstance_types: [u]\nreservation: s\nspot_policy: on-demand\n\
+               resources: {cpu: 'arm:4', memory: 9GB, gpu: 'amd:MI300X:48GB:2', disk: 20GB}";
+    use LimitConflict::*;
+    assert_eq!(
+        meet(fleet, run).unwrap_err(),
+        [
+            Reservation,
+            SpotPolicy,
+            Backends,
+            Regions,
+            AvailabilityZones,
+            InstanceTypes,
+            CpuArch,
+            CpuCount,
+            Memory,
+            GpuVendor,
+            GpuName,
+            GpuCount,
+            GpuMemory,
+            Disk
+        ]
+    );
+}
+
+#[test]
+fn what_one_side_leaves_open_the_other_decides() {
+    let (provisioning, resources) =
+        meet("", "resources: {cpu: 3}\nidle_duration: 5m\nspot_policy: auto").unwrap();
+    assert_eq!(provisioning, json!({"idle_duration": 300, "spot_policy": "auto"}));
+    assert_eq!(resources["cpu"]["count"], json!({"min": 3, "max": 3}));
+    let (provisioning, _) = meet("spot_policy: on-demand\nidle_duration: 1d\nmax_price: 2", "").unwrap();
+    assert_eq!(provisioning, json!({"spot_policy": "on-demand", "idle_duration": 86400, "max_price": 2.0}));
+    let (_, resources) =
+        meet("resources: {gpu: {compute_capability: 7.5}}", "resources: {gpu: {compute_capability: 8.0}}")
+            .unwrap();
+    assert_eq!(resources["gpu"]["compute_capability"], json!([8, 0]));
+}

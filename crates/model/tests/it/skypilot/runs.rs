@@ -1,0 +1,145 @@
+//! Conversion of a task to a run that an unchanged server accepts.
+
+use windlass_model::{
+    config::{
+        Configuration,
+        job_spec_builder::{self, InheritedSpec, JobSpecInputs},
+        profile::SpotPolicy,
+        quantities::OffableDuration,
+    },
+    skypilot::{AttemptRunSpec, HOSTS_FILE, JobIdentity, ServerContext, task_id},
+    time::Timestamp,
+};
+
+use super::accept;
+
+fn identity() -> JobIdentity {
+    JobIdentity {
+        job_id: "17".to_owned(),
+        submitted_at: Timestamp::parse("2026-11-15T16:00:01.000042Z").unwrap(),
+        user: "ann".to_owned(),
+        rank: 0,
+        copies: 1,
+    }
+}
+
+fn spec(
+    text: &str,
+    task: u32,
+    candidate: u32,
+    site: &ServerContext,
+) -> (AttemptRunSpec, windlass_model::config::task::Task) {
+    let spec = AttemptRunSpec::of(&accept(text).plan, task, candidate, None, &identity(), site).unwrap();
+    let Configuration::Task(task) = &spec.configuration else { panic!("not a task") };
+    let task = (**task).clone();
+    (spec, task)
+}
+
+fn program(text: &str, site: &ServerContext) -> String {
+    spec(text, 0, 0, site).1.commands.concat()
+}
+
+#[test]
+fn the_id_of_a_task_is_made_of_things_that_never_change() {
+    let plan = accept("name: p\n---\nname: a\nrun: a\n---\nrun: b\n").plan;
+    assert_eq!(task_id(&plan, 0, &identity()), "sky-managed-2026-11-15-16-00-01-000042_p_a_17-0");
+    assert_eq!(task_id(&plan, 1, &identity()), "sky-managed-2026-11-15-16-00-01-000042_p_p-1_17-1");
+    let one = accept("name: solo\nrun: a\n").plan;
+    assert_eq!(task_id(&one, 0, &identity()), "sky-managed-2026-11-15-16-00-01-000042_solo_17-0");
+}
+
+#[test]
+fn setup_and_run_are_shells_of_their_own_and_setup_decides() {
+    let text = "setup: |\n  echo it's ready\nrun: python train.py\nnum_nodes: 2\n";
+    let program = program(text, &ServerContext::default());
+    let setup = program.find("echo it'\"'\"'s ready").unwrap();
+    let gate = program.find("WINDLASS_GATE_FILE").unwrap();
+    let run = program.find("python train.py").unwrap();
+    assert!(setup < gate && gate < run, "{program}");
+    assert_eq!(program.matches("/bin/bash -i -c ").count(), 2);
+    assert!(!program.contains("set -e"));
+    assert_eq!(program.matches("(exec 2>&3 3>&-").count(), 2, "the shell's own words go nowhere");
+    assert!(program.contains("SKYPILOT_SETUP_NODE_RANK") && program.contains("SKYPILOT_NODE_IPS"));
+    let alone = self::program("run: a\n", &ServerContext { private_home: true, ..ServerContext::default() });
+    assert!(!alone.contains("WINDLASS_GATE_FILE") && alone.contains("export HOME="), "{alone}");
+}
+
+#[test]
+fn a_run_carries_what_the_task_asks_for() {
+    let text = "name: x\nresources:\n  cpus: 4\n  memory: 16+\n  use_spot: true\n  ports: [8080, 9000-9001]\n  image_id: docker:python:3.12\n  infra: aws/us-east-1\n  ordered:\n    - accelerators: A100-80GB:8\n    - accelerators: [T4]\n      use_spot: false\nenvs: {A: b}\nsecrets: {S: t}\nworkdir: ./code\nvolumes: {/ckpt: disk}\nrun: a\n";
+    let site = ServerContext { backends: vec!["aws".to_owned()], ..ServerContext::default() };
+    let (first, task) = spec(text, 0, 0, &site);
+    assert_eq!(first.secrets, ["S"]);
+    assert_eq!(task.run.image.as_deref(), Some("python:3.12"));
+    assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::Spot));
+    let placed = &task.profile.provisioning;
+    assert_eq!(
+        (placed.backends.as_ref().unwrap()[0].as_str(), placed.regions.as_ref().unwrap()[0].as_str()),
+        ("aws", "us-east-1")
+    );
+    assert_eq!((task.run.resources.cpu.count.min, task.run.resources.memory.min), (Some(4), Some(16.0)));
+    let gpu = task.run.resources.gpu.clone().unwrap();
+    assert_eq!(
+        (gpu.name.unwrap(), gpu.count.min, gpu.memory.unwrap().min),
+        (vec!["A100".to_owned()], Some(8), Some(80.0))
+    );
+    assert_eq!(task.ports.iter().map(|port| port.container_port).collect::<Vec<_>>(), [8080, 9000, 9001]);
+    let env = task.run.env.values();
+    assert_eq!(
+        (env["A"].as_str(), env["SKYPILOT_MANAGED_JOB_ID"].as_str(), env["SKYPILOT_USER"].as_str()),
+        ("b", "17", "ann")
+    );
+    assert!(!env.contains_key("S"), "a secret is not part of the configuration");
+    assert_eq!(task.run.files[0].path, "sky_workdir");
+    assert_eq!(task.run.volumes[0].path(), "/ckpt");
+    let named = ServerContext { no_spot: true, fleets: vec!["aws".to_owned()], ..ServerContext::default() };
+    let (_, task) = spec(text, 0, 1, &named);
+    assert_eq!(task.profile.provisioning.spot_policy, Some(SpotPolicy::OnDemand));
+    assert_eq!(task.profile.fleets.as_ref().unwrap()[0].name, "aws");
+}
+
+#[test]
+fn labels_and_the_longest_duration_are_those_of_the_run() {
+    let text = "resources: {labels: {team: a}}\nmax_duration: 2h\nrun: a\n";
+    let (_, task) = spec(text, 0, 0, &ServerContext::default());
+    assert_eq!(task.profile.provisioning.tags.unwrap().0["team"], "a");
+    assert_eq!(task.profile.max_duration, OffableDuration::Seconds(7200));
+}
+
+#[test]
+fn the_jobs_of_a_run_can_be_derived() {
+    let text = "num_nodes: 2\nsetup: true\nrun: a\n";
+    let text = text.replace("setup: true", "setup: make");
+    let (spec, _) = spec(&text, 0, 0, &ServerContext::default());
+    let inputs = JobSpecInputs {
+        run_name: "job-1",
+        configuration: &spec.configuration,
+        profile: None,
+        inherited: &InheritedSpec::default(),
+        image: None,
+        server_url: None,
+    };
+    let jobs = job_spec_builder::job_specs(&inputs).unwrap();
+    assert_eq!((jobs.len(), jobs[1].job_num, jobs[0].commands[0].as_str()), (2, 1, "/bin/bash"));
+    assert_eq!(jobs[0].retry, None);
+}
+
+#[test]
+fn a_group_tells_its_name_and_a_foreign_task_gets_the_variables_too() {
+    let group = "name: g\nexecution: parallel\n---\nname: a\nrun: a\n";
+    assert_eq!(
+        spec(group, 0, 0, &ServerContext::default()).1.run.env.values()["SKYPILOT_JOBGROUP_NAME"],
+        "g"
+    );
+    let asks = |header: &str| {
+        let text = format!("name: g\nexecution: parallel\n{header}---\nname: a\nrun: a\n");
+        spec(&text, 0, 0, &ServerContext::default()).1.run.env.values().get(HOSTS_FILE).cloned()
+    };
+    assert_eq!(asks("").as_deref(), Some(""));
+    assert_eq!(asks("inter_connection: true\n").as_deref(), Some("required"));
+    assert_eq!(asks("inter_connection: false\n"), None);
+    let foreign = "type: task\nname: prepare\ncommands: [make]\n";
+    let (_, task) = spec(foreign, 0, 0, &ServerContext::default());
+    assert_eq!(task.commands, ["make"]);
+    assert!(task.run.env.values()["SKYPILOT_TASK_ID"].ends_with("_prepare_17-0"));
+}

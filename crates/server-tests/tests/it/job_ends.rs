@@ -1,0 +1,415 @@
+//! Every ending of a job, through the pipelines.
+
+use serde_json::{Value, json};
+use windlass_api::agent::shim::TaskStatus;
+use windlass_server::params;
+
+use crate::{
+    http::{ServerFixture, on_both},
+    job_test_env::JobTestEnv,
+    scripted_hosts::ends,
+};
+
+on_both! {
+    a_job_that_ends_well_is_done_with_its_log_kept
+    a_job_that_fails_says_with_what
+    a_job_that_holds_too_much_disk_says_so_wherever_one_looks
+    a_job_ends_with_the_word_of_its_runner
+    a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason
+    a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words
+    a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server
+    a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server
+    a_stop_asks_the_runner_and_an_abort_does_not
+    an_abort_hurries_a_stop
+    a_silent_host_ends_its_job_as_unreachable
+    a_spot_host_that_was_taken_back_interrupts_its_job
+    an_instance_that_was_never_made_is_no_capacity
+    an_instance_of_another_project_is_access_revoked
+    an_instance_that_is_not_ready_in_time_ends_the_job
+    a_pull_that_never_ends_is_ended
+    a_dev_environment_that_nobody_uses_is_ended
+    idleness_is_not_told_of_where_it_ends_nothing
+    a_runner_that_forgets_max_duration_is_reminded_by_the_server
+    a_job_whose_gpu_idles_for_the_whole_window_is_ended
+    a_service_that_shrinks_scales_down_its_last_replica
+    a_job_whose_volume_is_gone_ends_with_a_volume_error
+}
+
+fn end_fields(run: &Value) -> (&str, &str, &str) {
+    let job = &run["latest_job_submission"];
+    (
+        run["status"].as_str().unwrap(),
+        job["status"].as_str().unwrap(),
+        job["termination_reason"].as_str().unwrap_or_default(),
+    )
+}
+
+async fn a_job_that_ends_well_is_done_with_its_log_kept(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| {
+        script.job_ends = Some(ends("done", "", Some(0)));
+        script.log = b"hello\n".to_vec();
+    });
+    stage.apply("good", json!({})).await;
+    stage.wait_for_job("good", "running").await;
+    stage.poke().await;
+    let run = stage.wait_for_run("good", "done").await;
+    assert_eq!(end_fields(&run), ("done", "done", "done_by_runner"));
+    assert_eq!(run["latest_job_submission"]["exit_status"], 0);
+    assert_eq!(run["latest_job_submission"]["status_message"], "exited (0)");
+    let asked = json!({"run_name": "good", "job_submission_id": run["latest_job_submission"]["id"]});
+    let logs = stage.server.admin("/api/project/main/logs/poll", asked).await;
+    assert_eq!(logs["logs"][0]["message"], "aGVsbG8K");
+    assert_eq!(*stage.hosts.calls.lock(), ["terminate done_by_runner", "remove"]);
+    stage.end().await;
+}
+
+async fn a_job_that_fails_says_with_what(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let oom = Some("oom_killed".to_owned());
+    stage.update_script(|script| {
+        let failed = ends("failed", "container_exited_with_error", Some(137));
+        script.job_ends = Some(windlass_api::agent::runner::JobState { detail: oom, ..failed });
+    });
+    stage.apply("bad", json!({})).await;
+    stage.wait_for_job("bad", "running").await;
+    stage.poke().await;
+    let run = stage.wait_for_run("bad", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "container_exited_with_error"));
+    assert_eq!(run["latest_job_submission"]["status_message"], "exited (137)");
+    stage.end().await;
+}
+
+async fn a_job_that_holds_too_much_disk_says_so_wherever_one_looks(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let said = "disk limit exceeded: the job holds 3.0GB, and its `disk` allows 1.0GB";
+    stage.update_script(|script| {
+        script.job_ends = Some(windlass_api::agent::runner::JobState {
+            detail: Some("disk_limit_exceeded".to_owned()),
+            termination_message: said.to_owned(),
+            ..ends("failed", "executor_error", None)
+        });
+    });
+    stage.apply("large", json!({"resources": {"disk": "..1GB"}})).await;
+    stage.wait_for_job("large", "running").await;
+    assert_eq!(stage.hosts.specs.lock()[0].disk, 1 << 30);
+    stage.poke().await;
+    let run = stage.wait_for_run("large", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
+    let job = &run["latest_job_submission"];
+    assert_eq!(job["status_message"], "disk limit exceeded");
+    assert_eq!(job["termination_reason_message"], said);
+    let events = stage.server.admin("/api/events/list", json!({"target_runs": [run["id"]]})).await;
+    assert!(events.to_string().contains("disk_limit_exceeded"), "{events}");
+    stage.end().await;
+}
+
+async fn a_job_ends_with_the_word_of_its_runner(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    for (name, reason, status) in [
+        ("quota", "log_quota_exceeded", "failed"),
+        ("long", "max_duration_exceeded", "terminated"),
+        ("broken", "executor_error", "failed"),
+    ] {
+        stage.update_script(|script| script.job_ends = Some(ends("failed", reason, None)));
+        stage.apply(name, json!({})).await;
+        stage.wait_for_job(name, "running").await;
+        stage.poke().await;
+        let run = stage.wait_for_run(name, "failed").await;
+        assert_eq!(end_fields(&run), ("failed", status, reason));
+    }
+    stage.end().await;
+}
+
+async fn a_task_that_ends_before_its_runner_is_there_ends_with_its_own_reason(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    for (name, reason, message) in [
+        ("image", "creating_container_error", "no such image"),
+        ("ports", "ports_binding_failed", "port 8000 is taken"),
+    ] {
+        stage.update_script(|script| script.task_ends = Some((reason, message)));
+        stage.apply(name, json!({})).await;
+        let run = stage.wait_for_run(name, "failed").await;
+        assert_eq!(end_fields(&run), ("failed", "failed", reason));
+        assert_eq!(run["latest_job_submission"]["termination_reason_message"], message);
+    }
+    stage.end().await;
+}
+
+async fn a_task_that_the_host_refuses_ends_the_job_at_once_with_the_hosts_words(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| script.refuses = Some("privileged: not on this host"));
+    stage.apply("proud", json!({"privileged": true})).await;
+    let run = stage.wait_for_run("proud", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "executor_error"));
+    let said = &run["latest_job_submission"]["termination_reason_message"];
+    assert_eq!(said, "privileged: not on this host");
+    stage.end().await;
+}
+
+async fn a_secret_that_is_gone_at_the_start_ends_the_job_by_the_server(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let set = json!({"name": "token", "value": "s3cret"});
+    stage.server.admin("/api/project/main/secrets/create_or_update", set).await;
+    stage.update_script(|script| script.deaf = true);
+    stage.apply("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}})).await;
+    stage.wait_for_job("needy", "provisioning").await;
+    stage.server.admin("/api/project/main/secrets/delete", json!({"secrets_names": ["token"]})).await;
+    stage.update_script(|script| script.deaf = false);
+    stage.poke().await;
+    let run = stage.wait_for_run("needy", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
+    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(said.contains("secret `token` is not in this project"), "{said}");
+    assert!(stage.hosts.specs.lock().is_empty());
+    stage.end().await;
+}
+
+async fn a_secret_that_is_not_for_the_creator_any_more_ends_the_job_by_the_server(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let set = |users: &str| json!({"name": "token", "value": "s3cret", "users": users});
+    stage.server.admin("/api/project/main/secrets/create_or_update", set("everyone")).await;
+    let mira = stage.server.user("mira").await;
+    stage.server.join("main", &[("mira", "user")]).await;
+    stage.update_script(|script| script.deaf = true);
+    let spec = JobTestEnv::spec("needy", json!({"env": {"TOKEN": "${{ secrets.token }}"}}));
+    stage.server.ok(&mira, "/api/project/main/runs/apply", json!({"plan": {"run_spec": spec}})).await;
+    stage.wait_for_job("needy", "provisioning").await;
+    stage.server.admin("/api/project/main/secrets/create_or_update", set("managers")).await;
+    stage.update_script(|script| script.deaf = false);
+    stage.poke().await;
+    let run = stage.wait_for_run("needy", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_by_server"));
+    let said = run["latest_job_submission"]["termination_reason_message"].as_str().unwrap();
+    assert!(said.contains("secret `token` is no longer for runs of this user"), "{said}");
+    assert!(stage.hosts.specs.lock().is_empty());
+    stage.end().await;
+}
+
+async fn a_stop_asks_the_runner_and_an_abort_does_not(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.apply("gentle", json!({})).await;
+    stage.wait_for_job("gentle", "running").await;
+    stage.stop_run("gentle", false).await;
+    let run = stage.wait_for_run("gentle", "terminated").await;
+    assert_eq!(end_fields(&run), ("terminated", "terminated", "terminated_by_user"));
+    assert_eq!(run["latest_job_submission"]["status_message"], "stopped");
+    assert_eq!(*stage.hosts.calls.lock(), ["stop", "terminate terminated_by_user", "remove"]);
+    stage.hosts.calls.lock().clear();
+    stage.apply("rough", json!({})).await;
+    stage.wait_for_job("rough", "running").await;
+    stage.stop_run("rough", true).await;
+    let run = stage.wait_for_run("rough", "terminated").await;
+    assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
+    assert_eq!(*stage.hosts.calls.lock(), ["terminate aborted_by_user", "remove"]);
+    stage.end().await;
+}
+
+async fn an_abort_hurries_a_stop(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.apply("slow", json!({})).await;
+    stage.wait_for_job("slow", "running").await;
+    // A host that does not answer delays the stop.
+    stage.update_script(|script| script.silent = true);
+    stage.stop_run("slow", false).await;
+    stage.wait_for_job("slow", "terminating").await;
+    stage.stop_run("slow", true).await;
+    stage.wait_for_end_request("aborted_by_user").await;
+    stage.update_script(|script| script.silent = false);
+    stage.poke().await;
+    let run = stage.wait_for_run("slow", "terminated").await;
+    assert_eq!(end_fields(&run), ("terminated", "aborted", "aborted_by_user"));
+    stage.end().await;
+}
+
+async fn a_silent_host_ends_its_job_as_unreachable(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.apply("lost", json!({})).await;
+    stage.wait_for_job("lost", "running").await;
+    stage.update_script(|script| script.silent = true);
+    stage.poke().await;
+    let waits =
+        |run: &Value| run["latest_job_submission"]["status_message"].as_str().unwrap().starts_with("waits");
+    stage.until("lost", "waiting", waits).await;
+    stage.age("disconnected_at", 121).await;
+    stage.wait_for_job("lost", "terminating").await;
+    let waits =
+        |run: &Value| run["latest_job_submission"]["status_message"] == "waits for the host to answer";
+    stage.until("lost", "waiting", waits).await;
+    stage.age("stop_deadline_at", 31).await;
+    stage.age("terminating_at", 301).await;
+    let run = stage.wait_for_run("lost", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "instance_unreachable"));
+    assert_eq!(run["latest_job_submission"]["error"], "instance unreachable");
+    stage.end().await;
+}
+
+async fn a_spot_host_that_was_taken_back_interrupts_its_job(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.write("UPDATE instances SET spot = TRUE", vec![]).await;
+    stage.apply("spot", json!({})).await;
+    stage.wait_for_job("spot", "running").await;
+    stage.write("UPDATE instances SET status = 'terminated', finished = TRUE", vec![]).await;
+    stage.poke().await;
+    let run = stage.wait_for_run("spot", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "interrupted_by_no_capacity"));
+    assert_eq!(run["latest_job_submission"]["status_message"], "interrupted");
+    stage.end().await;
+}
+
+async fn an_instance_that_was_never_made_is_no_capacity(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| script.deaf = true);
+    stage.apply("early", json!({})).await;
+    stage.wait_for_job("early", "provisioning").await;
+    let sql = "UPDATE instances SET status = 'terminated', finished = TRUE, termination_reason = 'no_offers'";
+    stage.write(sql, vec![]).await;
+    stage.poke().await;
+    let run = stage.wait_for_run("early", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "failed_to_start_due_to_no_capacity"));
+    stage.end().await;
+}
+
+async fn an_instance_of_another_project_is_access_revoked(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.server.admin("/api/projects/create", json!({"project_name": "other", "is_public": false})).await;
+    stage.apply("guest", json!({})).await;
+    stage.wait_for_job("guest", "running").await;
+    let sql = "UPDATE instances SET project_id = (SELECT id FROM projects WHERE name = 'other')";
+    stage.write(sql, vec![]).await;
+    stage.poke().await;
+    let run = stage.wait_for_run("guest", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "instance_access_revoked"));
+    stage.end().await;
+}
+
+async fn an_instance_that_is_not_ready_in_time_ends_the_job(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| script.deaf = true);
+    stage.apply("patient", json!({})).await;
+    stage.wait_for_job("patient", "provisioning").await;
+    // As an instance that is being created; only its own pipeline may process it.
+    let sql = "UPDATE instances SET status = 'provisioning', lock_token = 'held', \
+               lock_expires_at = now_us() + 600000000";
+    stage.write(sql, vec![]).await;
+    stage.age("provisioned_at", 601).await;
+    let run = stage.wait_for_run("patient", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "waiting_instance_limit_exceeded"));
+    stage.end().await;
+}
+
+async fn a_pull_that_never_ends_is_ended(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| script.stuck = Some(TaskStatus::Pulling));
+    stage.apply("heavy", json!({})).await;
+    stage.wait_for_job("heavy", "pulling").await;
+    stage.age("pulling_at", 26 * 60).await;
+    let run = stage.wait_for_run("heavy", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "waiting_runner_limit_exceeded"));
+    stage.end().await;
+}
+
+async fn a_dev_environment_that_nobody_uses_is_ended(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let dev = |secs: i64| {
+        json!({"run_name": "dev", "profile": {"name": "default"}, "configuration":
+            {"type": "dev-environment", "name": "dev", "image": "busybox", "user": "root", "ide": "vscode",
+             "inactivity_duration": secs}})
+    };
+    let apply = async |secs| {
+        let plan = json!({"plan": {"run_spec": dev(secs)}, "force": true});
+        stage.server.admin("/api/project/main/runs/apply", plan).await
+    };
+    stage.update_script(|script| script.no_connections_secs = Some(100));
+    apply(3600).await;
+    let run = stage.wait_for_run("dev", "running").await;
+    let way = &run["jobs"][0]["job_connection_info"];
+    assert_eq!(way["attached_ide_url"], "vscode://vscode-remote/ssh-remote+dev/workflow");
+    assert_eq!(way["ide_name"], "VS Code");
+    assert_eq!(stage.hosts.starts.lock()[0].submit.job_spec.tty, Some(true));
+    let idle = |run: &Value| run["jobs"][0]["job_submissions"][0]["inactivity_secs"].as_i64();
+    stage.until("dev", "idle", |run| idle(run).is_some_and(|secs| secs >= 100)).await;
+    // Changed in place: the limit applies to the running environment.
+    apply(60).await;
+    let run = stage.wait_for_run("dev", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "inactivity_duration_exceeded"));
+    stage.end().await;
+}
+
+/// Inactivity ends nothing here, and clients would show it wherever it is reported.
+async fn idleness_is_not_told_of_where_it_ends_nothing(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| script.no_connections_secs = Some(100));
+    stage.apply("busy", json!({})).await;
+    stage.wait_for_job("busy", "running").await;
+    stage.passes(2).await;
+    let run = stage.run("busy").await;
+    assert_eq!(run["jobs"][0]["job_submissions"][0]["inactivity_secs"], Value::Null, "{run:#}");
+    stage.end().await;
+}
+
+async fn a_runner_that_forgets_max_duration_is_reminded_by_the_server(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.apply("endless", json!({"max_duration": 600})).await;
+    stage.wait_for_job("endless", "running").await;
+    stage.age("running_at", 721).await;
+    let run = stage.wait_for_run("endless", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "max_duration_exceeded"));
+    stage.end().await;
+}
+
+async fn a_job_whose_gpu_idles_for_the_whole_window_is_ended(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    let policy = json!({"utilization_policy": {"min_gpu_utilization": 20, "time_window": 300}});
+    stage.apply("idle", policy).await;
+    stage.wait_for_run("idle", "running").await;
+    // A sample every half minute over the whole window; one GPU is busy, the other idle.
+    for ago in 0..12_i64 {
+        let sql = "INSERT INTO job_metrics (job_id, at, host_at, cpu_us, memory_bytes, working_set_bytes, gpus) \
+                   SELECT id, now_us() - $1, now_us() - $1, 0, 0, 0, '[[0,95],[0,3]]' FROM jobs";
+        stage.write(sql, params![ago * 30_000_000]).await;
+    }
+    stage.poke().await;
+    assert_eq!(stage.run("idle").await["status"], "running", "it has not run for the whole window yet");
+    stage.age("running_at", 301).await;
+    let run = stage.wait_for_run("idle", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "terminated", "terminated_due_to_utilization_policy"));
+    stage.end().await;
+}
+
+async fn a_service_that_shrinks_scales_down_its_last_replica(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 2, 1).await;
+    let service = |count: i64| json!({"type": "service", "port": 8000, "replicas": {"min": count, "max": count}, "auth": false});
+    stage.apply("web", service(2)).await;
+    let all_run = |run: &Value| {
+        run["jobs"].as_array().unwrap().iter().all(|job| job["job_submissions"][0]["status"] == "running")
+    };
+    stage.until("web", "all running", all_run).await;
+    stage.apply("web", service(1)).await;
+    let run = stage
+        .until("web", "smaller", |run| run["jobs"][1]["job_submissions"][0]["status"] == "terminated")
+        .await;
+    assert_eq!(run["jobs"][1]["job_submissions"][0]["termination_reason"], "scaled_down");
+    assert_eq!(run["jobs"][0]["job_submissions"][0]["status"], "running");
+    assert_eq!(run["status"], "running");
+    stage.end().await;
+}
+
+async fn a_job_whose_volume_is_gone_ends_with_a_volume_error(ground: &ServerFixture) {
+    let stage = JobTestEnv::new(ground, 1, 1).await;
+    stage.update_script(|script| script.deaf = true);
+    stage.apply("disk", json!({})).await;
+    stage.wait_for_job("disk", "provisioning").await;
+    // The volume existed when the run was submitted.
+    let rows = stage.server.app.db().query("SELECT job_spec FROM jobs", vec![]).await.unwrap();
+    let mut spec: Value = serde_json::from_str(&rows[0].text(0).unwrap()).unwrap();
+    spec["volumes"] = json!([{"name": ["data"], "path": "/data"}]);
+    stage.write("UPDATE jobs SET job_spec = $1", params![spec.to_string()]).await;
+    // A pass in progress has read the old one.
+    stage.passes(2).await;
+    stage.update_script(|script| script.deaf = false);
+    stage.poke().await;
+    let run = stage.wait_for_run("disk", "failed").await;
+    assert_eq!(end_fields(&run), ("failed", "failed", "volume_error"));
+    stage.end().await;
+}

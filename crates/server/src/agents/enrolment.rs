@@ -1,0 +1,123 @@
+//! Enrolment of agents: a credential for each instance, and the key that signs task specifications.
+//!
+//! Both are generated once and stored sealed. Replicas that generate them at the same time all use the one that was
+//! stored first, so an agent that one replica enrolled accepts calls from all of them.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use ring::signature::{Ed25519KeyPair, KeyPair};
+use sha2::{Digest, Sha256};
+use windlass_api::agent::{SIGNED_PREFIX, client::SignedSpec, port_pass::PortPass, shim::TaskSpec};
+use windlass_backend::Enrolment;
+use windlass_model::id::InstanceId;
+
+use crate::{
+    db::{Db, DbError, Unit, agents as rows},
+    encryption::{AssociatedData, KeyError, Keyring},
+};
+
+/// Name of the key for task specifications in the table.
+const SIGNING_KEY_PURPOSE: &str = "task_specifications";
+const CREDENTIAL_BYTES: usize = 32;
+const SEED_BYTES: usize = 32;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EnrolmentError {
+    #[error(transparent)]
+    Db(#[from] DbError),
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    #[error("draw random bytes")]
+    Random(#[from] getrandom::Error),
+    #[error("find instance {instance}: there is none")]
+    NoInstance { instance: InstanceId },
+    /// The instance was never enrolled, so none of its agents can know this server.
+    #[error("find the credential of instance {instance}: it has none")]
+    NotEnrolled { instance: InstanceId },
+    #[error("read the signing key: its seed is not one of Ed25519")]
+    Seed,
+    #[error("read the credential of instance {instance}: it is not text")]
+    Credential { instance: InstanceId },
+    #[error("write the task specification")]
+    Spec(#[source] serde_json::Error),
+}
+
+/// Returns the values that the agent of an instance needs. The first call creates the credential; a repeat, by any
+/// replica, returns the same.
+pub async fn enrolment(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<Enrolment, EnrolmentError> {
+    let signer = Signer::of(db, keys).await?;
+    let held = rows::credential(db, instance).await?.ok_or(EnrolmentError::NoInstance { instance })?;
+    if held.is_none() {
+        let mut drawn = [0_u8; CREDENTIAL_BYTES];
+        getrandom::fill(&mut drawn)?;
+        let sealed = keys.seal(&credential_aad(instance), hex::encode(drawn).as_bytes())?;
+        db.write(Unit::new().and([rows::set_first_credential(instance, sealed)])).await?.done()?;
+    }
+    let credential = credential(db, keys, instance).await?;
+    Ok(Enrolment {
+        instance,
+        credential_sha256: hex::encode(Sha256::digest(credential.as_bytes())),
+        server_key: signer.public(),
+    })
+}
+
+/// Credential that calls to the agent of an enrolled instance carry. A secret.
+pub async fn credential(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<String, EnrolmentError> {
+    let held = rows::credential(db, instance).await?.ok_or(EnrolmentError::NoInstance { instance })?;
+    let sealed = held.ok_or(EnrolmentError::NotEnrolled { instance })?;
+    let bytes = keys.open_sealed(&credential_aad(instance), &sealed)?;
+    String::from_utf8(bytes).map_err(|_| EnrolmentError::Credential { instance })
+}
+
+fn credential_aad(instance: InstanceId) -> AssociatedData<'static> {
+    AssociatedData::row("instances", "agent_credential_sealed", instance.0)
+}
+
+/// Key that signs task specifications, the same in all replicas.
+pub struct Signer(Ed25519KeyPair);
+
+impl Signer {
+    /// Reads the key; generates it if there is none.
+    pub async fn of(db: &Db, keys: &Keyring) -> Result<Self, EnrolmentError> {
+        if let Some(signer) = Self::load(db, keys).await? {
+            return Ok(signer);
+        }
+        let mut seed = [0_u8; SEED_BYTES];
+        getrandom::fill(&mut seed)?;
+        let id = db.new_id()?;
+        let sealed = keys.seal(&AssociatedData::row("signing_keys", "seed_sealed", id), &seed)?;
+        db.write(Unit::new().and([rows::insert_signing_key(id, SIGNING_KEY_PURPOSE, sealed)]))
+            .await?
+            .done()?;
+        Self::load(db, keys).await?.ok_or(EnrolmentError::Seed)
+    }
+
+    async fn load(db: &Db, keys: &Keyring) -> Result<Option<Self>, EnrolmentError> {
+        let Some((id, sealed)) = rows::signing_key(db, SIGNING_KEY_PURPOSE).await? else { return Ok(None) };
+        let seed = keys.open_sealed(&AssociatedData::row("signing_keys", "seed_sealed", id), &sealed)?;
+        let key = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|_| EnrolmentError::Seed)?;
+        Ok(Some(Self(key)))
+    }
+
+    /// Public key, in base64.
+    pub fn public(&self) -> String {
+        BASE64_STANDARD.encode(self.0.public_key().as_ref())
+    }
+
+    /// Encodes and signs a pass.
+    pub fn pass(&self, pass: &PortPass) -> Result<String, EnrolmentError> {
+        pass.encode(|message| self.0.sign(message).as_ref().to_vec()).map_err(EnrolmentError::Spec)
+    }
+
+    /// Signs the specification, including its claims.
+    pub fn sign(&self, spec: &TaskSpec) -> Result<SignedSpec, EnrolmentError> {
+        let body = serde_json::to_vec(spec).map_err(EnrolmentError::Spec)?;
+        let signature = self.0.sign(&[SIGNED_PREFIX, &body].concat());
+        Ok(SignedSpec { signature: BASE64_STANDARD.encode(signature.as_ref()), body })
+    }
+}
+
+impl std::fmt::Debug for Signer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Signer").field(&self.public()).finish()
+    }
+}

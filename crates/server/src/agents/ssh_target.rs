@@ -1,0 +1,216 @@
+//! SSH access to the hosts of a fleet: the settings of the fleet and of the host, and the pinned keys of the host and
+//! its jump hosts.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use windlass_backend::remote::RemoteHost;
+use windlass_gateway::gateway_config::{SshLogin, SshLoginError};
+use windlass_model::{
+    config::fleet::{ProxyJump, SshConfig, SshKey},
+    event::Entity,
+    id::InstanceId,
+};
+use windlass_tunnel::{HostKey, HostKeyEntry, KeyError as SshKeyError};
+
+use crate::{
+    db::{Db, DbError, Unit, WriteOutcome, agents as rows},
+    encryption::{AssociatedData, KeyError, Keyring},
+    events::{EventSubject, note},
+};
+
+const SSH_PORT: u16 = 22;
+/// Several replicas may connect to a new host at once: each retries after another was faster.
+const PIN_ATTEMPTS_MAX: usize = 8;
+/// Maximum number of names with keys per instance: its own and those of its jump hosts.
+const PINS_MAX: usize = 16;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SshTargetError {
+    #[error(transparent)]
+    Db(#[from] DbError),
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    #[error("find instance {instance}: there is none")]
+    NoInstance { instance: InstanceId },
+    #[error("reach instance {instance} over SSH: it is no host of an SSH fleet")]
+    NotSsh { instance: InstanceId },
+    #[error("read the SSH settings of instance {instance}")]
+    Settings {
+        instance: InstanceId,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("log in to {host}: the configuration has no {what} for it")]
+    Missing { host: String, what: &'static str },
+    #[error(transparent)]
+    Login(#[from] SshLoginError),
+    #[error("read the host key that {host} is pinned to")]
+    Pinned {
+        host: String,
+        #[source]
+        source: SshKeyError,
+    },
+    /// Another replica saw a different key for the same name: one of the two is not the host.
+    #[error("host key of {host} changed: expected {expected}, it shows {shown}")]
+    Changed { host: String, expected: String, shown: String },
+    #[error("pin the host keys of instance {instance}: others change them all the time")]
+    Contended { instance: InstanceId },
+    #[error("pin the host keys of instance {instance}: more than {PINS_MAX} names")]
+    TooMany { instance: InstanceId },
+}
+
+/// SSH target of a host, with all keys pinned so far.
+pub async fn load_target(
+    db: &Db,
+    keys: &Keyring,
+    instance: InstanceId,
+) -> Result<RemoteHost, SshTargetError> {
+    let (settings, pins) = settings(db, keys, instance).await?;
+    build_target(&settings, &pins, instance)
+}
+
+/// SSH login of a host, for use by another process. Contains a private key.
+pub async fn login(db: &Db, keys: &Keyring, instance: InstanceId) -> Result<SshLogin, SshTargetError> {
+    let (settings, pins) = settings(db, keys, instance).await?;
+    build_login(&settings, &pins, instance)
+}
+
+async fn settings(
+    db: &Db,
+    keys: &Keyring,
+    instance: InstanceId,
+) -> Result<(SshConfig, BTreeMap<String, String>), SshTargetError> {
+    let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
+    let sealed = row.ssh_sealed.ok_or(SshTargetError::NotSsh { instance })?;
+    let text = keys.open_sealed(&AssociatedData::row("instances", "ssh_sealed", instance.0), &sealed)?;
+    let settings =
+        serde_json::from_slice(&text).map_err(|source| SshTargetError::Settings { instance, source })?;
+    Ok((settings, pins(row.host_key.as_deref())))
+}
+
+/// Pins keys seen for the first time, and records events about them. A pinned name keeps its key: if the host shows a
+/// different one, connecting is an error.
+pub async fn pin(db: &Db, instance: InstanceId, seen: &[HostKeyEntry]) -> Result<(), SshTargetError> {
+    for _ in 0..PIN_ATTEMPTS_MAX {
+        let row = rows::ssh_target(db, instance).await?.ok_or(SshTargetError::NoInstance { instance })?;
+        let mut known = pins(row.host_key.as_deref());
+        let fresh = unpinned(&known, seen)?;
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let about = EventSubject {
+            entity: Entity::Instance,
+            id: instance.0,
+            name: &row.name,
+            project: Some(row.project),
+        };
+        let mut told = Vec::new();
+        for HostKeyEntry { host, key } in &fresh {
+            known.insert(host.clone(), key.to_openssh());
+            let message =
+                format!("{host} was met for the first time and is known by its key {key} from now on");
+            told.extend(note(db, None, &about, "host_key_learned", message)?);
+        }
+        if known.len() > PINS_MAX {
+            return Err(SshTargetError::TooMany { instance });
+        }
+        let text = serde_json::to_string(&known).unwrap_or_default();
+        let change = rows::pin(instance, row.host_key.as_deref(), &text);
+        match db.write(Unit::new().and([change]).and(told)).await? {
+            WriteOutcome::Done { .. } => return Ok(()),
+            WriteOutcome::Stale { .. } => {}
+        }
+    }
+    Err(SshTargetError::Contended { instance })
+}
+
+/// Returns those of `seen` that have no pin yet.
+fn unpinned(
+    known: &BTreeMap<String, String>,
+    seen: &[HostKeyEntry],
+) -> Result<Vec<HostKeyEntry>, SshTargetError> {
+    let mut fresh = Vec::new();
+    for learned in seen {
+        let Some(line) = known.get(&learned.host) else {
+            fresh.push(learned.clone());
+            continue;
+        };
+        let host = learned.host.clone();
+        let expected = HostKey::parse(line).map_err(|source| SshTargetError::Pinned { host, source })?;
+        if expected != learned.key {
+            return Err(SshTargetError::Changed {
+                host: learned.host.clone(),
+                expected: expected.to_string(),
+                shown: learned.key.to_string(),
+            });
+        }
+    }
+    Ok(fresh)
+}
+
+fn pins(stored: Option<&str>) -> BTreeMap<String, String> {
+    stored.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+/// Builds the target. Settings of the host override those of its fleet.
+fn build_target(
+    settings: &SshConfig,
+    pins: &BTreeMap<String, String>,
+    instance: InstanceId,
+) -> Result<RemoteHost, SshTargetError> {
+    let target = build_login(settings, pins, instance)?.target()?;
+    let own = settings.hosts.first().and_then(|host| host.params());
+    let internal_ip: Option<IpAddr> =
+        own.and_then(|own| own.internal_ip.as_ref()).and_then(|ip| ip.0.parse().ok());
+    Ok(RemoteHost {
+        target,
+        internal_ip,
+        network: settings.network.as_ref().map(|network| network.0.clone()),
+    })
+}
+
+fn build_login(
+    settings: &SshConfig,
+    pins: &BTreeMap<String, String>,
+    instance: InstanceId,
+) -> Result<SshLogin, SshTargetError> {
+    let host = settings.hosts.first().ok_or(SshTargetError::NotSsh { instance })?;
+    let own = host.params();
+    let name = host.hostname();
+    let user = own.and_then(|own| own.user.as_deref()).or(settings.user.as_deref());
+    let port = own.and_then(|own| own.port).or(settings.port);
+    let key = own.and_then(|own| own.ssh_key.as_ref()).or(settings.ssh_key.as_ref());
+    let jump = own.and_then(|own| own.proxy_jump.as_ref()).or(settings.proxy_jump.as_ref());
+    let via = jump.map(|jump| through(jump, pins)).transpose()?;
+    let user = user.ok_or_else(|| missing(name, "user"))?;
+    let login = login_to(name, port.map(|port| port.0), user, key, pins)?;
+    Ok(SshLogin { via: via.map(Box::new), ..login })
+}
+
+fn through(jump: &ProxyJump, pins: &BTreeMap<String, String>) -> Result<SshLogin, SshTargetError> {
+    login_to(&jump.hostname, jump.port.map(|port| port.0), &jump.user, jump.ssh_key.as_ref(), pins)
+}
+
+fn login_to(
+    host: &str,
+    port: Option<i64>,
+    user: &str,
+    key: Option<&SshKey>,
+    pins: &BTreeMap<String, String>,
+) -> Result<SshLogin, SshTargetError> {
+    let private = key.and_then(|key| key.private.as_deref()).ok_or_else(|| missing(host, "private key"))?;
+    let mut login = SshLogin {
+        host: host.to_owned(),
+        port: port.and_then(|port| u16::try_from(port).ok()).unwrap_or(SSH_PORT),
+        user: user.to_owned(),
+        key: private.to_owned(),
+        host_key: None,
+        via: None,
+    };
+    login.host_key = pins.get(&login.known_hosts_name()).cloned();
+    Ok(login)
+}
+
+fn missing(host: &str, what: &'static str) -> SshTargetError {
+    SshTargetError::Missing { host: host.to_owned(), what }
+}

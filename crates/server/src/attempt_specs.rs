@@ -1,0 +1,200 @@
+//! Conversion of a managed job's task to the specification of the run that is one attempt of it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use uuid::Uuid;
+use windlass_api::Document;
+use windlass_backend::Backends;
+use windlass_model::{
+    config::job_spec_builder::DefaultImages,
+    deadline_policy::Market,
+    id::{InstanceId, ProjectId},
+    managed_job::{
+        plan::{ManagedJobPlan, PRIORITY},
+        record::NodeLocation,
+    },
+    plan::offers::Location,
+    skypilot::{AttemptRunSpec, JobIdentity, ServerContext},
+};
+
+use crate::{
+    db::{Db, DbError, Page, fleets, runs::Run},
+    queue_backend,
+    services::runs::ResolvedRunSpec,
+};
+
+/// Inputs that all attempts of a job share.
+pub(crate) struct AttemptSpecBuilder<'a> {
+    pub(crate) id: Uuid,
+    pub(crate) plan: &'a ManagedJobPlan,
+    pub(crate) files: &'a TaskArchives,
+    pub(crate) identity: JobIdentity,
+    pub(crate) priority: i64,
+    pub(crate) ssh_key: Option<&'a str>,
+    pub(crate) site: ServerContext,
+    pub(crate) images: &'a DefaultImages,
+}
+
+/// Locations where the attempts of a job may run. The names of fleets are read only if the plan names a location.
+///
+/// If no backend rents instances, no node is ever reclaimed: a request for spot nodes gets the others.
+pub(crate) async fn allowed_infra(
+    db: &Db,
+    backends: &Backends,
+    project: ProjectId,
+    plan: &ManagedJobPlan,
+) -> Result<ServerContext, DbError> {
+    let rented = backends.all().map(|backend| backend.name());
+    let rented = rented.filter(|name| !matches!(*name, "remote" | "local" | queue_backend::NAME));
+    let rented: Vec<String> = rented.map(str::to_owned).collect();
+    let mut candidates = plan.tasks.iter().flat_map(|task| &task.candidates);
+    let fleets = if candidates.any(|candidate| candidate.infra.is_some()) {
+        let page = Page { limit: i64::from(i32::MAX), ..Page::default() };
+        let query = fleets::Query { projects: Some(vec![project]), only_active: true, page };
+        fleets::list(db, &query).await?.into_iter().map(|fleet| fleet.name).collect()
+    } else {
+        Vec::new()
+    };
+    Ok(ServerContext { no_spot: rented.is_empty(), backends: rented, fleets, ..ServerContext::default() })
+}
+
+/// One attempt of one task.
+pub(crate) struct Attempt {
+    pub(crate) task: u32,
+    pub(crate) number: u32,
+    pub(crate) candidate: u32,
+    pub(crate) market: Option<Market>,
+}
+
+/// Reason why an attempt cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AttemptSpecError {
+    #[error(transparent)]
+    Task(#[from] windlass_model::skypilot::Error),
+    #[error("write the specification of a run")]
+    Document(#[from] serde_json::Error),
+    #[error(transparent)]
+    Run(#[from] crate::error::Error),
+}
+
+impl AttemptSpecBuilder<'_> {
+    pub(crate) fn run_name(&self, task: u32, attempt: u32) -> String {
+        self.plan.run_name(&self.id.to_string(), task, attempt)
+    }
+
+    pub(crate) fn spec(&self, attempt: &Attempt) -> Result<ResolvedRunSpec, AttemptSpecError> {
+        let Attempt { task, number, candidate, market } = *attempt;
+        let spot = market.map(|market| market == Market::Spot);
+        let made = AttemptRunSpec::of(self.plan, task, candidate, spot, &self.identity, &self.site)?;
+        let mut configuration = serde_json::to_value(&made.configuration)?;
+        if configuration["priority"].is_null() {
+            configuration["priority"] = run_priority(self.priority);
+        }
+        let spec = json!({
+            "run_name": self.run_name(task, number),
+            "configuration": configuration,
+            "profile": { "name": "default" },
+            "file_archives": self.files.of(task),
+        });
+        Ok(ResolvedRunSpec::read(&Document::new(&spec)?, self.ssh_key, self.images)?)
+    }
+}
+
+/// Maps the priority range of jobs to that of runs, so that the queue for nodes keeps the order of the queue for slots.
+fn run_priority(of_job: i64) -> Value {
+    let (low, high) = (*PRIORITY.start(), *PRIORITY.end());
+    json!((of_job.clamp(low, high) - low) * 100 / (high - low))
+}
+
+/// An archive and the path of its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileArchive {
+    pub(crate) id: Uuid,
+    pub(crate) path: String,
+}
+
+/// Archives of each task, by the task's number.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct TaskArchives(pub(crate) BTreeMap<u32, Vec<FileArchive>>);
+
+impl TaskArchives {
+    pub(crate) fn of(&self, task: u32) -> &[FileArchive] {
+        self.0.get(&task).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    pub(crate) fn ids(&self) -> Vec<Uuid> {
+        self.0.values().flatten().map(|archive| archive.id).collect()
+    }
+}
+
+/// Locations that an attempt avoids, and the one that it tries first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PlacementPreferences {
+    pub(crate) avoid: Vec<NodeLocation>,
+    pub(crate) prefer: Option<NodeLocation>,
+}
+
+impl PlacementPreferences {
+    /// Preferences stored in a run; empty if there are none or they cannot be read.
+    pub(crate) fn of(run: &Run) -> Self {
+        run.places.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+
+    /// Instances to avoid, and regions or zones to avoid where instances are rented. Within the preferred location only
+    /// instances are avoided.
+    pub(crate) fn avoided(&self) -> (Vec<Location>, Vec<InstanceId>) {
+        let instances = self.avoid.iter().filter_map(|one| one.instance.as_ref()?.parse().ok()).collect();
+        let sought = self.sought();
+        let places =
+            self.avoid.iter().filter_map(rented_location).filter(|place| Some(place) != sought.as_ref());
+        (places.collect(), instances)
+    }
+
+    /// Location that is required, where instances are rented. Instances that users own have no such location, and a
+    /// lost one is not worth waiting for.
+    pub(crate) fn sought(&self) -> Option<Location> {
+        rented_location(self.prefer.as_ref()?)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.avoid.is_empty() && self.prefer.is_none()
+    }
+}
+
+/// Location of rented instances.
+fn rented_location(of: &NodeLocation) -> Option<Location> {
+    let mut parts = of.place.splitn(3, '/').map(str::to_owned);
+    let (backend, region) = (parts.next()?, parts.next()?);
+    let rented = !matches!(backend.as_str(), "remote" | "local");
+    rented.then(|| Location { backend, region, zone: parts.next() })
+}
+
+#[cfg(test)]
+mod tests {
+    use windlass_model::managed_job::record::NodeLocation;
+
+    use super::PlacementPreferences;
+
+    fn at(place: &str) -> NodeLocation {
+        NodeLocation { place: place.to_owned(), instance: None }
+    }
+
+    #[test]
+    fn only_rented_places_are_avoided_and_sought_by_name() {
+        let placing = PlacementPreferences {
+            avoid: vec![at("aws/us-east-1/us-east-1a"), at("remote/host-1"), at("gcp/europe")],
+            prefer: Some(at("aws/us-west-2")),
+        };
+        let avoided: Vec<String> = placing.avoided().0.iter().map(ToString::to_string).collect();
+        assert_eq!(avoided, ["aws/us-east-1/us-east-1a", "gcp/europe"]);
+        assert_eq!(placing.sought().unwrap().to_string(), "aws/us-west-2");
+        let beside = PlacementPreferences { prefer: Some(at("gcp/europe")), ..placing };
+        let avoided: Vec<String> = beside.avoided().0.iter().map(ToString::to_string).collect();
+        assert_eq!(avoided, ["aws/us-east-1/us-east-1a"]);
+        let own = PlacementPreferences { avoid: vec![], prefer: Some(at("local/this")) };
+        assert_eq!(own.sought(), None);
+    }
+}

@@ -1,0 +1,373 @@
+//! Orders for the host of a placed job: the task for its shim, the start for its runner.
+//!
+//! The builders are pure (`task`, `start`, `shown`); this module passes them the contents of the database. Secrets are
+//! opened for one call and are part of nothing that is stored, logged or shown.
+
+pub mod address;
+pub mod connection_info;
+pub mod container_request;
+pub mod node_key;
+pub mod peer_hosts;
+mod runner_start;
+mod task_spec;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::Deserialize;
+use uuid::Uuid;
+use windlass_api::agent::{runner::RepoCredentials, shim::TaskSpec};
+use windlass_engine::Lease;
+use windlass_model::{
+    config::{
+        job_spec::JobSpec,
+        references::{self, awaited_addresses},
+    },
+    explain::Shortfall,
+    id::ManagedJobId,
+    managed_job::plan::ManagedJobPlan,
+    plan::{execution_mode::ImageChoice, offers::Gpu},
+};
+
+use crate::{
+    agents::JobStart,
+    attachments::{self, AttachProgress},
+    db::{
+        managed_jobs,
+        pipeline_rows::{job_nodes as rows, jobs::JobInputs},
+        repos, secrets,
+    },
+    encryption::{AssociatedData, KeyError},
+    inventory,
+    parsed_run_spec::ParsedRunSpec,
+    pass_error::PassError,
+    pipelines::PipelineContext,
+    plain_processes::ProcessRights,
+    registry_passwords::{self, OpenPasswordError},
+    services,
+};
+
+/// Reason why there are no orders.
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError {
+    /// The job can never be started as it is: it ends with this message.
+    #[error(transparent)]
+    Unfit(#[from] UnstartableReason),
+    /// Something that the job needs is not ready yet.
+    #[error("{said}")]
+    NotYet { said: String },
+    /// The next pass may succeed.
+    #[error(transparent)]
+    Pass(#[from] PassError),
+}
+
+/// Reason why a job cannot start, as a message for its user.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnstartableReason {
+    #[error(
+        "start the job: {} not in this project; hint: set it with `windlass secret set NAME`, then submit the run",
+        missing(.names)
+    )]
+    MissingSecrets { names: Vec<String> },
+    #[error(
+        "start the job: secret `{}` is no longer for runs of this user; hint: a manager of the project changes that \
+         with `windlass secret set NAME --for …`",
+        names.join("`, `")
+    )]
+    WithheldSecrets { names: Vec<String> },
+    #[error(
+        "start the job: repository `{id}` is not known to the project any more; hint: submit the run again"
+    )]
+    NoRepo { id: String },
+    #[error(
+        "start the job: the code `{hash}` of its repository is not stored any more; hint: submit the run again"
+    )]
+    NoCode { hash: String },
+    #[error("start the job: file archive {id} is not stored any more; hint: submit the run again")]
+    NoArchive { id: Uuid },
+    #[error(
+        "start the job: the password of its registry is not stored any more; hint: submit the run again, with the \
+         password or a secret as `registry_auth.password`"
+    )]
+    NoPassword,
+    #[error("start the job: {said}")]
+    NoVolume { said: String },
+    #[error("start the job: it {short}; hint: {hint}")]
+    NoProcess { short: String, hint: String },
+    #[error("start the job: a queue cannot run {what}; hint: {hint}")]
+    NotInQueue { what: String, hint: String },
+}
+
+fn missing(names: &[String]) -> String {
+    match names {
+        [one] => format!("secret `{one}` is"),
+        many => format!("secrets `{}` are", many.join("`, `")),
+    }
+}
+
+impl From<crate::db::DbError> for PayloadError {
+    fn from(error: crate::db::DbError) -> Self {
+        Self::Pass(error.into())
+    }
+}
+
+impl From<KeyError> for PayloadError {
+    fn from(error: KeyError) -> Self {
+        Self::Pass(error.into())
+    }
+}
+
+/// Grace period of commands whose job sets no limit.
+pub const STOP_MAX_SECS: i64 = 24 * 3600;
+
+/// Task of a job for the shim of its instance, and the description of its execution mode for people.
+pub async fn task(
+    hands: &PipelineContext,
+    lease: &Lease,
+    loaded: &JobInputs,
+) -> Result<(TaskSpec, Option<String>), PayloadError> {
+    let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
+    let spec = spec_with_secrets(hands, loaded).await?;
+    // The number of users may have changed since the job was placed.
+    let allowed = ProcessRights::now(&hands.db, hands.local_processes).await?;
+    let offer = allowed.on(inventory::offer(instance)?);
+    let choice = ImageChoice::of(&spec);
+    let runs_in = match choice.as_ref().map(|choice| choice.on(offer.host.runtimes.as_ref())).transpose() {
+        Ok(runs_in) => runs_in,
+        Err(short @ (Shortfall::NotConfined { .. } | Shortfall::ProcessesRefused)) => {
+            return Err(UnstartableReason::NoProcess { short: short.to_string(), hint: short.cure() }.into());
+        }
+        Err(short @ (Shortfall::EngineUnavailable { .. } | Shortfall::ProcessesUnknown)) => {
+            return Err(PayloadError::NotYet { said: format!("the job {short}") });
+        }
+        // The agent rejects what the instance cannot run.
+        Err(_) => None,
+    };
+    let attach = attachments::attach(&hands.db, &hands.backends, lease, &loaded.job, instance);
+    let mounts = match attach.await? {
+        AttachProgress::Ready(mounts) => mounts,
+        AttachProgress::Coming { said } => return Err(PayloadError::NotYet { said }),
+        AttachProgress::Failed { said } => return Err(UnstartableReason::NoVolume { said }.into()),
+    };
+    let fleet = fleet_spec(loaded)?;
+    let login = connection_info::HostLogin::of(instance, fleet.as_ref());
+    let built = task_spec::build(&task_spec::Inputs {
+        job: &loaded.job,
+        spec: &spec,
+        offer: &offer,
+        runs_in,
+        mounts,
+        user_key: user_key(loaded)?.as_deref(),
+        project_key: loaded.project.ssh_public_key.as_deref(),
+        login: login.as_ref(),
+    });
+    Ok((built, runs_in.map(|runs_in| runs_in.to_string())))
+}
+
+/// Everything that the runner of a job needs to start.
+pub async fn start(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobStart, PayloadError> {
+    let shape = hands.shapes.of(&loaded.run).map_err(PassError::from)?;
+    let spec = spec_with_secrets(hands, loaded).await?;
+    let nodes = rows::nodes(&hands.db, loaded).await?;
+    let addresses = addresses(hands, loaded, &shape, &spec).await?;
+    let fleet = fleet_spec(loaded)?;
+    let key = node_key::open(hands, &loaded.job).await?;
+    let (repo_credentials, code) = repo(hands, loaded, &spec).await?;
+    let submit = runner_start::build(&runner_start::Inputs {
+        run: &loaded.run,
+        job: &loaded.job,
+        spec,
+        project_name: Some(&loaded.project.name),
+        fleet_env: fleet
+            .map(|spec| runner_start::variables(&spec["configuration"]["env"]))
+            .unwrap_or_default(),
+        nodes: &nodes,
+        addresses: &addresses,
+        key,
+        repo_credentials,
+        log_quota_hour: hands.limits.log_bytes_hour,
+    })?;
+    let mut archives = Vec::new();
+    for file in &submit.job_spec.file_archives {
+        archives.push((file.id.clone(), archive(hands, loaded, &file.id).await?));
+    }
+    Ok(JobStart { submit, code, archives })
+}
+
+/// The job as a container, where its instance is a queue.
+pub async fn container_request(
+    hands: &PipelineContext,
+    loaded: &JobInputs,
+) -> Result<container_request::QueueRequest, PayloadError> {
+    let Some(instance) = &loaded.instance else { return Err(PassError::NoInstance.into()) };
+    let start = start(hands, loaded).await?;
+    let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    Ok(container_request::build(&container_request::Inputs {
+        submission: loaded.job.id,
+        user: loaded.run.user_id,
+        run_name: &loaded.run.name,
+        priority: loaded.run.priority,
+        spec: &spec,
+        start: &start,
+        dispatcher: instance.region.as_deref(),
+        partition: instance.availability_zone.as_deref(),
+        gpu_type: inventory::offer(instance)?.host.gpus.first().and_then(Gpu::type_name),
+        is_spot: instance.spot,
+    })?)
+}
+
+/// Returns whether every address that the commands of a job name is known. Tasks wait for all nodes anyway.
+pub async fn are_addresses_known(hands: &PipelineContext, loaded: &JobInputs) -> Result<bool, PassError> {
+    let spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    let awaited = awaited_addresses(&spec);
+    if awaited.is_empty() {
+        return Ok(true);
+    }
+    let shape = hands.shapes.of(&loaded.run)?;
+    match addresses(hands, loaded, &shape, &spec).await {
+        Ok(known) => Ok(awaited.iter().all(|(group, member, _)| known.contains_key(&(*group, *member)))),
+        Err(PayloadError::Pass(error)) => Err(error),
+        Err(PayloadError::Unfit(_) | PayloadError::NotYet { .. }) => Ok(true),
+    }
+}
+
+async fn spec_with_secrets(hands: &PipelineContext, loaded: &JobInputs) -> Result<JobSpec, PayloadError> {
+    let mut spec: JobSpec = serde_json::from_str(&loaded.job.job_spec).map_err(PassError::document)?;
+    let names = references::secret_names(&spec);
+    let (project, user) = (loaded.job.project_id, loaded.run.user_id);
+    let withheld = services::secrets::withheld(&hands.db, project, user, &names).await?;
+    if !withheld.is_empty() {
+        return Err(UnstartableReason::WithheldSecrets { names: withheld }.into());
+    }
+    let mut values = BTreeMap::new();
+    for name in names {
+        if let Some(secret) = secrets::find(&hands.db, loaded.job.project_id, &name).await? {
+            let belongs = AssociatedData {
+                table: "secrets",
+                owner: secret.project_id.0,
+                name: &name,
+                version: secret.version,
+            };
+            let plain = hands.keys.open_sealed(&belongs, &secret.sealed)?;
+            values.insert(name, String::from_utf8_lossy(&plain).into_owned());
+        }
+    }
+    if let Some(job) = loaded.run.managed_job_id {
+        spec.env.extend(managed_secrets(hands, job, &loaded.run.name).await?);
+    }
+    let sealed =
+        spec.registry_auth.as_ref().and_then(|auth| registry_passwords::parse_reference(&auth.password));
+    if let (Some(id), Some(auth)) = (sealed, &mut spec.registry_auth) {
+        let opened =
+            registry_passwords::open_password(&hands.db, &hands.keys, loaded.job.project_id, id).await;
+        auth.password = opened
+            .map_err(|error| match error {
+                OpenPasswordError::Db(error) => PayloadError::from(error),
+                OpenPasswordError::Keys(error) => PayloadError::from(error),
+            })?
+            .ok_or(UnstartableReason::NoPassword)?;
+    }
+    match references::insert_secrets(&mut spec, |name| values.get(name).cloned()) {
+        Ok(()) => Ok(spec),
+        Err(references::Error::MissingSecrets { names }) => {
+            Err(UnstartableReason::MissingSecrets { names }.into())
+        }
+        // Only a missing secret can fail here.
+        Err(references::Error::Reference { .. } | references::Error::Unset { .. }) => Ok(spec),
+    }
+}
+
+/// Secrets of the managed job's task of which this run is an attempt.
+async fn managed_secrets(
+    hands: &PipelineContext,
+    job: ManagedJobId,
+    run: &str,
+) -> Result<BTreeMap<String, String>, PayloadError> {
+    let Some((plan, sealed)) = managed_jobs::secrets(&hands.db, job).await? else {
+        return Ok(BTreeMap::new());
+    };
+    let plan: ManagedJobPlan = serde_json::from_str(&plan).map_err(PassError::document)?;
+    let belongs = AssociatedData::row("managed_jobs", "secrets_sealed", job.0);
+    let plain = hands.keys.open_sealed(&belongs, &sealed)?;
+    let mut values: Vec<BTreeMap<String, String>> =
+        serde_json::from_slice(&plain).map_err(PassError::document)?;
+    let task = plan.task_index_of_run(run).filter(|task| *task < values.len());
+    Ok(task.map(|task| values.swap_remove(task)).unwrap_or_default())
+}
+
+/// SSH key of the run's user.
+fn user_key(loaded: &JobInputs) -> Result<Option<String>, PassError> {
+    #[derive(Deserialize)]
+    struct Spec {
+        ssh_key_pub: Option<String>,
+    }
+    let spec: Spec = serde_json::from_str(&loaded.run.spec).map_err(PassError::document)?;
+    Ok(spec.ssh_key_pub)
+}
+
+/// Addresses by group and member: nodes of the replica, or replicas of the service.
+async fn addresses(
+    hands: &PipelineContext,
+    loaded: &JobInputs,
+    shape: &ParsedRunSpec,
+    spec: &JobSpec,
+) -> Result<BTreeMap<(u32, u32), String>, PayloadError> {
+    if awaited_addresses(spec).is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let is_service = spec.service_port.is_some();
+    let nodes = if is_service {
+        rows::replicas(&hands.db, &loaded.run).await?
+    } else {
+        rows::nodes(&hands.db, loaded).await?
+    };
+    Ok(runner_start::addresses_by_group(&nodes, is_service.then(|| shape.replica_group_names()).as_deref())?)
+}
+
+/// Stored specification of the fleet of a job's instance; without private keys.
+pub fn fleet_spec(loaded: &JobInputs) -> Result<Option<serde_json::Value>, PassError> {
+    loaded.fleet_spec.as_deref().map(serde_json::from_str).transpose().map_err(PassError::document)
+}
+
+/// Credentials for cloning the repository, and its uploaded changes.
+async fn repo(
+    hands: &PipelineContext,
+    loaded: &JobInputs,
+    spec: &JobSpec,
+) -> Result<(Option<RepoCredentials>, Option<Arc<[u8]>>), PayloadError> {
+    let kind = spec.repo_data.as_ref().and_then(|data| data["repo_type"].as_str()).unwrap_or("virtual");
+    let hash = spec.repo_code_hash.as_deref();
+    if kind == "virtual" && hash.is_none() {
+        return Ok((None, None));
+    }
+    let id = loaded.run.repo_id.clone().unwrap_or_default();
+    let Some(repo) = repos::find(&hands.db, loaded.job.project_id, &id).await? else {
+        return Err(UnstartableReason::NoRepo { id }.into());
+    };
+    let code = match hash {
+        None => None,
+        Some(hash) => match repos::code(&hands.db, repo.id, hash).await? {
+            Some(blob) => Some(blob.into()),
+            None => return Err(UnstartableReason::NoCode { hash: hash.to_owned() }.into()),
+        },
+    };
+    let user = loaded.run.user_id;
+    let stored = match repos::creds(&hands.db, repo.id, user).await? {
+        Some(sealed) => {
+            let user = user.to_string();
+            let belongs = AssociatedData { table: "repo_creds", owner: repo.id, name: &user, version: 1 };
+            let plain = hands.keys.open_sealed(&belongs, &sealed)?;
+            Some(serde_json::from_slice(&plain).map_err(PassError::document)?)
+        }
+        None => None,
+    };
+    // Without credentials a public repository is cloned by its own address.
+    Ok((stored.or_else(|| runner_start::public_repo(&loaded.run.spec)).filter(|_| kind == "remote"), code))
+}
+
+async fn archive(hands: &PipelineContext, loaded: &JobInputs, id: &str) -> Result<Arc<[u8]>, PayloadError> {
+    let id: Uuid = id.parse().unwrap_or_default();
+    match repos::archive(&hands.db, id).await? {
+        Some((owner, _, blob)) if owner == loaded.run.user_id => Ok(blob.into()),
+        Some(_) | None => Err(UnstartableReason::NoArchive { id }.into()),
+    }
+}

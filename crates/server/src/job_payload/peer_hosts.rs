@@ -1,0 +1,31 @@
+//! Names and current addresses of the tasks of a group.
+
+use windlass_api::agent::runner::{GroupHosts, HostName};
+use windlass_model::{managed_job::plan::ManagedJobPlan, skypilot::HOSTS_FILE};
+
+use super::address;
+use crate::{
+    db::pipeline_rows::jobs::{self as rows, JobInputs, ManagedNode},
+    pass_error::PassError,
+    pipelines::PipelineContext,
+};
+
+/// Returns whether a job needs the addresses of the other tasks of its group.
+pub fn are_wanted(loaded: &JobInputs) -> bool {
+    loaded.run.managed_job_id.is_some() && loaded.job.job_spec.contains(HOSTS_FILE)
+}
+
+/// All nodes of the group that have an address; `None` for a job that does not need them.
+pub async fn for_job(hands: &PipelineContext, loaded: &JobInputs) -> Result<Option<GroupHosts>, PassError> {
+    let Some(job) = loaded.run.managed_job_id.filter(|_| are_wanted(loaded)) else { return Ok(None) };
+    let Some((plan, members)) = rows::group(&hands.db, job).await? else { return Ok(None) };
+    let plan: ManagedJobPlan = serde_json::from_str(&plan).map_err(PassError::document)?;
+    let hosts = members.iter().filter_map(|member| host(&plan, member)).collect();
+    Ok(Some(GroupHosts { hosts }))
+}
+
+fn host(plan: &ManagedJobPlan, member: &ManagedNode) -> Option<HostName> {
+    let task = u32::try_from(plan.task_index_of_run(&member.run)?).ok()?;
+    let address = address::from_machine(member.machine.as_deref(), member.hostname.as_deref())?;
+    Some(HostName { address, name: plan.host_name(task, member.node)? })
+}

@@ -1,0 +1,366 @@
+//! A stored run specification, parsed once for the submission and the pipelines.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use windlass_model::{
+    config::{
+        Configuration,
+        decode::{DecodeMode, decode},
+        error::{Diagnosis, summary},
+        job_spec::{FileArchive, JobSpec},
+        job_spec_builder::{self, InheritedSpec, JobSpecInputs},
+        profile::{
+            CreationPolicy, InstanceSelector, Profile, ProfileProperties, RetrySetting, StartupOrder,
+            StopCriteria,
+        },
+        yaml::Node,
+    },
+    decide::{
+        replicas::{self, RolloutPolicy, ScalingPolicy},
+        runs::{ReplicaStart, StopCriteria as StopWhen},
+    },
+    id::RunId,
+    money::Price,
+    plan::{
+        execution_mode::ImageChoice,
+        offers::{InstanceFilter, InstanceNeeds},
+        place::InstanceCreation,
+    },
+    retry::{self, Policy},
+    schedule::{CronParseError, CronSchedule},
+    time::Span,
+};
+
+use crate::db::runs::Run;
+
+/// Reasons why a specification cannot be parsed.
+#[derive(Debug, thiserror::Error)]
+pub enum RunSpecError {
+    #[error("read a stored document")]
+    Document(#[source] serde_json::Error),
+    #[error("read the run's specification: {}", summary(.0))]
+    Specification(Vec<Diagnosis>),
+    #[error("a {kind} is not a run")]
+    NotARun { kind: &'static str },
+    #[error(transparent)]
+    Derive(#[from] job_spec_builder::Error),
+    #[error("read the run's schedule: {0}")]
+    Cron(CronParseError),
+    #[error("the run has no job {job} in replica {replica}")]
+    NoSuchJob { replica: u32, job: u32 },
+}
+
+/// A parsed run specification.
+#[derive(Clone, Debug)]
+pub struct ParsedRunSpec {
+    name: String,
+    configuration: Configuration,
+    properties: ProfileProperties,
+    inherited: InheritedSpec,
+    crons: Option<CronSchedule>,
+    retry: Option<Policy>,
+}
+
+impl ParsedRunSpec {
+    pub fn of(run: &Run) -> Result<Self, RunSpecError> {
+        Self::parse(&run.name, &run.spec)
+    }
+
+    pub fn parse(name: &str, spec: &str) -> Result<Self, RunSpecError> {
+        let spec: Value = serde_json::from_str(spec).map_err(RunSpecError::Document)?;
+        Self::read(name, &spec)
+    }
+
+    pub fn read(name: &str, spec: &Value) -> Result<Self, RunSpecError> {
+        let configuration =
+            Configuration::from_json(&spec["configuration"]).map_err(RunSpecError::Specification)?;
+        let profile: Option<Profile> = match spec.get("profile").filter(|profile| !profile.is_null()) {
+            None => None,
+            Some(sent) => Some(
+                decode(&Node::from_json(sent), DecodeMode::Lenient).map_err(RunSpecError::Specification)?,
+            ),
+        };
+        let own = configuration.profile().ok_or(RunSpecError::NotARun { kind: configuration.kind() })?;
+        let properties = profile.map_or_else(|| own.clone(), |profile| own.or(&profile.properties));
+        let crons = match &properties.schedule {
+            Some(schedule) => {
+                Some(CronSchedule::parse(schedule.cron.0.as_slice()).map_err(RunSpecError::Cron)?)
+            }
+            None => None,
+        };
+        let retry = properties.provisioning.retry.as_ref().and_then(retry_policy);
+        let text = |key: &str| spec[key].as_str().map(str::to_owned);
+        let inherited = InheritedSpec {
+            repo_data: spec.get("repo_data").filter(|v| !v.is_null()).cloned(),
+            repo_code_hash: text("repo_code_hash"),
+            repo_dir: text("repo_dir"),
+            working_dir: text("working_dir"),
+            file_archives: serde_json::from_value(spec["file_archives"].clone()).unwrap_or_default(),
+            images: serde_json::from_value(spec["default_images"].clone()).unwrap_or_default(),
+        };
+        Ok(Self { name: name.to_owned(), configuration, properties, inherited, crons, retry })
+    }
+
+    pub(crate) fn set_name(&mut self, name: &str) {
+        self.name = name.to_owned();
+    }
+
+    pub(crate) fn file_archives(&self) -> &[FileArchive] {
+        &self.inherited.file_archives
+    }
+
+    pub fn configuration(&self) -> &Configuration {
+        &self.configuration
+    }
+
+    /// The run's properties, with those of its profile where the run sets none.
+    pub(crate) fn properties(&self) -> &ProfileProperties {
+        &self.properties
+    }
+
+    pub fn retry(&self) -> Option<&Policy> {
+        self.retry.as_ref()
+    }
+
+    pub fn crons(&self) -> Option<&CronSchedule> {
+        self.crons.as_ref()
+    }
+
+    pub fn priority(&self) -> i64 {
+        self.configuration.run().and_then(|run| run.priority).map_or(0, |priority| priority.get())
+    }
+
+    pub fn stop_criteria(&self) -> StopWhen {
+        match self.properties.stop_criteria {
+            Some(StopCriteria::MasterDone) => StopWhen::MasterDone,
+            Some(StopCriteria::AllDone) | None => StopWhen::AllDone,
+        }
+    }
+
+    /// Names of a service's replica groups, by position.
+    pub fn replica_group_names(&self) -> Vec<String> {
+        job_spec_builder::replica_group_names(&self.configuration)
+    }
+
+    /// The replicas that the run starts with, and the number of jobs of each.
+    pub fn starts(&self) -> Result<Vec<ReplicaStart>, RunSpecError> {
+        let mut starts: Vec<ReplicaStart> = Vec::new();
+        for spec in self.jobs()? {
+            match starts.last_mut().filter(|start| start.replica == spec.replica_num) {
+                Some(start) => start.jobs += 1,
+                None => starts.push(ReplicaStart { replica: spec.replica_num, jobs: 1 }),
+            }
+        }
+        Ok(starts)
+    }
+
+    /// All jobs that the run starts with.
+    pub fn jobs(&self) -> Result<Vec<JobSpec>, RunSpecError> {
+        Ok(job_spec_builder::job_specs(&self.derive_inputs())?)
+    }
+
+    /// The jobs of one replica of each group, for a plan.
+    pub fn plan(&self) -> Result<Vec<JobSpec>, RunSpecError> {
+        Ok(job_spec_builder::plan_specs(&self.derive_inputs())?)
+    }
+
+    /// Returns the specification of one job and its stored document, which also holds what the pipelines need beyond
+    /// the wire format. `group` is set for replicas of services.
+    pub fn job(
+        &self,
+        group: Option<&str>,
+        replica: u32,
+        job: u32,
+    ) -> Result<(JobSpec, String), RunSpecError> {
+        let named = group.and_then(|name| self.replica_group_names().iter().position(|known| known == name));
+        let specs =
+            job_spec_builder::replica_specs(&self.derive_inputs(), named.unwrap_or_default(), replica)?;
+        let spec = specs
+            .into_iter()
+            .find(|spec| spec.job_num == job)
+            .ok_or(RunSpecError::NoSuchJob { replica, job })?;
+        let document = self.document(&spec)?;
+        Ok((spec, document))
+    }
+
+    /// Replica range and scaling of each group of a service.
+    pub fn groups(&self) -> Result<Vec<ReplicaGroupSpec>, RunSpecError> {
+        let Configuration::Service(service) = &self.configuration else { return Ok(Vec::new()) };
+        let mut groups = Vec::new();
+        for (index, name) in self.replica_group_names().into_iter().enumerate() {
+            let replicas = job_spec_builder::replica_range(&self.configuration, index)?;
+            let own = service.groups.as_ref().and_then(|groups| groups.get(index));
+            let scaling = match own {
+                Some(group) => group.scaling.as_ref(),
+                None => service.scaling.as_ref(),
+            };
+            let at_once = service.max_concurrency.and_then(|max| u32::try_from(max.get()).ok());
+            let scaling = scaling.map(|scaling| ScalingPolicy {
+                metric: scaling.metric,
+                at_once,
+                target: scaling.target.0,
+                window: scaling.window.map_or(replicas::DEFAULT_WINDOW, |window| Span::secs(window.0)),
+                up_after: Span::secs(scaling.scale_up_delay.0),
+                down_after: Span::secs(scaling.scale_down_delay.0),
+            });
+            groups.push(ReplicaGroupSpec { name, min: replicas.min, max: replicas.max, scaling });
+        }
+        Ok(groups)
+    }
+
+    /// Limits for the replacement of a service's replicas.
+    pub fn pace(&self) -> RolloutPolicy {
+        let Configuration::Service(service) = &self.configuration else { return RolloutPolicy::default() };
+        let number = |n: i64| u32::try_from(n).unwrap_or_default();
+        service.deployment.as_ref().map_or_else(RolloutPolicy::default, |asked| RolloutPolicy {
+            surge: number(asked.surge.get()),
+            unavailable: number(asked.unavailable.get()),
+            ready_within: Span::secs(asked.ready_within.0),
+            rolls_back: asked.rollback,
+        })
+    }
+
+    /// Renders a job's specification as it is stored.
+    pub fn document(&self, spec: &JobSpec) -> Result<String, RunSpecError> {
+        let mut document = serde_json::to_value(spec).map_err(RunSpecError::Document)?;
+        let order = match self.properties.startup_order {
+            Some(StartupOrder::MasterFirst) => Some("master-first"),
+            Some(StartupOrder::WorkersFirst) => Some("workers-first"),
+            Some(StartupOrder::Any) | None => None,
+        };
+        if let Some(order) = order {
+            document["startup_order"] = order.into();
+        }
+        if let Configuration::DevEnvironment(dev) = &self.configuration
+            && let Some(secs) = dev.inactivity_duration.0
+        {
+            document["inactivity_duration"] = secs.into();
+        }
+        Ok(document.to_string())
+    }
+
+    /// Requirements of a job for its instance.
+    pub fn needs_of(&self, spec: &JobSpec) -> InstanceNeeds {
+        let asked = &spec.requirements;
+        let machines = &self.properties.provisioning;
+        let backends = machines.backends.as_ref();
+        InstanceNeeds {
+            resources: Some(asked.resources.clone()),
+            max_price: asked.max_price.map(Price::dollars),
+            spot: asked.spot,
+            spot_by_default: machines.spot_policy.is_none() && asked.spot == Some(false),
+            backends: backends.map(|list| list.iter().map(|b| b.as_str().to_owned()).collect()),
+            regions: machines.regions.clone(),
+            zones: machines.availability_zones.clone(),
+            instance_types: machines.instance_types.clone(),
+            reservation: asked.reservation.clone(),
+            volumes: Vec::new(),
+            instances: self.properties.instances.as_ref().map(|list| list.0.iter().map(named).collect()),
+            avoid: Vec::new(),
+            avoid_instances: Vec::new(),
+            whole: asked.multinode == Some(true),
+            image: ImageChoice::of(spec),
+        }
+    }
+
+    /// Fleets that the run may use; `None` means any.
+    pub fn fleet_names(&self) -> Option<Vec<String>> {
+        let fleets = self.properties.fleets.as_ref()?;
+        Some(fleets.iter().map(|fleet| fleet.name.clone()).collect())
+    }
+
+    /// Maximum idle time of instances created for the run, if it is set; -1 means without limit.
+    pub fn idle_duration(&self) -> Option<i64> {
+        self.properties.provisioning.idle_duration.0
+    }
+
+    pub fn tags(&self) -> Option<&BTreeMap<String, String>> {
+        self.properties.provisioning.tags.as_ref().map(|tags| &tags.0)
+    }
+
+    pub fn creation(&self) -> InstanceCreation {
+        match self.properties.creation_policy {
+            Some(CreationPolicy::Reuse) => InstanceCreation::Reuse,
+            Some(CreationPolicy::ReuseOrCreate) | None => InstanceCreation::ReuseOrCreate,
+        }
+    }
+
+    fn derive_inputs(&self) -> JobSpecInputs<'_> {
+        JobSpecInputs {
+            run_name: &self.name,
+            configuration: &self.configuration,
+            profile: Some(&self.properties),
+            inherited: &self.inherited,
+            image: None,
+            server_url: None,
+        }
+    }
+}
+
+/// One replica group of a service.
+#[derive(Clone, Debug)]
+pub struct ReplicaGroupSpec {
+    pub name: String,
+    pub min: u32,
+    pub max: u32,
+    pub scaling: Option<ScalingPolicy>,
+}
+
+/// Cache of parsed specifications: a run is processed many times and its specification rarely changes.
+#[derive(Clone, Default)]
+pub struct RunSpecCache(Arc<Mutex<CachedRunSpecs>>);
+
+/// The specification text and its parsed form, by run.
+type CachedRunSpecs = BTreeMap<RunId, (String, Arc<ParsedRunSpec>)>;
+
+/// More active runs than this are rare; beyond it the cache is emptied.
+const CACHED_RUN_SPECS_MAX: usize = 4_096;
+
+impl RunSpecCache {
+    pub fn of(&self, run: &Run) -> Result<Arc<ParsedRunSpec>, RunSpecError> {
+        if let Some((spec, shape)) = self.0.lock().get(&run.id)
+            && *spec == run.spec
+        {
+            return Ok(Arc::clone(shape));
+        }
+        let shape = Arc::new(ParsedRunSpec::of(run)?);
+        let mut known = self.0.lock();
+        if known.len() >= CACHED_RUN_SPECS_MAX {
+            known.clear();
+        }
+        known.insert(run.id, (run.spec.clone(), Arc::clone(&shape)));
+        Ok(shape)
+    }
+
+    /// Removes a finished run.
+    pub fn forget(&self, run: RunId) {
+        self.0.lock().remove(&run);
+    }
+}
+
+fn retry_policy(retry: &RetrySetting) -> Option<Policy> {
+    match retry {
+        RetrySetting::Flag(false) => None,
+        RetrySetting::Flag(true) => Some(Policy::always()),
+        RetrySetting::Policy(retry_policy) => Some(Policy {
+            on_events: retry_policy.on_events.as_ref().map_or_else(
+                || retry::Event::ALL.to_vec(),
+                |events| events.iter().filter_map(|e| e.as_str().parse().ok()).collect(),
+            ),
+            duration: retry_policy.duration.map_or(retry::DURATION_DEFAULT, |d| Span::secs(d.0)),
+            max_total: retry::TOTAL_MAX,
+        }),
+    }
+}
+
+fn named(selector: &InstanceSelector) -> InstanceFilter {
+    match selector {
+        InstanceSelector::Name { name } => InstanceFilter::Name(name.clone()),
+        InstanceSelector::Hostname { hostname } => InstanceFilter::Hostname(hostname.clone()),
+        InstanceSelector::Member { fleet, instance } => {
+            InstanceFilter::Number { fleet: fleet.name.clone(), instance_num: *instance }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Logs, metrics and offers; and empty lists for features that do not exist yet.
+
+use windlass_api::{exports, gpus, logs, metrics, operations::*, server::EmptyRequest, templates};
+
+use crate::{
+    app::App,
+    auth::ProjectScope,
+    error::Result,
+    http::ApiRoutes,
+    services::{SseStream, observability},
+};
+
+pub(super) fn mount(routes: ApiRoutes) -> ApiRoutes {
+    routes
+        .project::<PollLogs, _, _>(poll_logs)
+        .project_events::<StreamLogs, _, _>(stream_logs)
+        .project::<ReadJobMetrics, _, _>(job_metrics)
+        .project::<ReadServiceMetrics, _, _>(service_metrics)
+        .project::<ListGpus, _, _>(list_gpus)
+        .project::<ListExports, _, _>(list_exports)
+        .project::<ListImports, _, _>(list_imports)
+        .project::<ListTemplates, _, _>(list_templates)
+}
+
+async fn poll_logs(app: App, scope: ProjectScope, asked: logs::PollRequest) -> Result<logs::Page> {
+    observability::poll_logs(&app, &scope, &asked).await
+}
+
+async fn stream_logs(
+    app: App,
+    scope: ProjectScope,
+    asked: logs::StreamRequest,
+    last: Option<u64>,
+) -> Result<SseStream<logs::StreamEvent>> {
+    observability::stream_logs(&app, &scope, &asked, last).await
+}
+
+async fn job_metrics(app: App, scope: ProjectScope, asked: metrics::Query) -> Result<metrics::JobMetrics> {
+    observability::job_metrics(&app, &scope, &asked).await
+}
+
+async fn service_metrics(
+    app: App,
+    scope: ProjectScope,
+    asked: metrics::ServiceQuery,
+) -> Result<metrics::ServiceMetrics> {
+    observability::service_metrics(&app, &scope, &asked).await
+}
+
+async fn list_gpus(app: App, scope: ProjectScope, asked: gpus::ListRequest) -> Result<gpus::GpuList> {
+    observability::list_gpus(&app, &scope, &asked).await
+}
+
+async fn list_exports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Exports> {
+    Ok(exports::Exports { exports: Vec::new(), warnings: Vec::new() })
+}
+
+async fn list_imports(_: App, _: ProjectScope, _: EmptyRequest) -> Result<exports::Imports> {
+    Ok(exports::Imports { imports: Vec::new(), warnings: Vec::new() })
+}
+
+async fn list_templates(_: App, _: ProjectScope, _: EmptyRequest) -> Result<Vec<templates::Template>> {
+    Ok(Vec::new())
+}

@@ -1,0 +1,239 @@
+//! Conversion of managed jobs to responses.
+
+use std::collections::HashMap;
+
+use windlass_api::{Document, managed_jobs as wire};
+use windlass_model::{
+    decide::managed_jobs::slots::{SlotLimits, SlotUsage},
+    id::ManagedJobId,
+    managed_job::{
+        PendingKind, Schedule, Status,
+        plan::{self, ManagedJobPlan, RequestedAmount, Shape},
+        reason::{self, AttemptProgress, TaskContext},
+        record::{TaskRecord, job_totals},
+    },
+    run,
+    time::Timestamp,
+};
+
+use crate::{
+    app::App,
+    db::{
+        managed_jobs::{self as rows, AttemptState, JobWithTasks},
+        pipeline_rows::managed_jobs as passes,
+    },
+    error::Result,
+};
+
+/// A job with its stored documents, decoded.
+struct StoredJob {
+    named: JobWithTasks,
+    plan: ManagedJobPlan,
+    records: Vec<TaskRecord>,
+}
+
+impl StoredJob {
+    fn of(named: JobWithTasks) -> Result<Self> {
+        let plan: ManagedJobPlan = serde_json::from_str(&named.job.plan)?;
+        let records = named.tasks.iter().map(|task| serde_json::from_str(&task.record));
+        let records = records.collect::<std::result::Result<_, _>>()?;
+        Ok(Self { named, plan, records })
+    }
+
+    fn run_name(&self, task: u32, attempt: u32) -> String {
+        self.plan.run_name(&self.named.job.id.to_string(), task, attempt)
+    }
+
+    /// Runs that explain why a task waits. `detailed`: also those that explain why it waited before.
+    fn explaining_runs(&self, detailed: bool) -> impl Iterator<Item = String> {
+        let tells = move |record: &TaskRecord| {
+            let launches = record.schedule == Schedule::Launching;
+            let waited = record.status == Status::Pending
+                || matches!(record.status, Status::FailedPrechecks | Status::FailedNoResource);
+            record.attempt > 0 && (launches || (detailed && waited))
+        };
+        let records = (0..).zip(&self.records).filter(move |(_, record)| tells(record));
+        records.map(|(task, record)| self.run_name(task, record.attempt))
+    }
+
+    fn waits_for_slot(&self) -> bool {
+        let waits = |record: &TaskRecord| {
+            matches!(record.status, Status::Pending | Status::Recovering)
+                && record.schedule != Schedule::AliveBackoff
+        };
+        self.records.iter().any(waits)
+    }
+}
+
+/// Data read from the database besides the rows of the jobs, once for all of them.
+#[derive(Default)]
+struct JobContext {
+    slots: Option<(SlotLimits, SlotUsage)>,
+    attempts: HashMap<String, Vec<AttemptState>>,
+}
+
+impl JobContext {
+    async fn of(app: &App, jobs: &[StoredJob], detailed: bool) -> Result<Self> {
+        let mut context = Self::default();
+        if jobs.iter().any(StoredJob::waits_for_slot) {
+            context.slots = Some((app.settings().job_limits, passes::in_use(app.db()).await?));
+        }
+        let telling = jobs.iter().map(|job| (job.named.job.id, job.explaining_runs(detailed)));
+        let (mut ids, mut names): (Vec<ManagedJobId>, Vec<String>) = (Vec::new(), Vec::new());
+        for (id, runs) in telling {
+            let before = names.len();
+            names.extend(runs);
+            if names.len() > before {
+                ids.push(id);
+            }
+        }
+        for state in rows::attempt_states(app.db(), &ids, &names).await? {
+            context.attempts.entry(state.run_name.clone()).or_default().push(state);
+        }
+        Ok(context)
+    }
+
+    /// State of the run of an attempt, with the newest message of its nodes.
+    fn attempt(&self, run: &str) -> AttemptProgress {
+        let Some(nodes) = self.attempts.get(run) else { return AttemptProgress::Unknown };
+        let Some(status) = nodes.first().and_then(|node| node.run_status) else {
+            return AttemptProgress::Unknown;
+        };
+        let said = nodes.iter().rev().find_map(|node| node.said.clone());
+        match status {
+            run::Status::Pending | run::Status::Submitted => {
+                let placed = nodes.iter().any(|node| node.has_instance);
+                if placed { AttemptProgress::Preparing { said } } else { AttemptProgress::Queued { said } }
+            }
+            run::Status::Provisioning | run::Status::Running => AttemptProgress::Preparing { said },
+            run::Status::Terminating => AttemptProgress::Ending,
+            run::Status::Terminated | run::Status::Failed | run::Status::Done => AttemptProgress::Unknown,
+        }
+    }
+
+    fn shortfalls(&self, run: &str) -> Option<&str> {
+        self.attempts.get(run)?.iter().rev().find_map(|node| node.shortfalls.as_deref())
+    }
+}
+
+/// Converts jobs. `detailed`: with every offer that did not fit.
+pub(super) async fn jobs(
+    app: &App,
+    named: Vec<JobWithTasks>,
+    detailed: bool,
+) -> Result<Vec<wire::ManagedJob>> {
+    let now = app.db().now().await?;
+    let jobs = named.into_iter().map(StoredJob::of).collect::<Result<Vec<_>>>()?;
+    let context = JobContext::of(app, &jobs, detailed).await?;
+    jobs.into_iter().map(|stored| job(stored, &context, now)).collect()
+}
+
+fn job(stored: StoredJob, context: &JobContext, now: Timestamp) -> Result<wire::ManagedJob> {
+    let sums = job_totals(&stored.records, now);
+    let total = sums.submitted_at.map(|from| sums.end_at.unwrap_or(now).since(from).as_secs());
+    let tasks: Vec<wire::Task> = (0..)
+        .zip(&stored.records)
+        .map(|(number, record)| task(&stored, context, number, record, now))
+        .collect::<Result<_>>()?;
+    let reasons = tasks.iter().map(|task| (task.name.as_str(), task.reason.as_deref()));
+    let reason = reason::job_reason(reasons);
+    let StoredJob { named: JobWithTasks { job, project_name, user_name, .. }, plan, .. } = stored;
+    Ok(wire::ManagedJob {
+        id: job.id.0,
+        job_id: job.number,
+        name: job.name,
+        project_name,
+        user: user_name,
+        shape: shape(&plan.shape).to_owned(),
+        priority: job.priority,
+        rank: job.rank,
+        num_jobs: job.copies,
+        status: job.status.as_str().to_owned(),
+        schedule_state: job.schedule.as_str().to_owned(),
+        reason,
+        cancel_asked: job.cancel_asked_at.is_some(),
+        created_at: job.submitted_at,
+        submitted_at: sums.submitted_at,
+        end_at: sums.end_at,
+        total_duration: total,
+        job_duration: sums.job_duration.as_secs(),
+        recovery_count: sums.recovery_count,
+        tasks,
+    })
+}
+
+fn shape(of: &Shape) -> &'static str {
+    match of {
+        Shape::Single => "single",
+        Shape::Pipeline => "pipeline",
+        Shape::Dag => "dag",
+        Shape::Group(_) => "group",
+    }
+}
+
+/// Context of a task besides its record.
+fn circumstances(stored: &StoredJob, context: &JobContext, number: u32, record: &TaskRecord) -> TaskContext {
+    let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
+    let is_queued = record.status == Status::Pending && record.pending == Some(PendingKind::Queued);
+    let has_succeeded = |task: u32| {
+        let before = usize::try_from(task).ok().and_then(|task| stored.records.get(task));
+        before.is_some_and(|before| before.status == Status::Succeeded)
+    };
+    let after = of.filter(|_| is_queued).map(|task| task.after.as_slice()).unwrap_or_default();
+    let open = after.iter().copied().filter(|task| !has_succeeded(*task));
+    TaskContext {
+        waits_for: open.map(|task| stored.plan.task_name(task)).collect(),
+        slots: context.slots,
+        attempt: context.attempt(&stored.run_name(number, record.attempt)),
+    }
+}
+
+fn task(
+    stored: &StoredJob,
+    context: &JobContext,
+    number: u32,
+    record: &TaskRecord,
+    now: Timestamp,
+) -> Result<wire::Task> {
+    let of = usize::try_from(number).ok().and_then(|number| stored.plan.tasks.get(number));
+    let newest = stored.run_name(number, record.attempt);
+    let why = context.shortfalls(&newest).map(|text| Document::from_text(text.to_owned())).transpose()?;
+    Ok(wire::Task {
+        task_id: number,
+        name: stored.plan.task_name(number),
+        resources: of.map(resources).unwrap_or_default(),
+        status: record.status.as_str().to_owned(),
+        schedule_state: record.schedule.as_str().to_owned(),
+        pending_kind: record.pending.map(|kind| kind.as_str().to_owned()),
+        reason: reason::reason(record, &circumstances(stored, context, number, record)),
+        last_failure: record.last_failure.clone(),
+        why,
+        submitted_at: record.submitted_at,
+        start_at: record.start_at,
+        end_at: record.end_at,
+        last_recovered_at: record.last_recovered_at,
+        next_retry_at: record.next_retry_at,
+        total_duration: record.total_duration(now).map(windlass_model::time::Span::as_secs),
+        job_duration: record.job_duration(now).as_secs(),
+        recovery_count: record.recovery_count,
+        restarts_on_errors: record.restarts_on_errors,
+        placement: record.placement.as_ref().map(|placement| placement.place.clone()),
+        attempt: record.attempt,
+        runs: (1..=record.attempt).map(|attempt| stored.run_name(number, attempt)).collect(),
+    })
+}
+
+/// Resources that a task requests: `2x H100:8, 4+ CPU, 16 GB, spot`.
+fn resources(task: &plan::TaskPlan) -> String {
+    let Some(first) = task.candidates.first() else { return String::new() };
+    let amount = |amount: &RequestedAmount| format!("{}{}", amount.of, if amount.or_more { "+" } else { "" });
+    let mut parts = Vec::new();
+    parts.extend(first.accelerator.as_ref().map(|gpu| format!("{}:{}", gpu.name, gpu.count)));
+    parts.extend(first.cpus.as_ref().map(|cpus| format!("{} CPU", amount(cpus))));
+    parts.extend(first.memory.as_ref().map(|memory| format!("{} GB", amount(memory))));
+    if first.spot == Some(true) {
+        parts.push("spot".to_owned());
+    }
+    let what = if parts.is_empty() { "any".to_owned() } else { parts.join(", ") };
+    if task.nodes > 1 { format!("{}x {what}", task.nodes) } else { what }
+}

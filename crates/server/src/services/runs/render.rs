@@ -1,0 +1,283 @@
+//! Conversion of runs and jobs to responses.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use windlass_api::{Document, runs as wire};
+use windlass_model::{
+    id::RunId,
+    job::{self, Ending},
+    run::{self, JobSummary},
+    time::Timestamp,
+};
+
+use crate::{
+    db::{
+        jobs::Job,
+        runs::{NamedRun, Run},
+    },
+    error::Result,
+    job_spec_view,
+    run_tracking::{RetryWait, RunTracking},
+};
+
+/// Jobs that a response includes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum IncludedJobs {
+    None,
+    /// The newest submissions of each, up to this number; `None`: all.
+    Newest(Option<i64>),
+}
+
+/// Converts runs. `jobs` is ordered by run, replica, job and submission.
+pub(super) fn runs(rows: Vec<NamedRun>, jobs: Vec<Job>, wanted: IncludedJobs) -> Result<Vec<wire::Run>> {
+    let mut of_run = HashMap::<RunId, Vec<Job>>::new();
+    for job in jobs {
+        of_run.entry(job.run_id).or_default().push(job);
+    }
+    let keep_none = matches!(wanted, IncludedJobs::Newest(Some(0)));
+    rows.into_iter()
+        .map(|row| {
+            let jobs = of_run.remove(&row.run.id).unwrap_or_default();
+            let mut shown = run(row, jobs)?;
+            if keep_none {
+                shown.jobs.iter_mut().for_each(|job| job.job_submissions.clear());
+            }
+            Ok(shown)
+        })
+        .collect()
+}
+
+fn run(row: NamedRun, rows: Vec<Job>) -> Result<wire::Run> {
+    let NamedRun { run, project_name, user_name, fleet_name } = row;
+    let reason: Option<run::TerminationReason> =
+        run.termination_reason.as_deref().and_then(|word| word.parse().ok());
+    let glances = glances(&rows);
+    let cost = rows.iter().map(|job| cost(job, run.last_processed_at)).sum();
+    let retry = retries_no_capacity(run.status, &glances, &rows);
+    let (deployment, scaling, waits) = read_tracking(&run);
+    let message = match (&run.status_message, retry, &waits) {
+        (Some(said), _, _) => said.clone(),
+        (None, _, Some(RetryWait { at: Some(at), .. })) => format!("retrying at {}", truncate_to_second(*at)),
+        (None, true, _) => "retrying".to_owned(),
+        (None, false, _) => match next_start(&run) {
+            Some(next) => next,
+            None => run::status_message(run.status, &glances, None).to_owned(),
+        },
+    };
+    let waits_because = waiting_reason(&run, &rows, &scaling, waits);
+    let jobs = grouped(rows)?;
+    let latest = jobs
+        .iter()
+        .filter_map(|job| job.job_submissions.last())
+        .reduce(|latest, other| if other.submitted_at > latest.submitted_at { other } else { latest })
+        .cloned();
+    Ok(wire::Run {
+        id: run.id.0,
+        project_name,
+        user: user_name,
+        fleet: run.fleet_id.zip(fleet_name).map(|(id, name)| wire::RunFleet { id: id.0, name }),
+        submitted_at: run.submitted_at,
+        last_processed_at: run.last_processed_at,
+        status: run.status.as_str().to_owned(),
+        status_message: message,
+        error: reason.and_then(run::TerminationReason::error).map(str::to_owned),
+        termination_reason: run.termination_reason,
+        run_spec: Document::from_text(run.spec)?,
+        jobs,
+        latest_job_submission: latest,
+        cost,
+        service: run.service.map(Document::from_text).transpose()?,
+        deployment_num: run.deployment_num,
+        deleted: Some(run.deleted),
+        next_triggered_at: run.next_triggered_at,
+        reason: waits_because,
+        deployment,
+        scaling,
+    })
+}
+
+const ASLEEP_MESSAGE: &str = "asleep: nobody asks it anything; the first request wakes it and waits for it";
+
+fn truncate_to_second(at: Timestamp) -> Timestamp {
+    Timestamp::from_secs(at.0.div_euclid(1_000_000))
+}
+
+/// Message of a run that waits for its schedule.
+fn next_start(run: &Run) -> Option<String> {
+    let next = run.next_triggered_at.filter(|_| run.status == run::Status::Pending)?;
+    Some(format!("next start at {}", truncate_to_second(next)))
+}
+
+/// Reason why a run that has not started, or does not continue, waits. `None` if it does not.
+fn waiting_reason(
+    run: &Run,
+    jobs: &[Job],
+    scaling: &[wire::GroupScaling],
+    retry: Option<RetryWait>,
+) -> Option<String> {
+    match run.status {
+        run::Status::Pending => {
+            if let Some(RetryWait { failures, cause, at }) = retry {
+                let next =
+                    at.map(|at| format!("; attempt {} begins at {}", failures + 1, truncate_to_second(at)));
+                return Some(format!("attempt {failures} failed: {cause}{}", next.unwrap_or_default()));
+            }
+            let is_asleep = !scaling.is_empty() && scaling.iter().all(|group| group.desired == 0);
+            let asleep = is_asleep.then(|| ASLEEP_MESSAGE.to_owned());
+            next_start(run).or(asleep)
+        }
+        run::Status::Submitted => {
+            let waiting = jobs.iter().rev().filter(|job| job.status == job::Status::Submitted);
+            let said = waiting.filter_map(|job| job.status_message.as_deref()).next();
+            Some(said.map_or("waits for its turn".to_owned(), |said| format!("no place for it yet: {said}")))
+        }
+        run::Status::Provisioning | run::Status::Running | run::Status::Terminating => None,
+        run::Status::Terminated | run::Status::Failed | run::Status::Done => None,
+    }
+}
+
+/// State of a service's deployment, reasons for the number of replicas of each group, and the failure after which a
+/// pending run waits.
+fn read_tracking(run: &Run) -> (Option<wire::Deployment>, Vec<wire::GroupScaling>, Option<RetryWait>) {
+    // Data that cannot be parsed is ignored instead of failing the response: it only explains.
+    let is_telling = run.service.is_some() || run.status == run::Status::Pending;
+    let tracking = if is_telling { RunTracking::of(run).unwrap_or_default() } else { RunTracking::default() };
+    let deployment = tracking.rollout.map(|one| wire::Deployment {
+        num: one.num,
+        state: one.state.as_str().to_owned(),
+        ready: one.ready,
+        wanted: one.wanted,
+        old: one.old,
+        message: one.said,
+        rolled_back: one.undid.map(|undid| wire::RolledBackDeployment { num: undid.num, message: undid.why }),
+    });
+    let group = |(name, one): (String, windlass_model::decide::replicas::ScalingState)| wire::GroupScaling {
+        group: name,
+        desired: one.desired,
+        message: one.said,
+    };
+    let retry = tracking.retry.filter(|_| run.status == run::Status::Pending);
+    (deployment, tracking.groups.into_iter().map(group).collect(), retry)
+}
+
+/// Each job once: its latest status, and the reason of its latest ended submission.
+fn glances(rows: &[Job]) -> Vec<JobSummary> {
+    rows.chunk_by(|a, b| (a.replica_num, a.job_num) == (b.replica_num, b.job_num))
+        .filter_map(|submissions| {
+            let latest = submissions.last()?;
+            let ended = submissions.iter().rev().find(|job| job.finished);
+            Some(JobSummary {
+                status: latest.status,
+                last_ended: ended.and_then(|job| job.termination_reason.as_deref()?.parse().ok()),
+            })
+        })
+        .collect()
+}
+
+/// Returns whether a lack of capacity is retried. The policy is inside the job's spec, which is parsed only if a job
+/// lacked capacity.
+fn retries_no_capacity(status: run::Status, glances: &[JobSummary], rows: &[Job]) -> bool {
+    #[derive(Deserialize)]
+    struct Spec {
+        retry: Option<Retry>,
+    }
+    #[derive(Deserialize)]
+    struct Retry {
+        on_events: Vec<String>,
+    }
+    let lacked =
+        |glance: &JobSummary| glance.last_ended == Some(job::TerminationReason::FailedToStartDueToNoCapacity);
+    matches!(status, run::Status::Pending | run::Status::Submitted)
+        && glances.iter().any(lacked)
+        && rows.iter().any(|job| {
+            serde_json::from_str::<Spec>(&job.job_spec)
+                .ok()
+                .and_then(|spec| spec.retry)
+                .is_some_and(|retry| retry.on_events.iter().any(|event| event == "no-capacity"))
+        })
+}
+
+fn grouped(rows: Vec<Job>) -> Result<Vec<wire::Job>> {
+    let mut jobs: Vec<((i64, i64), wire::Job)> = Vec::new();
+    for mut row in rows {
+        let key = (row.replica_num, row.job_num);
+        let not_ready = not_ready(&row);
+        let spec = Document::from_text(std::mem::take(&mut row.job_spec))?;
+        let connection = row.connection_info.take().map(Document::from_text).transpose()?;
+        let submission = submission(row, not_ready)?;
+        match jobs.last_mut() {
+            // The newest submission has the current spec of the job.
+            Some((last, job)) if *last == key => {
+                job.job_spec = spec;
+                job.job_connection_info = connection;
+                job.job_submissions.push(submission);
+            }
+            _ => jobs.push((
+                key,
+                wire::Job {
+                    job_spec: spec,
+                    job_submissions: vec![submission],
+                    job_connection_info: connection,
+                },
+            )),
+        }
+    }
+    Ok(jobs.into_iter().map(|(_, job)| job).collect())
+}
+
+fn submission(row: Job, not_ready: Option<String>) -> Result<wire::JobSubmission> {
+    let ending = row.ending();
+    let computed = || not_ready.unwrap_or_else(|| job::status_message(row.status, ending.as_ref()));
+    let inactive = row.inactive_since.map(|since| row.last_processed_at.since(since).as_secs().max(0));
+    Ok(wire::JobSubmission {
+        id: row.id.0,
+        submission_num: row.submission_num,
+        deployment_num: row.deployment_num,
+        submitted_at: row.submitted_at,
+        last_processed_at: row.last_processed_at,
+        finished_at: row.finished_at,
+        inactivity_secs: inactive,
+        status: row.status.as_str().to_owned(),
+        status_message: row.status_message.unwrap_or_else(computed),
+        error: ending.as_ref().and_then(Ending::error).map(str::to_owned),
+        termination_reason: row.termination_reason,
+        termination_reason_message: row.termination_message,
+        exit_status: row.exit_status,
+        job_provisioning_data: row.provisioning.map(Document::from_text).transpose()?,
+        job_runtime_data: row.runtime.map(Document::from_text).transpose()?,
+        image_pull_progress: row.pull_progress.map(Document::from_text).transpose()?,
+        queue_position: None,
+        why: row.shortfalls.map(Document::from_text).transpose()?,
+        probes: row.probes.as_deref().map(serde_json::from_str).transpose()?.unwrap_or_default(),
+    })
+}
+
+/// Probe for which a running replica waits before it receives requests.
+fn not_ready(row: &Job) -> Option<String> {
+    // Most jobs have no probes, and lists of jobs are long: their specifications are not parsed for this.
+    let has_probes = row.job_spec.contains("\"probes\":[{");
+    if row.status != job::Status::Running || row.replica_registered || !has_probes {
+        return None;
+    }
+    job_spec_view::readiness_wait(row).map(|what| format!("not ready: {what}"))
+}
+
+/// Cost of the instance while the submission had it. Only for submissions that the response includes.
+fn cost(job: &Job, now: Timestamp) -> f64 {
+    #[derive(Deserialize)]
+    struct PricedInstance {
+        #[serde(default)]
+        price: f64,
+    }
+    let Some(priced) =
+        job.provisioning.as_deref().and_then(|text| serde_json::from_str::<PricedInstance>(text).ok())
+    else {
+        return 0.0;
+    };
+    let from = job.provisioned_at.unwrap_or(job.submitted_at);
+    let until = job.finished_at.unwrap_or_else(|| now.max(job.last_processed_at));
+    #[expect(clippy::cast_precision_loss, reason = "money is shown to cents, hours are small")]
+    let hours = until.since(from).0.max(0) as f64 / 3.6e9;
+    priced.price * hours
+}
