@@ -264,7 +264,7 @@ fn skip_item(tokens: &[TokenTree], at: usize) -> usize {
     let ends = |token: &TokenTree| match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
         TokenTree::Punct(punct) => punct.as_char() == ';' || punct.as_char() == ',',
-        _ => false,
+        TokenTree::Ident(_) | TokenTree::Literal(_) => false,
     };
     tokens.iter().skip(at).position(ends).map_or(tokens.len(), |ahead| at + ahead + 1)
 }
@@ -273,7 +273,7 @@ fn words(group: &Group) -> Vec<String> {
     let idents = group.stream().into_iter().filter_map(|token| match token {
         TokenTree::Ident(ident) => Some(vec![ident.to_string()]),
         TokenTree::Group(inner) => Some(words(&inner)),
-        _ => None,
+        TokenTree::Punct(_) | TokenTree::Literal(_) => None,
     });
     idents.flatten().collect()
 }

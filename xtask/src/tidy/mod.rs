@@ -10,6 +10,7 @@ mod licences;
 mod pipelines;
 mod security;
 mod sources;
+mod words;
 
 use anyhow::{Result, ensure};
 
@@ -23,6 +24,7 @@ type Check = fn(&Workspace) -> Result<Problems>;
 const CHECKS: &[(&str, Check)] = &[
     ("dependency edges stay within the table of ARCHITECTURE.md", crate_edges::check),
     ("modules have telling names", sources::check_names),
+    ("types and comments use plain words", words::check),
     ("source files fit in a head", sources::check_lengths),
     ("SQL lives in db/", sources::check_sql_location),
     ("db/ calls nobody over the network", sources::check_db_imports),
@@ -79,6 +81,11 @@ mod tests {
     #[test]
     fn modules_have_telling_names() {
         holds(sources::check_names);
+    }
+
+    #[test]
+    fn types_and_comments_use_plain_words() {
+        holds(words::check);
     }
 
     #[test]
