@@ -178,14 +178,14 @@ fn problems(texts: &[Text]) -> Problems {
     problems
 }
 
-/// Returns whether the phrase occurs as whole words, ignoring case.
+/// Returns whether the phrase occurs as whole words, ignoring case. A name in brackets or backticks is not a word: `nobody` is an account.
 fn contains(text: &str, phrase: &str) -> bool {
     let text = text.to_lowercase();
-    let is_letter = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || char == '_');
+    let joins = |char: Option<char>| char.is_some_and(|char| char.is_alphanumeric() || "_`[".contains(char));
     text.match_indices(phrase).any(|(at, found)| {
         let (before, after) =
             (text.get(..at).unwrap_or_default(), text.get(at + found.len()..).unwrap_or_default());
-        !is_letter(before.chars().next_back()) && !is_letter(after.chars().next())
+        !joins(before.chars().next_back()) && !joins(after.chars().next())
     })
 }
 

@@ -208,7 +208,7 @@ fn a_job_whose_instance_was_never_ready_ends_without_asking_it() {
         handed_over: false,
         ..job(TerminationReason::TerminatedByUser)
     };
-    let expect = "released-terminated (terminated_by_user), instance Ends";
+    let expect = "released-terminated (terminated_by_user), instance Ended";
     check(&early, LogDrain::NotAsked, TaskPresence::NotAsked, expect);
     let told = TerminatingJobView { handed_over: true, ..early };
     check(&told, LogDrain::NotAsked, TaskPresence::NotAsked, "remove, for its container to go, again in 0 s");
