@@ -70,7 +70,7 @@ impl Engine {
     }
 
     /// Explains why the engine no longer responds: a cause of failed tests that is not a bug in them.
-    pub(crate) fn hang(&self) -> Option<String> {
+    pub(crate) fn explain_hang(&self) -> Option<String> {
         let host = format!("unix://{}", self.socket.display());
         if process::succeeds("timeout", &[HANG_TIMEOUT, "docker", "--host", &host, "network", "ls"]) {
             return None;
@@ -160,7 +160,7 @@ mod tests {
     fn a_private_docker_engine_answers_shows_its_stacks_and_leaves_nothing_behind() {
         // Two engines that set up one firewall at the same time fail: the engine of the other tests has it.
         let engine = Engine::start_with(&["--iptables=false", "--ip6tables=false"]).unwrap();
-        assert_eq!(engine.hang(), None);
+        assert_eq!(engine.explain_hang(), None);
         assert!(engine.stacks().unwrap().contains("goroutine 1 "));
         let (socket, home) = (engine.socket.clone(), engine.home.path().to_owned());
         assert!(answers(&socket));

@@ -72,7 +72,7 @@ const INTERNAL_MACROS: &[&str] = &[
 const LOG_MACROS: &[&str] = &["trace", "debug", "info", "warn", "error", "event"];
 const CLI_DERIVES: &[&str] = &["Parser", "Args", "Subcommand", "ValueEnum"];
 /// Macros that define configuration types: their doc comments are the descriptions of fields.
-const SCHEMA_MACROS: &[&str] = &["config_struct", "config_enum", "table", "fields"];
+const SCHEMA_MACROS: &[&str] = &["table"];
 
 /// `cargo xtask texts [WORD]`: prints all texts that users or operators see, or those that contain the word.
 pub(crate) fn run(workspace: &Workspace, mut args: Args) -> Result<()> {
@@ -113,15 +113,15 @@ pub(crate) fn product(workspace: &Workspace) -> Result<Vec<Text>> {
 pub(crate) fn of_source(path: &str, source: &str) -> Result<Vec<Text>> {
     let tokens: TokenStream = source.parse().ok().with_context(|| format!("read the tokens of `{path}`"))?;
     let mut reader = Reader { path, texts: Vec::new() };
-    // SQL is not prose, and the usage text of a binary is classified as `Help` by its position.
+    // SQL is not prose.
     let literals = (!path.contains("/src/db/")).then_some(Kind::Message);
-    reader.read(tokens, Surroundings { docs: Kind::Doc, literals });
+    reader.read(tokens, TextKinds { docs: Kind::Doc, literals });
     Ok(reader.texts)
 }
 
 /// The kinds of doc comments and literals in the current context.
 #[derive(Clone, Copy)]
-struct Surroundings {
+struct TextKinds {
     docs: Kind,
     /// `None` where literals are not visible to users.
     literals: Option<Kind>,
@@ -133,7 +133,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn read(&mut self, tokens: TokenStream, around: Surroundings) {
+    fn read(&mut self, tokens: TokenStream, around: TextKinds) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut docs = around.docs;
         let mut at = 0;
@@ -167,7 +167,7 @@ impl Reader<'_> {
                             if bang.as_char() == '!' =>
                         {
                             at += 2;
-                            self.read(group.stream(), inside_macro(&name, Surroundings { docs, ..around }));
+                            self.read(group.stream(), inside_macro(&name, TextKinds { docs, ..around }));
                         }
                         _ => {}
                     }
@@ -178,7 +178,7 @@ impl Reader<'_> {
                     }
                 }
                 TokenTree::Group(group) => {
-                    self.read(group.stream(), Surroundings { docs, ..around });
+                    self.read(group.stream(), TextKinds { docs, ..around });
                     if group.delimiter() == Delimiter::Brace {
                         docs = around.docs;
                     }
@@ -204,7 +204,7 @@ impl Reader<'_> {
             }
             ("test", _) => Attribute::Test,
             ("error", Some(TokenTree::Group(of))) => {
-                self.read(of.stream(), Surroundings { docs, literals: Some(Kind::Error) });
+                self.read(of.stream(), TextKinds { docs, literals: Some(Kind::Error) });
                 Attribute::Other
             }
             ("derive", Some(TokenTree::Group(of))) => {
@@ -218,7 +218,7 @@ impl Reader<'_> {
                 }
             }
             ("arg" | "command", Some(TokenTree::Group(of))) => {
-                self.read(of.stream(), Surroundings { docs, literals: Some(Kind::Help) });
+                self.read(of.stream(), TextKinds { docs, literals: Some(Kind::Help) });
                 Attribute::Other
             }
             _ => Attribute::Other,
@@ -247,13 +247,13 @@ enum Attribute {
     Other,
 }
 
-fn inside_macro(name: &str, around: Surroundings) -> Surroundings {
+fn inside_macro(name: &str, around: TextKinds) -> TextKinds {
     if LOG_MACROS.contains(&name) {
-        Surroundings { literals: Some(Kind::Log), ..around }
+        TextKinds { literals: Some(Kind::Log), ..around }
     } else if INTERNAL_MACROS.contains(&name) {
-        Surroundings { literals: None, ..around }
+        TextKinds { literals: None, ..around }
     } else if SCHEMA_MACROS.contains(&name) {
-        Surroundings { docs: Kind::Schema, ..around }
+        TextKinds { docs: Kind::Schema, ..around }
     } else {
         around
     }

@@ -180,7 +180,7 @@ fn tests(context: &mut TestContext) -> Result<LevelOutcome> {
     };
     let repeat: Vec<String> = tests.iter().filter(|test| test.failed).map(TestResult::repeat).collect();
     let (all, failed) = (tests.len(), repeat.len());
-    if let Some(hang) = context.engine.as_ref().filter(|_| failed > 0).and_then(Engine::hang) {
+    if let Some(hang) = context.engine.as_ref().filter(|_| failed > 0).and_then(Engine::explain_hang) {
         output::print_message(&hang);
     }
     Ok(LevelOutcome {
